@@ -1,0 +1,36 @@
+# Two commands: `make demo` and `make test`. Each does all of its set-up; a
+# second run costs nothing. `make extras` adds what only some tests need.
+.PHONY: help demo test extras build setup install clean
+.DEFAULT_GOAL := help
+
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+
+help:
+	@echo "make demo     train a classifier of handwritten digits on two ranks, and write its report"
+	@echo "make test     build everything and run every test"
+	@echo "make extras   set up what only some tests need: Python's PyTorch, Chromium"
+	@echo "make build    build only; the programs land in build/bin/"
+	@echo "make install  install the programs and the CMake package under PREFIX=$(PREFIX)"
+
+setup:
+	@setup/packages.sh
+
+build: setup
+	@setup/build.sh $(JOBS)
+
+demo: build
+	@setup/demo.sh
+
+test: build
+	@echo "test: running every test (labels: unit ranks procs browser pytorch gpu)"
+	@ctest --test-dir build --output-on-failure --no-tests=error
+
+extras: setup
+	@setup/extras.sh
+
+install: build
+	@cmake --install build --prefix $(PREFIX)
+
+clean:
+	@rm -rf build

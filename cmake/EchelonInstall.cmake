@@ -1,0 +1,1 @@
+# Installed package: filled by cmake --install.

@@ -1,0 +1,43 @@
+# LibTorch from a wheel, without its own CMake package: that one asks for a CUDA
+# toolkit. Defines the target echelon_libtorch and ECHELON_WITH_TORCH.
+set(ECHELON_WITH_TORCH OFF)
+if(ECHELON_LIBTORCH)
+  if(NOT EXISTS "${ECHELON_LIBTORCH}/lib/libtorch_cpu.so")
+    message(FATAL_ERROR
+      "ECHELON_LIBTORCH=${ECHELON_LIBTORCH} has no lib/libtorch_cpu.so")
+  endif()
+  set(ECHELON_WITH_TORCH ON)
+  file(STRINGS "${ECHELON_LIBTORCH}/include/torch/headeronly/version.h" _lines
+    REGEX "define TORCH_VERSION_(MAJOR|MINOR) ")
+  if(NOT "${_lines}" MATCHES "MAJOR 2.*MINOR 11")
+    message(FATAL_ERROR
+      "Echelon is built against LibTorch 2.11; ${ECHELON_LIBTORCH} has: ${_lines}")
+  endif()
+
+  # The wheels put CUDA's and NCCL's headers and libraries beside torch/.
+  cmake_path(GET ECHELON_LIBTORCH PARENT_PATH ECHELON_WHEELS)
+  add_library(echelon_libtorch INTERFACE)
+  target_include_directories(echelon_libtorch SYSTEM INTERFACE
+    "$<BUILD_INTERFACE:${ECHELON_LIBTORCH}/include>"
+    "$<BUILD_INTERFACE:${ECHELON_LIBTORCH}/include/torch/csrc/api/include>")
+  target_compile_definitions(echelon_libtorch INTERFACE
+    NDEBUG USE_DISTRIBUTED USE_C10D_GLOO FMT_HEADER_ONLY)
+  target_link_libraries(echelon_libtorch INTERFACE
+    "$<BUILD_INTERFACE:${ECHELON_LIBTORCH}/lib/libtorch_cpu.so>"
+    "$<BUILD_INTERFACE:${ECHELON_LIBTORCH}/lib/libc10.so>")
+  target_link_options(echelon_libtorch INTERFACE
+    "$<BUILD_INTERFACE:LINKER:--as-needed,--disable-new-dtags>"
+    "$<BUILD_INTERFACE:LINKER:-rpath,${ECHELON_LIBTORCH}/lib>"
+    "$<BUILD_INTERFACE:LINKER:-rpath-link,${ECHELON_WHEELS}/nvidia/cu13/lib>")
+  add_library(echelon::libtorch ALIAS echelon_libtorch)
+
+  # One precompiled header for the whole training wing.
+  file(WRITE "${PROJECT_BINARY_DIR}/echelon_pch.cpp.in" "")
+  configure_file("${PROJECT_BINARY_DIR}/echelon_pch.cpp.in"
+    "${PROJECT_BINARY_DIR}/echelon_pch.cpp" COPYONLY)
+  add_library(echelon_pch OBJECT "${PROJECT_BINARY_DIR}/echelon_pch.cpp")
+  target_link_libraries(echelon_pch PRIVATE echelon_libtorch)
+  target_precompile_headers(echelon_pch PRIVATE <torch/torch.h>)
+else()
+  message(STATUS "ECHELON_LIBTORCH is empty: only the plain wing is built")
+endif()

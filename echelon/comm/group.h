@@ -1,0 +1,135 @@
+// The communicator along one mesh axis, and its plain collectives. The ones
+// that autograd differentiates are in differentiable.h.
+#pragma once
+
+#include <torch/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/work.h"
+
+namespace echelon {
+
+enum class ReduceOp { sum, avg, min, max };
+
+/// How one call is made. `label` names what it is for ("bucket 0") in the
+/// timeline and in every error.
+struct Call {
+  std::string label;
+  bool async = false;  // return at once; the caller waits on the Work
+};
+
+/// One message of a batch: `send` true sends `tensor` to `peer`.
+struct PeerMessage {
+  bool send = true;
+  torch::Tensor tensor;
+  int peer = 0;
+  int tag = 0;
+};
+
+/// A communicator. Every rank of the group makes the same calls in the same
+/// order; send and recv are made by the two peers alone. Tensors are contiguous
+/// and on the world's device. A group of size 1 costs nothing: results are the
+/// inputs. Copies share the communicator. One thread of a rank calls at a time.
+///
+/// All calls throw ConfigError for arguments that are wrong on this rank alone
+/// (before anything is sent) and CommError as Work::wait does. After a CommError
+/// the group cannot be used.
+class Group {
+ public:
+  int rank() const;                      // in [0, size)
+  int size() const;
+  const std::string& axis() const;       // "world", "dp_replicate", …
+  const std::vector<int>& ranks() const; // world ranks, by group rank
+
+  /// tensor [*] <- reduction over the group, in place.
+  Work all_reduce(
+      const torch::Tensor& tensor,
+      ReduceOp op = ReduceOp::sum,
+      const Call& call = {}) const;
+  /// output [size * numel(input)], in rank order, <- every rank's input.
+  Work all_gather(
+      const torch::Tensor& output,
+      const torch::Tensor& input,
+      const Call& call = {}) const;
+  /// output [numel(input) / size] <- this rank's slice of the reduction.
+  Work reduce_scatter(
+      const torch::Tensor& output,
+      const torch::Tensor& input,
+      ReduceOp op = ReduceOp::sum,
+      const Call& call = {}) const;
+  /// Slice i of input goes to rank i; slice j of output comes from rank j.
+  /// Slices are cut along dim 0: equal ones, or with the given sizes.
+  Work all_to_all(
+      const torch::Tensor& output,
+      const torch::Tensor& input,
+      const std::vector<int64_t>& output_splits = {},
+      const std::vector<int64_t>& input_splits = {},
+      const Call& call = {}) const;
+  /// tensor <- that of group rank `source`.
+  Work broadcast(
+      const torch::Tensor& tensor, int source, const Call& call = {}) const;
+  /// tensor of `destination` <- reduction; the others' is unspecified.
+  Work reduce(
+      const torch::Tensor& tensor,
+      int destination,
+      ReduceOp op = ReduceOp::sum,
+      const Call& call = {}) const;
+  /// outputs (one per rank, on `destination` alone; empty elsewhere) <- inputs.
+  Work gather(
+      const std::vector<torch::Tensor>& outputs,
+      const torch::Tensor& input,
+      int destination,
+      const Call& call = {}) const;
+  /// output <- inputs[rank] of `source` (empty elsewhere).
+  Work scatter(
+      const torch::Tensor& output,
+      const std::vector<torch::Tensor>& inputs,
+      int source,
+      const Call& call = {}) const;
+
+  Work send(
+      const torch::Tensor& tensor,
+      int destination,
+      int tag = 0,
+      const Call& call = {}) const;
+  Work recv(
+      const torch::Tensor& tensor,
+      int source,
+      int tag = 0,
+      const Call& call = {}) const;
+  /// All of them at once: order does not matter, no deadlock among peers that
+  /// each send before they receive.
+  Work batch_send_recv(
+      const std::vector<PeerMessage>& messages, const Call& call = {}) const;
+
+  /// Coalesced: one operation for a list of tensors of one dtype.
+  Work all_reduce(
+      const std::vector<torch::Tensor>& tensors,
+      ReduceOp op = ReduceOp::sum,
+      const Call& call = {}) const;
+  Work all_gather(
+      const std::vector<torch::Tensor>& outputs,
+      const std::vector<torch::Tensor>& inputs,
+      const Call& call = {}) const;
+  Work reduce_scatter(
+      const std::vector<torch::Tensor>& outputs,
+      const std::vector<torch::Tensor>& inputs,
+      ReduceOp op = ReduceOp::sum,
+      const Call& call = {}) const;
+
+  /// Returns when every rank of the group has called it.
+  void barrier(const Call& call = {}) const;
+
+  struct Impl;
+  explicit Group(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  /// For the other files of comm/, which name c10d's types.
+  Impl& impl() const { return *impl_; }
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,29 @@
+// Settings of the communicator. Free of LibTorch: the command line checks them.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace echelon {
+
+namespace config { class Section; }
+
+enum class BackendKind {
+  automatic,  // nccl with a GPU per rank, local on one host, gloo otherwise
+  local,      // ranks of one host, through their shared memory
+  gloo,       // CPU tensors over any network
+  nccl,       // GPU tensors
+};
+
+struct CommOptions {
+  BackendKind backend = BackendKind::automatic;
+  /// A collective that takes longer fails on every rank that is in it.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// Compare operation, shape and dtype across ranks before each collective.
+  /// `local` always does; on the others it costs a round trip to the store.
+  bool check_collectives = false;
+};
+
+void bind(config::Section& section, CommOptions& options);  // [comm]
+
+}  // namespace echelon

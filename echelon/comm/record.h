@@ -1,0 +1,52 @@
+// The last collectives of a rank: what every error about a hang is written from.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+/// One collective as this rank saw it.
+struct CollectiveRecord {
+  uint64_t sequence = 0;         // of its group, from 0
+  std::string operation;         // "all_reduce"
+  std::string axis;              // the group's
+  std::string label;             // "bucket 0", or empty
+  std::vector<int64_t> shape;    // of the (first) input
+  std::string dtype;             // "float32"
+  int64_t bytes = 0;             // of this rank's input
+  int64_t begin_ns = 0;          // steady clock
+  int64_t end_ns = 0;            // 0 while it runs
+  bool failed = false;
+};
+
+/// The last 1,024 collectives of one rank, in order of their start. Thread-safe.
+class History {
+ public:
+  static constexpr size_t kCapacity = 1024;
+
+  /// Returns a ticket for end(); tickets count all collectives of the rank.
+  uint64_t begin(CollectiveRecord record);
+  void end(uint64_t ticket, bool failed = false);
+
+  /// Oldest first.
+  std::vector<CollectiveRecord> snapshot() const;
+  /// Collectives begun since the start, also those no longer kept.
+  uint64_t count() const;
+
+  /// Called with each record when it ends, from the thread that ended it; the
+  /// trainer's timeline listens. Null removes it.
+  void on_end(std::function<void(const CollectiveRecord&)> listener);
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<CollectiveRecord> ring_;
+  uint64_t next_ = 0;
+  std::shared_ptr<std::function<void(const CollectiveRecord&)>> listener_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,76 @@
+// This rank's membership in the job: who am I, how many are we, on which device.
+#pragma once
+
+#include <torch/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/group.h"
+#include "echelon/comm/options.h"
+#include "echelon/comm/record.h"
+
+namespace echelon {
+
+/// A rank's membership. Moves, does not copy; groups keep alive what they need.
+/// Destroying it leaves the job.
+class World {
+ public:
+  /// From the launcher's environment: `echelon run`, torchrun, srun or mpirun
+  /// (see environment.h for the variables); without any, one process alone.
+  /// Every rank calls this; returns when all have met. Throws ConfigError for
+  /// variables that contradict each other, CommError when the others do not
+  /// come: the message names the missing ranks and the master's address.
+  static World from_environment(const CommOptions& options = {});
+  /// One process, no peers.
+  static World alone(const CommOptions& options = {});
+
+  World(World&&) noexcept;
+  World& operator=(World&&) noexcept;
+  ~World();
+
+  int rank() const;
+  int size() const;
+  int local_rank() const;        // among the ranks of this host
+  int local_size() const;
+  int node_rank() const;
+  /// How often the job was restarted; part of every key in the store.
+  int generation() const;
+  /// This rank's device: cuda:<local_rank> with the nccl backend, else the CPU.
+  torch::Device device() const;
+  /// "local", "gloo" or "nccl": what carries this world's tensors.
+  std::string backend() const;
+  const CommOptions& options() const;
+
+  /// All ranks, axis "world".
+  const Group& group() const;
+  /// The group of `ranks` (world ranks). Every rank of the world calls this, in
+  /// the same order, members or not; a rank outside gets a group of size 1.
+  Group new_group(const std::string& axis, const std::vector<int>& ranks);
+
+  /// The last collectives of this rank, on all of its groups.
+  const History& history() const;
+
+  /// A small value from each rank, by rank: host names, versions, counts.
+  /// Through the store, for set-up. Every rank calls this.
+  std::vector<std::string> exchange(const std::string& value);
+
+  struct Impl;
+  explicit World(std::unique_ptr<Impl> impl);
+  Impl& impl() const { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Runs `body` on `num_ranks` threads of this process, each with a World of its
+/// own, and returns when all have ended. The first error (by time) is rethrown
+/// with its rank in front; the other ranks' collectives then fail at once.
+void run_ranks(
+    int num_ranks,
+    const std::function<void(World&)>& body,
+    const CommOptions& options = {});
+
+}  // namespace echelon

@@ -1,0 +1,43 @@
+// Settings of the data. Free of LibTorch: the command line checks them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+namespace config { class Section; }
+
+enum class BadImage { error, skip };       // what a broken image does
+enum class Crop { center, random_resized };  // how an image gets its size
+
+struct DataOptions {
+  std::string name = "digits";  // digits | dummy | tensors | images
+  std::string path;             // tensors: a .safetensors file; images: a folder
+  bool shuffle = true;          // a new order each epoch, from train.seed
+  /// Part of the samples that is held out to measure accuracy, the last of the
+  /// seeded order; 0 holds nothing out.
+  double holdout = 0.2;
+  std::string holdout_path;     // a file or folder of its own instead
+  int64_t workers = 2;          // threads per rank that prepare batches
+  int64_t prefetch = 2;         // batches ready ahead
+
+  // dummy
+  int64_t samples = 10000;
+  std::vector<int64_t> shape = {3, 224, 224};  // channels, height, width
+  int64_t classes = 10;
+
+  // images
+  int64_t image_size = 224;     // height and width after the crop
+  Crop crop = Crop::center;     // in training; held-out images use center
+  bool flip = false;            // left-right, half of the time, in training
+  std::vector<double> mean = {0.485, 0.456, 0.406};
+  std::vector<double> std = {0.229, 0.224, 0.225};
+  BadImage bad_image = BadImage::error;
+  int64_t max_image_pixels = 178956970;  // more is refused before decoding
+};
+
+void bind(config::Section& section, DataOptions& options);  // [data]
+
+}  // namespace echelon

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Debian packages that the build needs. As root they are installed; as another
+# user a missing one ends the set-up with the command that installs it.
+set -euo pipefail
+
+packages=(
+  g++ cmake ninja-build ccache make git ca-certificates
+  python3 python3-venv python3-pip unzip
+  libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev
+  libturbojpeg0-dev libjpeg62-turbo-dev libpng-dev
+  libgtest-dev libgmock-dev
+)
+
+missing=()
+for package in "${packages[@]}"; do
+  if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null |
+    grep -q 'ok installed'; then
+    missing+=("$package")
+  fi
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if [ "$(id -u)" -ne 0 ]; then
+  echo "set-up: these Debian packages are missing: ${missing[*]}" >&2
+  echo "set-up: install them with: sudo apt-get install ${missing[*]}" >&2
+  exit 1
+fi
+echo "set-up: installing Debian packages: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+  tail -n 20 "$log" >&2
+  echo "set-up: apt-get could not install the packages above" >&2
+  exit 1
+fi

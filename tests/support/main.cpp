@@ -1,0 +1,31 @@
+// The main of every test program: exits 77 (skipped, for CTest) when each of
+// its tests was skipped, after printing why.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <iostream>
+#include <set>
+#include <string>
+
+int main(int argc, char** argv) {
+  testing::InitGoogleMock(&argc, argv);
+  const int result = RUN_ALL_TESTS();
+  const auto& unit = *testing::UnitTest::GetInstance();
+  if (result != 0 || unit.skipped_test_count() == 0) {
+    return result;
+  }
+  std::set<std::string> reasons;
+  for (int i = 0; i < unit.total_test_suite_count(); ++i) {
+    const auto* suite = unit.GetTestSuite(i);
+    for (int j = 0; j < suite->total_test_count(); ++j) {
+      const auto* test = suite->GetTestInfo(j)->result();
+      for (int k = 0; test->Skipped() && k < test->total_part_count(); ++k) {
+        reasons.insert(test->GetTestPartResult(k).message());
+      }
+    }
+  }
+  for (const auto& reason : reasons) {
+    std::cout << "skipped: " << reason << "\n";
+  }
+  return unit.skipped_test_count() == unit.test_to_run_count() ? 77 : result;
+}
