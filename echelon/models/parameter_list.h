@@ -1,0 +1,71 @@
+// What a model consists of, without building it: the name, shape and first
+// value of every parameter and buffer. Free of LibTorch, so that the command
+// line can check a weights file before any rank starts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/models/options.h"
+
+namespace echelon {
+
+/// The distribution that a tensor's first value is drawn from.
+struct InitialValue {
+  enum class Kind {
+    constant,  // every element is `value`
+    uniform,   // between -value and value
+    normal,    // mean 0, standard deviation `value`
+  };
+  Kind kind = Kind::constant;
+  double value = 0.0;
+  bool operator==(const InitialValue&) const = default;
+};
+
+/// One named tensor of a model.
+struct ParameterInfo {
+  enum class Kind {
+    parameter,  // trained
+    buffer,     // running statistics and counters: saved, not trained
+  };
+  std::string name;  // as torchvision spells it, "layer1.0.bn1.weight"
+  std::vector<int64_t> shape;  // empty: one number
+  Kind kind = Kind::parameter;
+  std::string dtype;  // float32 | float64 | int64
+  InitialValue initial;
+
+  int64_t num_elements() const;
+};
+
+/// The names that ModelOptions::name may have.
+const std::vector<std::string>& model_names();
+
+/// Every parameter and buffer of the model, in the order of a state dict: a
+/// module's parameters, then its buffers, then its children.
+///
+///   options      name, hidden, dtype are read; `classes` here is not
+///   input_shape  one sample, without the batch: channels, height, width;
+///                for "mlp" any shape, which it flattens
+///   classes      outputs of the last layer, 1 or more
+///
+/// Throws ConfigError, with the numbers, for an unknown model or dtype, a shape
+/// that is not an image, an image too small for the model's poolings, or a
+/// tensor whose number of elements overflows.
+std::vector<ParameterInfo> list_parameters(
+    const ModelOptions& options,
+    const std::vector<int64_t>& input_shape,
+    int64_t classes);
+
+/// Depth of each of the four groups of residual blocks, and their type.
+/// Source: He et al., "Deep Residual Learning for Image Recognition", 2015,
+/// arXiv:1512.03385, table 1.
+struct ResnetPlan {
+  bool bottleneck = false;  // 1x1, 3x3, 1x1 instead of two 3x3 convolutions
+  std::vector<int64_t> blocks;
+};
+
+/// The plan of "resnet18" .. "resnet152". Throws ConfigError for another name.
+ResnetPlan resnet_plan(const std::string& name);
+
+}  // namespace echelon
