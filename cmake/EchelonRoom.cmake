@@ -62,6 +62,10 @@ function(echelon_program)
   target_link_libraries(${PROGRAM_NAME} PRIVATE ${PROGRAM_DEPENDS})
   if(PROGRAM_TORCH)
     target_link_libraries(${PROGRAM_NAME} PRIVATE echelon::libtorch)
+    # A precompiled header serves one setting of -fPIC and -fPIE alone.
+    set_target_properties(${PROGRAM_NAME} PROPERTIES
+      POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${PROGRAM_NAME} PRIVATE -fPIC)
     echelon_torch_pch(${PROGRAM_NAME})
   endif()
 endfunction()

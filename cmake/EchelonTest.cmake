@@ -13,10 +13,13 @@ function(echelon_test)
   if(NOT T_TIMEOUT)
     set(T_TIMEOUT 120)
   endif()
-  echelon_program(NAME ${T_NAME}
+  set(torch)
+  if(T_TORCH)
+    set(torch TORCH)
+  endif()
+  echelon_program(NAME ${T_NAME} ${torch}
     SOURCES ${T_SOURCES} "${PROJECT_SOURCE_DIR}/tests/support/main.cpp"
-    DEPENDS ${T_DEPENDS} GTest::gtest GTest::gmock
-    $<$<BOOL:${T_TORCH}>:TORCH>)
+    DEPENDS ${T_DEPENDS} GTest::gtest GTest::gmock)
   set_target_properties(${T_NAME} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
   target_compile_definitions(${T_NAME} PRIVATE

@@ -1,0 +1,6 @@
+// What LibTorch's headers name of cuSOLVER. Used where its wheel is absent.
+#pragma once
+typedef enum {
+  CUSOLVER_STATUS_SUCCESS = 0,
+  CUSOLVER_STATUS_INVALID_VALUE = 3
+} cusolverStatus_t;

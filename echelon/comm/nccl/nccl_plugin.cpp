@@ -1,0 +1,53 @@
+// Compiled into libechelon_nccl.so alone: the only file that sees CUDA's and
+// NCCL's headers, and the only object that links LibTorch's CUDA libraries.
+#include "echelon/comm/nccl/nccl_plugin.h"
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+namespace echelon::nccl {
+namespace {
+
+int device_count() {
+  return c10::cuda::device_count();
+}
+
+void set_device(int device_index) {
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device_index));
+}
+
+void synchronize_current_stream() {
+  c10::cuda::getCurrentCUDAStream().synchronize();
+}
+
+c10::intrusive_ptr<c10d::Backend> make_backend(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    int rank,
+    int size,
+    std::chrono::milliseconds timeout,
+    int device_index) {
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = timeout;
+  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      store, rank, size, options);
+  // Without it barrier() guesses the device from the rank.
+  backend->setBoundDeviceId(at::Device(
+      at::kCUDA, static_cast<c10::DeviceIndex>(device_index)));
+  return backend;
+}
+
+constexpr Plugin kPlugin{
+    Plugin::kVersion,
+    device_count,
+    set_device,
+    synchronize_current_stream,
+    make_backend};
+
+}  // namespace
+}  // namespace echelon::nccl
+
+extern "C" __attribute__((visibility("default")))
+const echelon::nccl::Plugin* echelon_nccl_plugin() {
+  return &echelon::nccl::kPlugin;
+}

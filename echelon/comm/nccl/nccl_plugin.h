@@ -1,0 +1,28 @@
+// What libechelon_nccl.so offers to the program that loads it: one C function,
+// echelon_nccl_plugin(), returns this table.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+
+namespace echelon::nccl {
+
+struct Plugin {
+  /// Differs when the table does: a library of another build is refused.
+  static constexpr int kVersion = 1;
+
+  int version;
+  int (*device_count)();
+  void (*set_device)(int device_index);
+  void (*synchronize_current_stream)();
+  c10::intrusive_ptr<c10d::Backend> (*make_backend)(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      int rank,
+      int size,
+      std::chrono::milliseconds timeout,
+      int device_index);
+};
+
+}  // namespace echelon::nccl

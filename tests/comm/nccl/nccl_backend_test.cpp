@@ -1,0 +1,50 @@
+#include "echelon/comm/nccl/nccl_backend.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+using std::chrono::seconds;
+
+c10::intrusive_ptr<c10d::Backend> make_alone(int device_index) {
+  return make_nccl_backend(
+      c10::make_intrusive<c10d::HashStore>(), 0, 1, seconds(60), device_index);
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no ConfigError";
+}
+
+TEST(WithoutGpu, EveryCallSaysWhyAndWhatToUse) {
+  if (cuda_device_count() > 0) {
+    GTEST_SKIP() << "this machine has a GPU";
+  }
+  for (const auto& call : std::vector<std::function<void()>>{
+           [] { make_alone(0); },
+           [] { set_cuda_device(0); },
+           [] { synchronize_cuda_stream(); },
+           [] { load_cuda(); }}) {
+    const auto message = message_of(call);
+    EXPECT_THAT(message, HasSubstr("backend nccl: the CUDA driver reports no GPU"));
+    EXPECT_THAT(message, HasSubstr("use backend \"local\""));
+  }
+}
+
+}  // namespace
+}  // namespace echelon
