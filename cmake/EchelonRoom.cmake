@@ -8,7 +8,9 @@ find_package(Threads REQUIRED)
 
 function(echelon_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unused-parameter
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+    -Wno-missing-field-initializers  # Options{.name = "x"} is how they are filled
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>  # g++ 12: false alarm on string + string)
 endfunction()
 
 function(echelon_torch_pch target)

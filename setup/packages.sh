@@ -7,7 +7,7 @@ packages=(
   g++ cmake ninja-build ccache make git ca-certificates
   python3 python3-venv python3-pip unzip
   libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev
-  libturbojpeg0-dev libjpeg62-turbo-dev libpng-dev
+  libturbojpeg0-dev libjpeg62-turbo-dev libpng-dev zlib1g-dev
   libgtest-dev libgmock-dev
 )
 

@@ -1,0 +1,112 @@
+// The safetensors file format, read strictly and written atomically.
+//
+//   8 bytes   n: length of the header, little-endian
+//   n bytes   JSON: {"name": {"dtype": "F32", "shape": [2, 3],
+//             "data_offsets": [begin, end]}, …, "__metadata__": {"k": "v"}}
+//   the rest  the tensors' bytes, little-endian, row-major, without gaps
+//
+// Source: the format's description in the README of huggingface/safetensors.
+// The reader refuses whatever that description does not allow, so a file that
+// it accepts can be mapped and used without further checks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace echelon::safetensors {
+
+/// One tensor of a file. Its bytes are [begin, end) of the data section.
+struct TensorInfo {
+  std::string name;
+  std::string dtype;           // "F32", "I64", …: see dtype_bytes
+  std::vector<int64_t> shape;  // [] is a scalar
+  uint64_t begin = 0;
+  uint64_t end = 0;
+
+  bool operator==(const TensorInfo&) const = default;
+};
+
+using Metadata = std::map<std::string, std::string>;
+
+struct Header {
+  std::vector<TensorInfo> tensors;  // by begin
+  Metadata metadata;
+  uint64_t data_begin = 0;  // where the data section starts in the file
+};
+
+/// Longest header, in bytes, that is read or written.
+inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+/// Most dimensions of a tensor.
+inline constexpr size_t kMaxDims = 64;
+
+/// Bytes of one element; 0 when there is no such dtype.
+uint64_t dtype_bytes(std::string_view dtype);
+
+/// "[2, 3]"
+std::string shape_string(std::span<const int64_t> shape);
+
+/// The header of the file whose whole content is `file`; nothing is kept of it.
+/// Throws CheckpointError that names `path`, the tensor, the values and the
+/// rule: header length, JSON (UTF-8, no duplicate or unknown keys), dtype, shape
+/// (whole numbers, no overflow), data_offsets (in the file, as long as the shape
+/// says, no overlap, no gap, nothing behind the last tensor).
+Header parse(std::span<const std::byte> file, const std::string& path);
+
+/// A file, mapped for reading. Moves, does not copy. The spans that it gives
+/// live as long as it does. Who shortens the file meanwhile ends the process
+/// (SIGBUS); files written by write() are replaced, never changed.
+class File {
+ public:
+  /// Throws CheckpointError when the file cannot be opened, or as parse().
+  explicit File(const std::string& path);
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  ~File();
+
+  const std::string& path() const { return path_; }
+  const std::vector<TensorInfo>& tensors() const { return header_.tensors; }
+  const Metadata& metadata() const { return header_.metadata; }
+
+  /// Null when there is none of that name.
+  const TensorInfo* find(const std::string& name) const;
+  /// Throws CheckpointError that lists the names that are there.
+  const TensorInfo& at(const std::string& name) const;
+  /// The bytes of one of tensors(). Aligned to the dtype if the writer was ours;
+  /// the format itself promises nothing.
+  std::span<const std::byte> bytes(const TensorInfo& tensor) const;
+
+ private:
+  std::string path_;
+  Header header_;
+  const std::byte* map_ = nullptr;
+  size_t map_bytes_ = 0;
+};
+
+/// What write() takes: the bytes are borrowed for the call.
+struct TensorBytes {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
+/// Writes `path` so that a reader sees the old file or the whole new one: beside
+/// it, synced, renamed, folder synced. The data starts at a multiple of 64 bytes
+/// and wider dtypes come first (else in the order given), so every tensor is
+/// aligned to its elements.
+///
+/// Throws ConfigError for a list that is wrong (a name twice, unknown dtype,
+/// bytes that do not match the shape) and CheckpointError when the disk does not
+/// take it (full, I/O error, no such folder): path, bytes needed, bytes free.
+/// What was written until then is removed and an older file of that name stays.
+void write(
+    const std::string& path,
+    const std::vector<TensorBytes>& tensors,
+    const Metadata& metadata = {});
+
+}  // namespace echelon::safetensors

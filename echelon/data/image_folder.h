@@ -1,0 +1,31 @@
+// Images in class folders: root/cat/1.jpg, root/dog/2.png.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+struct ImageFile {
+  std::string path;   // below the root: "cat/1.jpg"
+  int64_t label = 0;  // index into classes
+};
+
+struct ImageFolder {
+  std::string root;
+  std::vector<std::string> classes;  // folder names, ascending by their bytes
+  std::vector<ImageFile> images;     // by class, then path, ascending by bytes
+};
+
+/// True for .jpg, .jpeg and .png, in any case.
+bool has_image_extension(const std::string& name);
+
+/// Finds the images of `root` without opening one. A class is a folder directly
+/// in it; images lie in it at any depth. Names are bytes and need not be UTF-8;
+/// those with a leading dot are left out. Links to files and folders are
+/// followed; a loop of links is an error. Throws DataError: no such folder, not
+/// a folder, unreadable, no class folder, a class folder without images.
+ImageFolder scan_image_folder(const std::string& root);
+
+}  // namespace echelon
