@@ -10,7 +10,7 @@ function(echelon_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unused-parameter
     -Wno-missing-field-initializers  # Options{.name = "x"} is how they are filled
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>  # g++ 12: false alarm on string + string)
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # g++ 12: false alarms
 endfunction()
 
 function(echelon_torch_pch target)
