@@ -1,0 +1,245 @@
+#include "echelon/config/document.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <tuple>
+
+#include "echelon/config/nearest.h"
+#include "echelon/config/section.h"
+#include "echelon/error.h"
+
+namespace echelon::config {
+namespace {
+
+std::string where_text(
+    const Place& place,
+    const std::string& table,
+    const std::string& key,
+    const std::string& value) {
+  return place.text() + ": [" + table + "] " + key + " = " + shortened(value);
+}
+
+constexpr size_t kMaxFileBytes = 1 << 20;
+
+}  // namespace
+
+std::string five_lines(const std::vector<std::string>& lines) {
+  const size_t shown = lines.size() <= 5 ? lines.size() : 4;
+  std::string text;
+  for (size_t i = 0; i < shown; ++i) {
+    if (i > 0) text += "\n";
+    text += lines[i];
+  }
+  if (shown < lines.size()) {
+    text += "\nand " + std::to_string(lines.size() - shown) + " more errors";
+  }
+  return text;
+}
+
+Document Document::parse(std::string_view text, const std::string& name) {
+  Document document;
+  document.name_ = name;
+  document.tables_ = parse_toml(text, name);
+  return document;
+}
+
+Document Document::read(const std::string& path) {
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  if (std::filesystem::is_directory(status)) {
+    throw ConfigError(
+        path + ": is a folder; name the configuration file in it");
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw ConfigError(
+        path + ": cannot be read: " + std::strerror(errno) +
+        "; name a configuration file, as in "
+        "examples/configs/digits.toml");
+  }
+  std::string text(kMaxFileBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.size() > kMaxFileBytes) {
+    throw ConfigError(
+        path + ": is larger than 1 MiB; name a configuration file");
+  }
+  return parse(text, path);
+}
+
+void Document::set(std::string_view assignment) {
+  const std::string flag = "--set " + std::string(assignment);
+  const size_t equals = assignment.find('=');
+  const size_t dot = assignment.substr(0, equals).find('.');
+  if (equals == std::string_view::npos || dot == std::string_view::npos ||
+      dot == 0 || dot + 1 == equals) {
+    throw ConfigError(
+        flag +
+        ": must be TABLE.KEY=VALUE; write for example "
+        "--set train.steps=100");
+  }
+  set(std::string(assignment.substr(0, dot)),
+      std::string(assignment.substr(dot + 1, equals - dot - 1)),
+      assignment.substr(equals + 1),
+      flag);
+}
+
+void Document::set(
+    const std::string& table,
+    const std::string& key,
+    std::string_view value,
+    const std::string& flag) {
+  const Place place{"", 0, 0, flag};
+  const bool made = tables_.count(table) == 0;
+  Table& found = tables_[table];
+  if (made) found.place = place;
+  found.keys[key] = {parse_value(value, flag), place};
+}
+
+Section Document::section(const std::string& name, const std::string& help) {
+  headings_.push_back({name, help});
+  return Section(*this, name);
+}
+
+void Document::problem(const Place& place, const std::string& message) {
+  problems_.push_back({place, message});
+}
+
+std::vector<std::string> Document::keys_of(const std::string& table) const {
+  std::vector<std::string> keys;
+  for (const auto& entry : entries_) {
+    if (entry.table == table) keys.push_back(entry.key);
+  }
+  return keys;
+}
+
+std::string Document::other_table(
+    const std::string& key,
+    const std::string& not_in,
+    std::string* nearest_key) const {
+  for (const auto& entry : entries_) {
+    if (entry.key == key && entry.table != not_in) {
+      *nearest_key = key;
+      return entry.table;
+    }
+  }
+  return "";
+}
+
+void Document::unknown_table(const std::string& name, const Table& table) {
+  std::vector<std::string> names;
+  std::string all;
+  for (const auto& heading : headings_) {
+    names.push_back(heading.name);
+    all += (all.empty() ? "[" : " [") + heading.name + "]";
+  }
+  const std::string guess = nearest(name, names);
+  problem(
+      table.place,
+      table.place.text() + ": [" + name + "]: unknown table; " +
+          (guess.empty() ? "there are " + all
+                         : "did you mean [" + guess + "]?"));
+}
+
+void Document::unknown_key(
+    const std::string& table, const std::string& key, const Key& found) {
+  const std::string value = found.value.text();
+  if (table.empty()) {
+    std::string ignored;
+    const std::string owner = other_table(key, "", &ignored);
+    problem(
+        found.place,
+        found.place.text() + ": " + key + " = " + shortened(value) +
+            ": stands before any table; " +
+            (owner.empty() ? "put it under its table's [heading]"
+                           : "put it under [" + owner + "]"));
+    return;
+  }
+  std::string message =
+      where_text(found.place, table, key, value) + ": unknown key";
+  const auto keys = keys_of(table);
+  const std::string guess = nearest(key, keys);
+  std::string other;
+  const std::string owner = other_table(key, table, &other);
+  if (!owner.empty()) {
+    message += "; it belongs in [" + owner + "]";
+  } else if (!guess.empty()) {
+    message += "; did you mean \"" + guess + "\"?";
+  } else {
+    message += "; `echelon config reference` lists the keys of [" + table + "]";
+  }
+  problem(found.place, message);
+}
+
+void Document::find_unknown() {
+  for (const auto& [name, table] : tables_) {
+    const bool known = std::any_of(
+        headings_.begin(), headings_.end(), [&](const auto& heading) {
+          return heading.name == name;
+        });
+    if (!known && !name.empty()) {
+      unknown_table(name, table);
+      continue;
+    }
+    const auto keys = keys_of(name);
+    for (const auto& [key, found] : table.keys) {
+      if (aliases_.count(name + "." + key) == 0 &&
+          std::find(keys.begin(), keys.end(), key) == keys.end()) {
+        unknown_key(name, key, found);
+      }
+    }
+  }
+}
+
+void Document::finish() {
+  find_unknown();
+  if (problems_.empty()) return;
+  std::stable_sort(
+      problems_.begin(), problems_.end(), [](const auto& a, const auto& b) {
+        return std::make_tuple(
+                   !a.place.flag.empty(), a.place.line, a.place.column) <
+               std::make_tuple(
+                   !b.place.flag.empty(), b.place.line, b.place.column);
+      });
+  std::vector<std::string> lines;
+  for (const auto& problem : problems_) lines.push_back(problem.message);
+  throw ConfigError(five_lines(lines));
+}
+
+const Entry& Document::entry(std::string_view key) const {
+  for (const auto& entry : entries_) {
+    if (entry.table + "." + entry.key == key) return entry;
+  }
+  throw Error("configuration: no field " + std::string(key) + " is bound");
+}
+
+std::string Document::where(std::string_view key) const {
+  const Entry& found = entry(key);
+  if (!found.place.is_default()) {
+    return where_text(found.place, found.table, found.key, found.value);
+  }
+  return (name_.empty() ? "" : name_ + ": ") + "[" + found.table + "] " +
+         found.key + " = " + shortened(found.value) + " (default)";
+}
+
+std::string Document::to_toml(bool with_help) const {
+  std::string text;
+  for (const auto& heading : headings_) {
+    if (!text.empty()) text += "\n";
+    text += "[" + heading.name + "]";
+    if (with_help) text += "  # " + heading.help;
+    text += "\n";
+    for (const auto& entry : entries_) {
+      if (entry.table != heading.name) continue;
+      text += entry.key + " = " + entry.value;
+      if (with_help) text += "  # " + entry.help;
+      text += "\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace echelon::config

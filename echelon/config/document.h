@@ -1,0 +1,104 @@
+// A configuration: tables of keys, who set each value, and what was wrong.
+//
+//   auto document = Document::read("first.toml");
+//   document.set("train.steps=100");
+//   auto section = document.section("train", "the loop");
+//   bind(section, options);   // reads and checks every field
+//   document.finish();        // throws for the first errors and unknown names
+//
+// Binding options to an empty Document reads nothing, but checks the values and
+// records them: that is how a resolved configuration is written.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "echelon/config/value.h"
+
+namespace echelon::config {
+
+class Section;
+
+/// One field as bound: what `config show` and the reference print.
+struct Entry {
+  std::string table;
+  std::string key;
+  std::string type;  // "whole number", "list of numbers" …
+  std::string help;
+  std::vector<std::string> rules;    // "at least 1"
+  std::vector<std::string> choices;  // TOML texts
+  std::string default_value;         // TOML text, before reading
+  std::string value;                 // TOML text, after reading
+  Place place;                       // of the value; default when not set
+};
+
+class Document {
+ public:
+  Document() = default;
+  /// Throws ConfigError when the file cannot be read or is not TOML.
+  static Document read(const std::string& path);
+  static Document parse(std::string_view text, const std::string& name);
+
+  /// An override as the command line has it, "train.steps=100". A later one
+  /// wins. Throws ConfigError when it is not TABLE.KEY=VALUE.
+  void set(std::string_view assignment);
+  /// A flag that stands for a key: set("train", "overwrite", …, "--overwrite").
+  void
+  set(const std::string& table,
+      const std::string& key,
+      std::string_view value,
+      const std::string& flag);
+
+  Section section(const std::string& name, const std::string& help);
+
+  /// Ends the binding. Throws ConfigError with the first errors, in the order
+  /// of the file, at most five lines; unknown tables and keys are errors.
+  void finish();
+
+  const std::string& name() const { return name_; }
+  const std::deque<Entry>& entries() const { return entries_; }
+  /// The field "train.batch"; it must have been bound.
+  const Entry& entry(std::string_view key) const;
+  /// `first.toml:3:9: [train] batch = 64`: how an error about it begins.
+  std::string where(std::string_view key) const;
+  /// Every field as bound, with its table's heading and meaning.
+  std::string to_toml(bool with_help = false) const;
+
+ private:
+  friend class Section;
+  friend class Field;
+
+  struct Problem {
+    Place place;
+    std::string message;
+  };
+  struct Heading {
+    std::string name;
+    std::string help;
+  };
+
+  void problem(const Place& place, const std::string& message);
+  void find_unknown();
+  void unknown_table(const std::string& name, const Table& table);
+  void unknown_key(
+      const std::string& table, const std::string& key, const Key& found);
+  std::string other_table(
+      const std::string& key,
+      const std::string& not_in,
+      std::string* nearest_key) const;
+  std::vector<std::string> keys_of(const std::string& table) const;
+
+  std::string name_;
+  Tables tables_;
+  std::vector<Heading> headings_;
+  std::deque<Entry> entries_;  // a deque: Field keeps references
+  std::map<std::string, std::string> aliases_;  // "layout.dp_replicate"
+  std::vector<Problem> problems_;
+};
+
+/// Joins at most five lines: four and "and N more errors" when there are more.
+std::string five_lines(const std::vector<std::string>& lines);
+
+}  // namespace echelon::config

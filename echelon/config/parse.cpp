@@ -1,0 +1,160 @@
+// The one file that sees toml++.
+#define TOML_EXCEPTIONS 0
+#define TOML_HEADER_ONLY 1
+#include <toml++/toml.h>
+
+#include <sstream>
+
+#include "echelon/config/value.h"
+#include "echelon/error.h"
+
+namespace echelon::config {
+namespace {
+
+Place place_of(const toml::source_region& region, const std::string& file) {
+  return {
+      file,
+      static_cast<int>(region.begin.line),
+      static_cast<int>(region.begin.column),
+      ""};
+}
+
+Value convert(const toml::node& node, const std::string& file) {
+  Value value;
+  value.place = place_of(node.source(), file);
+  if (const auto* b = node.as_boolean()) {
+    value.kind = Value::Kind::boolean;
+    value.boolean = b->get();
+  } else if (const auto* i = node.as_integer()) {
+    value.kind = Value::Kind::integer;
+    value.integer = i->get();
+  } else if (const auto* d = node.as_floating_point()) {
+    value.kind = Value::Kind::real;
+    value.real = d->get();
+  } else if (const auto* s = node.as_string()) {
+    value.kind = Value::Kind::string;
+    value.string = s->get();
+  } else if (const auto* a = node.as_array()) {
+    value.kind = Value::Kind::array;
+    for (const auto& item : *a) value.items.push_back(convert(item, file));
+  } else if (node.is_table()) {
+    value.kind = Value::Kind::table;
+  } else {
+    value.kind = Value::Kind::time;
+    std::ostringstream text;
+    if (const auto* date = node.as_date()) text << date->get();
+    if (const auto* time = node.as_time()) text << time->get();
+    if (const auto* both = node.as_date_time()) text << both->get();
+    value.string = text.str();
+  }
+  return value;
+}
+
+// "Error while parsing string: no closing quote" -> "string: no closing quote",
+// on one line.
+std::string reason(const toml::parse_error& error) {
+  std::string text;
+  for (char c : std::string(error.description())) {
+    text += c == '\n' || c == '\r' ? ' ' : c;
+  }
+  const std::string prefix = "Error while parsing ";
+  if (text.rfind(prefix, 0) == 0) text = text.substr(prefix.size());
+  return text;
+}
+
+std::string line_of(std::string_view text, size_t line) {
+  size_t begin = 0;
+  for (size_t i = 1; i < line && begin < text.size(); ++i) {
+    begin = std::min(text.find('\n', begin), text.size() - 1) + 1;
+  }
+  return std::string(text.substr(begin, text.find('\n', begin) - begin));
+}
+
+std::string way_out(std::string_view text, const toml::parse_error& error) {
+  const std::string description(error.description());
+  if (description.find("could not determine value type") != std::string::npos) {
+    const std::string line = line_of(text, error.source().begin.line);
+    std::string rest = line.substr(
+        std::min<size_t>(error.source().begin.column - 1, line.size()));
+    while (!rest.empty() &&
+           std::isspace(static_cast<unsigned char>(rest.back()))) {
+      rest.pop_back();
+    }
+    return "a string needs quotes: " +
+           toml_text(std::string_view(shortened(rest)));
+  }
+  if (description.find("utf-8") != std::string::npos) {
+    return "save the file as UTF-8 text";
+  }
+  if (description.find("control characters") != std::string::npos) {
+    return "is the closing quote missing?";
+  }
+  return "mend the line";
+}
+
+[[noreturn]] void fail(
+    std::string_view text,
+    const std::string& file,
+    const toml::parse_error& error) {
+  const Place place = place_of(error.source(), file);
+  const std::string why = reason(error);
+  const size_t quote = why.find('\'');
+  if (why.find("cannot redefine") != std::string::npos &&
+      quote != std::string::npos) {
+    const std::string name = why.substr(quote + 1, why.rfind('\'') - quote - 1);
+    const bool table = why.find("table header") != std::string::npos;
+    throw ConfigError(
+        place.text() + ": " + (table ? "[" + name + "]" : name) +
+        " is given twice; keep one of the two" +
+        (table ? " and put all of its keys there" : ""));
+  }
+  throw ConfigError(
+      place.text() + ": not TOML: " + shortened(why, 160) + "; " +
+      way_out(text, error));
+}
+
+}  // namespace
+
+Tables parse_toml(std::string_view text, const std::string& file) {
+  const toml::parse_result result = toml::parse(text, std::string_view(file));
+  if (!result) fail(text, file, result.error());
+  Tables tables;
+  for (const auto& [name, node] : result.table()) {
+    const std::string key(name.str());
+    const Place place = place_of(name.source(), file);
+    const auto* table = node.as_table();
+    if (table == nullptr) {
+      tables[""].keys[key] = {convert(node, file), place};
+      continue;
+    }
+    Table& made = tables[key];
+    made.place = place_of(table->source(), file);
+    for (const auto& [inner, value] : *table) {
+      made.keys[std::string(inner.str())] = {
+          convert(value, file), place_of(inner.source(), file)};
+    }
+  }
+  return tables;
+}
+
+Value parse_value(std::string_view text, const std::string& flag) {
+  const std::string line = "v = " + std::string(text);
+  const toml::parse_result result = toml::parse(line, std::string_view(flag));
+  Value value;
+  if (result && result.table().size() == 1) {
+    value = convert(*result.table().get("v"), "");
+  } else if (!text.empty() && (text[0] == '[' || text[0] == '"')) {
+    throw ConfigError(
+        flag + ": " + std::string(text) +
+        " is not a TOML value; quote it for the shell, as in "
+        "--set 'data.shape=[1, 8, 8]'");
+  } else {
+    value.kind = Value::Kind::string;
+    value.string = std::string(text);
+  }
+  value.place = {"", 0, 0, flag};
+  for (auto& item : value.items) item.place = value.place;
+  return value;
+}
+
+}  // namespace echelon::config

@@ -1,0 +1,430 @@
+#include "echelon/config/section.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "echelon/config/nearest.h"
+#include "echelon/error.h"
+
+namespace echelon::config {
+namespace {
+
+using std::chrono::milliseconds;
+using Kind = Value::Kind;
+
+// assign() returns "" or the rule that the value breaks.
+
+std::string assign(bool& target, const Value& value) {
+  if (value.kind != Kind::boolean) return "must be true or false";
+  target = value.boolean;
+  return "";
+}
+
+std::string assign(int64_t& target, const Value& value) {
+  if (value.kind != Kind::integer) return "must be a whole number";
+  target = value.integer;
+  return "";
+}
+
+std::string assign(uint64_t& target, const Value& value) {
+  if (value.kind != Kind::integer) return "must be a whole number";
+  if (value.integer < 0) return "must be at least 0";
+  target = static_cast<uint64_t>(value.integer);
+  return "";
+}
+
+std::string assign(double& target, const Value& value) {
+  if (value.kind != Kind::real && value.kind != Kind::integer) {
+    return "must be a number";
+  }
+  const double number = value.kind == Kind::real
+                            ? value.real
+                            : static_cast<double>(value.integer);
+  if (!std::isfinite(number)) return "must be a finite number";
+  target = number;
+  return "";
+}
+
+std::string assign(std::string& target, const Value& value) {
+  if (value.kind != Kind::string) {
+    return "must be a string; put it in quotes: " +
+           toml_text(std::string_view(shortened(value.text())));
+  }
+  if (value.string.find('\0') != std::string::npos) {
+    return "must not contain a zero character";
+  }
+  target = value.string;
+  return "";
+}
+
+constexpr const char* plural(int64_t) {
+  return "whole numbers";
+}
+constexpr const char* plural(double) {
+  return "numbers";
+}
+const char* plural(const std::string&) {
+  return "strings";
+}
+
+template <class T>
+std::string assign(std::vector<T>& target, const Value& value) {
+  const std::string rule =
+      std::string("must be a list of ") + plural(T()) + ", as in [" +
+      (std::is_same_v<T, std::string> ? "\"a\", \"b\"" : "1, 2") + "]";
+  if (value.kind != Kind::array) return rule;
+  std::vector<T> items;
+  for (const auto& item : value.items) {
+    T made{};
+    if (!assign(made, item).empty()) {
+      return rule + "; " + shortened(item.text(), 30) + " is not one";
+    }
+    items.push_back(made);
+  }
+  target = items;
+  return "";
+}
+
+struct Unit {
+  const char* name;
+  int64_t milliseconds;
+};
+constexpr Unit kUnits[] = {
+    {"ms", 1}, {"h", 3600000}, {"m", 60000}, {"s", 1000}};
+constexpr double kLongestMs = 1e12;  // 31 years
+
+std::string assign(milliseconds& target, const Value& value) {
+  const std::string rule =
+      "must be a time such as \"500ms\", \"30s\", \"10m\" or \"2h\"";
+  double amount = 0;
+  int64_t unit = 1000;
+  if (value.kind == Kind::string) {
+    size_t digits = 0;
+    try {
+      amount = std::stod(value.string, &digits);
+    } catch (const std::exception&) {
+      return rule;
+    }
+    const std::string name = value.string.substr(digits);
+    const auto* found =
+        std::find_if(std::begin(kUnits), std::end(kUnits), [&](const Unit& u) {
+          return name == u.name;
+        });
+    if (found == std::end(kUnits)) return rule;
+    unit = found->milliseconds;
+  } else if (!assign(amount, value).empty()) {
+    return rule;
+  }
+  const double product = amount * static_cast<double>(unit);
+  if (!(product >= 0 && product <= kLongestMs)) {
+    return rule + ", not negative and at most 31 years";
+  }
+  target = milliseconds(std::llround(product));
+  return "";
+}
+
+std::string text_of(bool value) {
+  return toml_text(value);
+}
+std::string text_of(int64_t value) {
+  return toml_text(value);
+}
+std::string text_of(uint64_t value) {
+  return std::to_string(value);
+}
+std::string text_of(double value) {
+  return toml_text(value);
+}
+std::string text_of(const std::string& value) {
+  return toml_text(std::string_view(value));
+}
+std::string text_of(milliseconds value) {
+  for (const char* name : {"h", "m", "s", "ms"}) {
+    for (const auto& unit : kUnits) {
+      if (std::string_view(unit.name) == name &&
+          value.count() % unit.milliseconds == 0) {
+        return "\"" + std::to_string(value.count() / unit.milliseconds) + name +
+               "\"";
+      }
+    }
+  }
+  return "";
+}
+template <class T>
+std::string text_of(const std::vector<T>& values) {
+  std::string text = "[";
+  for (const auto& value : values) {
+    if (text.size() > 1) text += ", ";
+    text += text_of(value);
+  }
+  return text + "]";
+}
+
+template <class T>
+std::vector<double> numbers_of(const T& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return {};
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    return {static_cast<double>(value)};
+  } else if constexpr (std::is_same_v<T, milliseconds>) {
+    return {static_cast<double>(value.count()) / 1000};
+  } else {
+    return {};
+  }
+}
+template <class T>
+std::vector<double> numbers_of(const std::vector<T>& values) {
+  std::vector<double> numbers;
+  if constexpr (std::is_arithmetic_v<T>) {
+    for (T value : values) numbers.push_back(static_cast<double>(value));
+  }
+  return numbers;
+}
+
+template <class T>
+size_t size_of(const T&) {
+  return 1;
+}
+size_t size_of(const std::string& value) {
+  return value.size();
+}
+template <class T>
+size_t size_of(const std::vector<T>& values) {
+  return values.size();
+}
+
+std::string number_text(double value) {
+  if (value == std::floor(value) && std::abs(value) < 1e15) {
+    return std::to_string(static_cast<int64_t>(value));
+  }
+  return toml_text(value);
+}
+
+}  // namespace
+
+template <class T>
+Field::Field(Document& document, Entry& entry, T& target)
+    : document_(document), entry_(entry) {
+  set_ = [&target](const Value& value) { return assign(target, value); };
+  text_ = [&target] { return text_of(target); };
+  numbers_ = [&target] { return numbers_of(target); };
+  size_ = [&target] { return size_of(target); };
+  entry_.default_value = text_();
+  entry_.value = entry_.default_value;
+  read(entry_.key);
+}
+
+void Field::read(const std::string& key) {
+  const auto table = document_.tables_.find(entry_.table);
+  if (table == document_.tables_.end()) return;
+  const auto found = table->second.keys.find(key);
+  if (found == table->second.keys.end()) return;
+  const Value& value = found->second.value;
+  const std::string rule = set_(value);
+  if (!rule.empty()) {
+    entry_.place = value.place;
+    refuse(value.place, value.text(), rule);
+    return;
+  }
+  entry_.place = value.place;
+  entry_.value = text_();
+}
+
+void Field::refuse(
+    const Place& place, const std::string& value, const std::string& rule) {
+  failed_ = true;
+  const std::string begin =
+      place.is_default()
+          ? (document_.name().empty() ? "" : document_.name() + ": ")
+          : place.text() + ": ";
+  document_.problem(
+      place,
+      begin + "[" + entry_.table + "] " + entry_.key + " = " +
+          shortened(value) + ": " + rule);
+}
+
+void Field::require(
+    bool holds, const std::string& rule, const std::string& way_out) {
+  entry_.rules.push_back(rule);
+  if (!failed_ && !holds) {
+    refuse(entry_.place, entry_.value, "must be " + rule + way_out);
+  }
+}
+
+Field& Field::at_least(double lowest) {
+  const auto numbers = numbers_();
+  require(
+      std::all_of(
+          numbers.begin(),
+          numbers.end(),
+          [&](double n) { return n >= lowest; }),
+      "at least " + number_text(lowest),
+      "");
+  return *this;
+}
+
+Field& Field::at_most(double highest) {
+  const auto numbers = numbers_();
+  require(
+      std::all_of(
+          numbers.begin(),
+          numbers.end(),
+          [&](double n) { return n <= highest; }),
+      "at most " + number_text(highest),
+      "");
+  return *this;
+}
+
+Field& Field::above(double bound) {
+  const auto numbers = numbers_();
+  require(
+      std::all_of(
+          numbers.begin(), numbers.end(), [&](double n) { return n > bound; }),
+      "above " + number_text(bound),
+      "");
+  return *this;
+}
+
+Field& Field::below(double bound) {
+  const auto numbers = numbers_();
+  require(
+      std::all_of(
+          numbers.begin(), numbers.end(), [&](double n) { return n < bound; }),
+      "below " + number_text(bound),
+      "");
+  return *this;
+}
+
+Field& Field::one_of(const std::vector<std::string>& choices) {
+  std::string all;
+  bool holds = false;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    const std::string text = text_of(choices[i]);
+    if (i > 0) all += i + 1 == choices.size() ? " or " : ", ";
+    all += text;
+    entry_.choices.push_back(text);
+    holds = holds || entry_.value == text;
+  }
+  if (!failed_ && !holds) {
+    std::string word = entry_.value;
+    if (word.size() >= 2) word = word.substr(1, word.size() - 2);
+    refuse(
+        entry_.place,
+        entry_.value,
+        "must be " + all + did_you_mean(word, choices));
+  }
+  return *this;
+}
+
+Field& Field::length(size_t smallest, size_t largest) {
+  const std::string unlimited = std::to_string(smallest) + " or more";
+  const std::string range =
+      smallest == largest ? std::to_string(smallest)
+      : largest == std::numeric_limits<size_t>::max()
+          ? unlimited
+          : std::to_string(smallest) + " to " + std::to_string(largest);
+  const size_t size = size_();
+  require(
+      size >= smallest && size <= largest,
+      "a list of " + range,
+      ", not of " + std::to_string(size));
+  return *this;
+}
+
+Field& Field::not_empty() {
+  require(size_() > 0, "not empty", "");
+  return *this;
+}
+
+Field& Field::also(const std::string& other_key) {
+  document_.aliases_[entry_.table + "." + other_key] = entry_.key;
+  const auto table = document_.tables_.find(entry_.table);
+  if (table == document_.tables_.end()) return *this;
+  const auto other = table->second.keys.find(other_key);
+  if (other == table->second.keys.end()) return *this;
+  const auto& found = other->second;
+  if (table->second.keys.count(entry_.key) > 0) {
+    failed_ = true;
+    document_.problem(
+        found.place,
+        found.place.text() + ": [" + entry_.table + "] " + other_key + " = " +
+            shortened(found.value.text()) + ": is another name of " +
+            entry_.key + ", which is also set; keep one of the two");
+    return *this;
+  }
+  read(other_key);
+  return *this;
+}
+
+template <class T>
+Field Section::make(
+    const std::string& key,
+    T& target,
+    const std::string& help,
+    const std::string& type) {
+  Entry& entry = document_.entries_.emplace_back();
+  entry.table = table_;
+  entry.key = key;
+  entry.type = type;
+  entry.help = help;
+  return Field(document_, entry, target);
+}
+
+Field Section::field(
+    const std::string& key, bool& target, const std::string& help) {
+  return make(key, target, help, "true or false");
+}
+Field Section::field(
+    const std::string& key, int64_t& target, const std::string& help) {
+  return make(key, target, help, "whole number");
+}
+Field Section::field(
+    const std::string& key, uint64_t& target, const std::string& help) {
+  // TOML's whole numbers end there.
+  constexpr uint64_t kLargest = std::numeric_limits<int64_t>::max();
+  Field field = make(key, target, help, "whole number");
+  field.require(true, "at least 0", "");
+  field.require(target <= kLargest, "at most 2^63 - 1", "");
+  return field;
+}
+Field Section::field(
+    const std::string& key, double& target, const std::string& help) {
+  return make(key, target, help, "number");
+}
+Field Section::field(
+    const std::string& key, std::string& target, const std::string& help) {
+  return make(key, target, help, "string");
+}
+Field Section::field(
+    const std::string& key,
+    std::vector<int64_t>& target,
+    const std::string& help) {
+  return make(key, target, help, "list of whole numbers");
+}
+Field Section::field(
+    const std::string& key,
+    std::vector<double>& target,
+    const std::string& help) {
+  return make(key, target, help, "list of numbers");
+}
+Field Section::field(
+    const std::string& key,
+    std::vector<std::string>& target,
+    const std::string& help) {
+  return make(key, target, help, "list of strings");
+}
+Field Section::field(
+    const std::string& key, milliseconds& target, const std::string& help) {
+  return make(key, target, help, "time");
+}
+
+void Section::choice(
+    const std::string& key,
+    std::string& word,
+    const std::vector<std::string>& words,
+    const std::string& help) {
+  make(key, word, help, "string").one_of(words);
+}
+
+}  // namespace echelon::config

@@ -1,0 +1,72 @@
+// A value as TOML has it, and where it was written.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace echelon::config {
+
+/// Who set a value.
+struct Place {
+  std::string file;  // empty: not from a file
+  int line = 0;      // from 1
+  int column = 0;    // from 1
+  std::string flag;  // "--set train.steps=5", "--overwrite"
+
+  bool is_default() const { return file.empty() && flag.empty(); }
+  /// "first.toml:3:9", the flag, or "default".
+  std::string text() const;
+  /// The same without the column: "first.toml:3".
+  std::string short_text() const;
+};
+
+struct Value {
+  enum class Kind { boolean, integer, real, string, array, table, time };
+
+  Kind kind = Kind::boolean;
+  bool boolean = false;
+  int64_t integer = 0;
+  double real = 0;
+  std::string string;  // string, or time as written
+  std::vector<Value> items;
+  Place place;
+
+  /// As TOML spells it.
+  std::string text() const;
+  /// "a whole number", "a string", "a list" …
+  std::string kind_name() const;
+};
+
+struct Key {
+  Value value;
+  Place place;  // of the key itself
+};
+
+struct Table {
+  std::map<std::string, Key> keys;
+  Place place;
+};
+
+/// Tables by name; keys before any table are in tables[""].
+using Tables = std::map<std::string, Table>;
+
+/// Reads TOML. Throws ConfigError with `file`, line and column when the text is
+/// not TOML, a key is given twice, or a table stands inside a table.
+Tables parse_toml(std::string_view text, const std::string& file);
+
+/// One value as --set has it: TOML, or else a bare string.
+Value parse_value(std::string_view text, const std::string& flag);
+
+/// Spells values as TOML; reading the text gives back the identical value.
+std::string toml_text(bool value);
+std::string toml_text(int64_t value);
+std::string toml_text(double value);
+std::string toml_text(std::string_view value);
+
+/// At most `size` bytes, the middle replaced by "…".
+std::string shortened(const std::string& text, size_t size = 60);
+
+}  // namespace echelon::config

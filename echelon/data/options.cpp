@@ -1,0 +1,92 @@
+#include "echelon/data/options.h"
+
+#include "echelon/config/section.h"
+
+namespace echelon {
+
+void bind(config::Section& section, DataOptions& options) {
+  section
+      .field(
+          "name",
+          options.name,
+          "digits: 1,797 handwritten digits; dummy: random images; "
+          "tensors: a safetensors file; images: a folder of class folders")
+      .one_of({"digits", "dummy", "tensors", "images"});
+  section.field(
+      "path",
+      options.path,
+      "tensors: a .safetensors file with inputs and targets; images: "
+      "a folder of class folders");
+  section.field(
+      "shuffle",
+      options.shuffle,
+      "a new order of samples each epoch, from train.seed");
+  section
+      .field(
+          "holdout",
+          options.holdout,
+          "part of the samples that is held out to measure accuracy; 0 "
+          "holds nothing out")
+      .at_least(0)
+      .below(1);
+  section.field(
+      "holdout_path",
+      options.holdout_path,
+      "a file or folder of held-out samples instead");
+  section
+      .field(
+          "workers", options.workers, "threads per rank that prepare batches")
+      .at_least(1)
+      .at_most(256);
+  section.field("prefetch", options.prefetch, "batches that are ready ahead")
+      .at_least(1)
+      .at_most(1024);
+  section.field("samples", options.samples, "dummy: how many images")
+      .at_least(1);
+  section.field("shape", options.shape, "dummy: channels, height, width")
+      .length(3, 3)
+      .at_least(1)
+      .at_most(65536);
+  section.field("classes", options.classes, "dummy: how many classes")
+      .at_least(1)
+      .at_most(1 << 24);
+  section
+      .field(
+          "image_size",
+          options.image_size,
+          "images: height and width after the crop")
+      .at_least(1)
+      .at_most(16384);
+  section.field(
+      "crop",
+      options.crop,
+      "images: how they get their size in training; held-out images "
+      "use center",
+      {{"center", Crop::center}, {"random_resized", Crop::random_resized}});
+  section.field(
+      "flip",
+      options.flip,
+      "images: flipped left to right half of the time, in training");
+  section
+      .field(
+          "mean",
+          options.mean,
+          "images: subtracted per channel, from values in [0, 1]")
+      .length(3, 3);
+  section.field("std", options.std, "images: divided by, per channel")
+      .length(3, 3)
+      .above(0);
+  section.field(
+      "bad_image",
+      options.bad_image,
+      "images: what a broken one does; skip counts it",
+      {{"error", BadImage::error}, {"skip", BadImage::skip}});
+  section
+      .field(
+          "max_image_pixels",
+          options.max_image_pixels,
+          "images: one with more pixels is refused before it is decoded")
+      .at_least(1);
+}
+
+}  // namespace echelon

@@ -1,0 +1,43 @@
+#include "echelon/layout/options.h"
+
+#include "echelon/config/section.h"
+
+namespace echelon {
+namespace {
+
+constexpr int64_t kLargestDegree = 1 << 20;
+
+}  // namespace
+
+void bind(config::Section& section, Layout& layout) {
+  section
+      .field(
+          "dp",
+          layout.dp_replicate,
+          "copies of the model, each with its own samples")
+      .also("dp_replicate")
+      .at_least(1)
+      .at_most(kLargestDegree);
+  section
+      .field(
+          "fsdp",
+          layout.dp_shard,
+          "ranks that share out the parameters, each with its own samples")
+      .also("dp_shard")
+      .at_least(1)
+      .at_most(kLargestDegree);
+  section.field("tp", layout.tp, "ranks that share each layer's matrices")
+      .at_least(1)
+      .at_most(kLargestDegree);
+  section.field("pp", layout.pp, "ranks that share out the list of layers")
+      .at_least(1)
+      .at_most(kLargestDegree);
+  section.field("cp", layout.cp, "ranks that share the sequence")
+      .at_least(1)
+      .at_most(kLargestDegree);
+  section.field("ep", layout.ep, "ranks that share the experts")
+      .at_least(1)
+      .at_most(kLargestDegree);
+}
+
+}  // namespace echelon

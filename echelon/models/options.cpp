@@ -1,0 +1,40 @@
+#include "echelon/models/options.h"
+
+#include "echelon/config/section.h"
+
+namespace echelon {
+
+void bind(config::Section& section, ModelOptions& options) {
+  section.field("name", options.name, "which model")
+      .one_of(
+          {"simple_cnn",
+           "mlp",
+           "resnet18",
+           "resnet34",
+           "resnet50",
+           "resnet101",
+           "resnet152"});
+  section
+      .field(
+          "classes",
+          options.classes,
+          "how many classes it tells apart; 0: as many as the data has")
+      .at_least(0)
+      .at_most(1 << 24);
+  section.field("hidden", options.hidden, "mlp: widths of the hidden layers")
+      .at_least(1)
+      .at_most(1 << 24)
+      .length(0, 1024);
+  section.field(
+      "weights",
+      options.weights,
+      "start from this .safetensors file; empty: from train.seed");
+  section.field("dtype", options.dtype, "type of the parameters")
+      .one_of({"float32", "float64"});
+  section.field(
+      "sync_batch_norm",
+      options.sync_batch_norm,
+      "batch normalization takes its statistics over all ranks");
+}
+
+}  // namespace echelon

@@ -1,0 +1,389 @@
+#include "echelon/config/document.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <limits>
+
+#include "echelon/config/section.h"
+#include "echelon/error.h"
+
+namespace echelon::config {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+enum class Color { red, green };
+
+struct Options {
+  bool flag = false;
+  int64_t count = 1;
+  uint64_t seed = 0;
+  double rate = 0.5;
+  std::string name = "a";
+  std::vector<int64_t> shape = {1, 2};
+  std::vector<double> mean = {0.5};
+  std::vector<std::string> words;
+  milliseconds timeout = std::chrono::minutes(10);
+  Color color = Color::red;
+};
+
+void bind(Section& section, Options& options) {
+  section.field("flag", options.flag, "a flag");
+  section.field("count", options.count, "a count").at_least(1).at_most(9);
+  section.field("seed", options.seed, "a seed");
+  section.field("rate", options.rate, "a rate").above(0).below(1);
+  section.field("name", options.name, "a name").one_of({"a", "beta", "gamma"});
+  section.field("shape", options.shape, "a shape").length(1, 3).at_least(1);
+  section.field("mean", options.mean, "a mean").also("average");
+  section.field("words", options.words, "words");
+  section.field("timeout", options.timeout, "a time").at_least(1);
+  section.field(
+      "color",
+      options.color,
+      "a color",
+      {{"red", Color::red}, {"green", Color::green}});
+}
+
+Options bound(Document& document) {
+  Options options;
+  auto section = document.section("t", "a table");
+  bind(section, options);
+  document.finish();
+  return options;
+}
+
+Options read(const std::string& text) {
+  auto document = Document::parse(text, "f.toml");
+  return bound(document);
+}
+
+std::string
+error_of(const std::string& text, const std::vector<std::string>& sets = {}) {
+  try {
+    auto document = Document::parse(text, "f.toml");
+    for (const auto& set : sets) document.set(set);
+    bound(document);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "(no error)";
+}
+
+TEST(Document, ReadsEveryType) {
+  const Options options = read(
+      "[t]\nflag = true\ncount = 3\nseed = 9223372036854775807\nrate = 0.25\n"
+      "name = \"beta\"\nshape = [3, 4, 5]\nmean = [1, 0.5]\n"
+      "words = [\"x\", \"y z\"]\ntimeout = \"1500ms\"\ncolor = \"green\"\n");
+  EXPECT_TRUE(options.flag);
+  EXPECT_EQ(options.count, 3);
+  EXPECT_EQ(options.seed, 9223372036854775807u);
+  EXPECT_EQ(options.rate, 0.25);
+  EXPECT_EQ(options.name, "beta");
+  EXPECT_EQ(options.shape, (std::vector<int64_t>{3, 4, 5}));
+  EXPECT_EQ(options.mean, (std::vector<double>{1.0, 0.5}));
+  EXPECT_EQ(options.words, (std::vector<std::string>{"x", "y z"}));
+  EXPECT_EQ(options.timeout, milliseconds(1500));
+  EXPECT_EQ(options.color, Color::green);
+}
+
+TEST(Document, KeepsDefaults) {
+  const Options options = read("");
+  EXPECT_EQ(options.count, 1);
+  EXPECT_EQ(options.timeout, std::chrono::minutes(10));
+}
+
+TEST(Document, TimesHaveUnits) {
+  for (const auto& [text, expected] :
+       std::vector<std::pair<std::string, milliseconds>>{
+           {"\"30s\"", milliseconds(30000)},
+           {"\"10m\"", milliseconds(600000)},
+           {"\"2h\"", milliseconds(7200000)},
+           {"\"1.5s\"", milliseconds(1500)},
+           {"45", milliseconds(45000)},
+           {"2.5", milliseconds(2500)}}) {
+    EXPECT_EQ(read("[t]\ntimeout = " + text).timeout, expected) << text;
+  }
+  for (const std::string text :
+       {"\"30\"", "\"s\"", "\"30 s\"", "\"-3s\"", "-3", "\"1e300h\"", "true"}) {
+    EXPECT_THAT(error_of("[t]\ntimeout = " + text), HasSubstr("must be a time"))
+        << text;
+  }
+}
+
+TEST(Document, NamesPlaceValueRule) {
+  EXPECT_EQ(
+      error_of("[t]\n  count = 0\n"),
+      "f.toml:2:11: [t] count = 0: must be at least 1");
+  EXPECT_EQ(
+      error_of("[t]\ncount = 10\n"),
+      "f.toml:2:9: [t] count = 10: must be at most 9");
+  EXPECT_EQ(
+      error_of("[t]\nrate = 1\n"),
+      "f.toml:2:8: [t] rate = 1.0: must be below 1");
+  EXPECT_EQ(
+      error_of("[t]\nrate = nan\n"),
+      "f.toml:2:8: [t] rate = nan: must be a finite number");
+  EXPECT_EQ(
+      error_of("[t]\nname = \"bta\"\n"),
+      "f.toml:2:8: [t] name = \"bta\": must be \"a\", \"beta\" or "
+      "\"gamma\"; did you mean \"beta\"?");
+  EXPECT_EQ(
+      error_of("[t]\ncolor = \"gren\"\n"),
+      "f.toml:2:9: [t] color = \"gren\": must be \"red\" or \"green\"; did "
+      "you mean \"green\"?");
+  EXPECT_EQ(
+      error_of("[t]\nshape = []\n"),
+      "f.toml:2:9: [t] shape = []: must be a list of 1 to 3, not of 0");
+  EXPECT_EQ(
+      error_of("[t]\nshape = [1, 0]\n"),
+      "f.toml:2:9: [t] shape = [1, 0]: must be at least 1");
+}
+
+TEST(Document, RefusesWrongTypes) {
+  EXPECT_EQ(
+      error_of("[t]\ncount = \"3\"\n"),
+      "f.toml:2:9: [t] count = \"3\": must be a whole number");
+  EXPECT_EQ(
+      error_of("[t]\ncount = 3.0\n"),
+      "f.toml:2:9: [t] count = 3.0: must be a whole number");
+  EXPECT_EQ(
+      error_of("[t]\nflag = 1\n"),
+      "f.toml:2:8: [t] flag = 1: must be true or false");
+  EXPECT_EQ(
+      error_of("[t]\nname = 5\n"),
+      "f.toml:2:8: [t] name = 5: must be a string; put it in quotes: "
+      "\"5\"");
+  EXPECT_EQ(
+      error_of("[t]\nshape = 3\n"),
+      "f.toml:2:9: [t] shape = 3: must be a list of whole numbers, as in "
+      "[1, 2]");
+  EXPECT_EQ(
+      error_of("[t]\nshape = [1, \"x\"]\n"),
+      "f.toml:2:9: [t] shape = [1, \"x\"]: must be a list of whole "
+      "numbers, as in [1, 2]; \"x\" is not one");
+  EXPECT_THAT(
+      error_of("[t]\ncount = 1979-05-27\n"),
+      HasSubstr("count = 1979-05-27: must be a whole number"));
+  EXPECT_THAT(
+      error_of("[t]\ncount = {a = 1}\n"),
+      HasSubstr("count = {…}: must be a whole number"));
+  EXPECT_THAT(error_of("[t]\nseed = -1\n"), HasSubstr("must be at least 0"));
+}
+
+TEST(Document, NamesTheNearestKnown) {
+  EXPECT_EQ(
+      error_of("[t]\ncuont = 3\n"),
+      "f.toml:2:1: [t] cuont = 3: unknown key; did you mean \"count\"?");
+  EXPECT_EQ(
+      error_of("[zebra]\ncount = 3\n"),
+      "f.toml:1:1: [zebra]: unknown table; there are [t]");
+  EXPECT_EQ(
+      error_of("count = 3\n"),
+      "f.toml:1:1: count = 3: stands before any table; put it under [t]");
+}
+
+TEST(Document, NamesTheNearestTable) {
+  auto document = Document::parse("[tarin]\ncount = 3\n", "f.toml");
+  document.section("train", "a table");
+  try {
+    document.finish();
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "f.toml:1:1: [tarin]: unknown table; did you mean [train]?");
+  }
+}
+
+TEST(Document, SaysWhereAKeyBelongs) {
+  auto document = Document::parse("[a]\ncount = 3\n[t]\n", "f.toml");
+  document.section("a", "another table");
+  try {
+    bound(document);
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "f.toml:2:1: [a] count = 3: unknown key; it belongs in [t]");
+  }
+}
+
+TEST(Document, AnotherNameOfAKey) {
+  EXPECT_EQ(read("[t]\naverage = [2.0]\n").mean, std::vector<double>{2.0});
+  EXPECT_EQ(
+      error_of("[t]\nmean = [1.0]\naverage = [2.0]\n"),
+      "f.toml:3:1: [t] average = [2.0]: is another name of mean, which is "
+      "also set; keep one of the two");
+}
+
+TEST(Document, RefusesWhatIsNotToml) {
+  EXPECT_EQ(
+      error_of("[t]\ncount = 1\ncount = 2\n"),
+      "f.toml:3:9: count is given twice; keep one of the two");
+  EXPECT_EQ(
+      error_of("[t]\ncount = 1\n[t]\n"),
+      "f.toml:3:1: [t] is given twice; keep one of the two and put all of "
+      "its keys there");
+  EXPECT_EQ(
+      error_of("[t]\nname = beta\n"),
+      "f.toml:2:8: not TOML: value: could not determine value type; a "
+      "string needs quotes: \"beta\"");
+  EXPECT_THAT(
+      error_of("[t]\nname = \"beta\ncount = 1\n"),
+      HasSubstr("is the closing quote missing?"));
+  for (const std::string text :
+       {"[t",
+        "a b = 1",
+        "= 1",
+        "a =",
+        "\xff\xfe",
+        "[t]\ncount = 1OO\n",
+        "[[[[",
+        "a = [[[[[[",
+        "\"",
+        "count = 99999999999999999999"}) {
+    const std::string message = error_of(text);
+    EXPECT_THAT(message, HasSubstr("f.toml:")) << text;
+    EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 0) << message;
+  }
+}
+
+TEST(Document, DeepNestingIsAnErrorNotACrash) {
+  EXPECT_THAT(error_of("a = " + std::string(100000, '[')), HasSubstr("f.toml"));
+}
+
+TEST(Document, ShowsSeveralErrorsInFileOrder) {
+  EXPECT_EQ(
+      error_of("[t]\nrate = 7\ncuont = 3\nflag = 3\n"),
+      "f.toml:2:8: [t] rate = 7.0: must be below 1\n"
+      "f.toml:3:1: [t] cuont = 3: unknown key; did you mean \"count\"?\n"
+      "f.toml:4:8: [t] flag = 3: must be true or false");
+}
+
+TEST(Document, ShowsAtMostFiveLines) {
+  const std::string message =
+      error_of("[t]\na1 = 1\na2 = 1\na3 = 1\na4 = 1\na5 = 1\na6 = 1\na7 = 1\n");
+  EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 4) << message;
+  EXPECT_THAT(message, HasSubstr("and 3 more errors"));
+}
+
+TEST(Document, OverridesWin) {
+  auto document = Document::parse("[t]\ncount = 3\n", "f.toml");
+  for (const auto* set :
+       {"t.count=4",
+        "t.count=5",
+        "t.name=gamma",
+        "t.shape=[7]",
+        "t.rate=1e-3",
+        "t.flag=true"}) {
+    document.set(set);
+  }
+  const Options options = bound(document);
+  EXPECT_EQ(options.count, 5);
+  EXPECT_EQ(options.name, "gamma");
+  EXPECT_EQ(options.shape, std::vector<int64_t>{7});
+  EXPECT_EQ(options.rate, 1e-3);
+  EXPECT_EQ(document.entry("t.count").place.text(), "--set t.count=5");
+  EXPECT_EQ(document.where("t.count"), "--set t.count=5: [t] count = 5");
+}
+
+TEST(Document, OverridesAreChecked) {
+  EXPECT_EQ(
+      error_of("", {"t.count=0"}),
+      "--set t.count=0: [t] count = 0: must be at least 1");
+  EXPECT_EQ(
+      error_of("", {"t.cuont=1"}),
+      "--set t.cuont=1: [t] cuont = 1: unknown key; did you mean "
+      "\"count\"?");
+  EXPECT_EQ(
+      error_of("", {"count=1"}),
+      "--set count=1: must be TABLE.KEY=VALUE; write for example --set "
+      "train.steps=100");
+  EXPECT_THAT(error_of("", {"t.shape=[1,"}), HasSubstr("is not a TOML value"));
+  EXPECT_EQ(
+      error_of("", {"t.count=1OO"}),
+      "--set t.count=1OO: [t] count = \"1OO\": must be a whole number");
+  EXPECT_THAT(
+      error_of("", {"t.count=1\nflag=true"}),
+      HasSubstr("must be a whole number"));
+}
+
+TEST(Document, KnowsWhoSetAValue) {
+  auto document = Document::parse("\n[t]\ncount = 3\n", "f.toml");
+  document.set("t.rate=0.75");
+  document.set("t", "flag", "true", "--flag");
+  bound(document);
+  EXPECT_EQ(document.entry("t.count").place.short_text(), "f.toml:3");
+  EXPECT_EQ(document.entry("t.rate").place.short_text(), "--set t.rate=0.75");
+  EXPECT_EQ(document.entry("t.flag").place.short_text(), "--flag");
+  EXPECT_TRUE(document.entry("t.name").place.is_default());
+  EXPECT_EQ(document.where("t.name"), "f.toml: [t] name = \"a\" (default)");
+  EXPECT_EQ(document.entry("t.count").default_value, "1");
+  EXPECT_EQ(document.entry("t.count").value, "3");
+}
+
+TEST(Document, WritesWhatItReadsBack) {
+  Options options;
+  options.count = 7;
+  options.seed = std::numeric_limits<int64_t>::max();
+  options.rate = 0.1 + 0.2;
+  options.mean = {1e-300, 1.0, 12345678901234567890.0};
+  options.words = {"", "a\"b\\c\n\t\x01", "ä€"};
+  options.timeout = milliseconds(61001);
+  options.color = Color::green;
+  Document written;
+  auto section = written.section("t", "a table");
+  bind(section, options);
+  written.finish();
+  for (bool with_help : {false, true}) {
+    const Options again = read(written.to_toml(with_help));
+    EXPECT_EQ(again.count, options.count);
+    EXPECT_EQ(again.seed, options.seed);
+    EXPECT_EQ(again.rate, options.rate);
+    EXPECT_EQ(again.mean, options.mean);
+    EXPECT_EQ(again.words, options.words);
+    EXPECT_EQ(again.timeout, options.timeout);
+    EXPECT_EQ(again.color, options.color);
+  }
+}
+
+TEST(Document, ChecksOptionsOfAProgram) {
+  Options options;
+  options.count = 0;
+  options.seed = std::numeric_limits<uint64_t>::max();
+  Document document;
+  auto section = document.section("t", "a table");
+  bind(section, options);
+  try {
+    document.finish();
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "[t] count = 0: must be at least 1\n"
+        "[t] seed = 18446744073709551615: must be at most 2^63 - 1");
+  }
+}
+
+TEST(Document, RefusesFilesThatAreNone) {
+  EXPECT_THROW(Document::read("/nonexistent/x.toml"), ConfigError);
+  EXPECT_THROW(Document::read("/"), ConfigError);
+  EXPECT_THROW(Document::read("/dev/zero"), ConfigError);
+}
+
+TEST(Value, ShortensBetweenCharacters) {
+  EXPECT_EQ(shortened("abc", 10), "abc");
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += "ä";
+  const std::string cut = shortened(text, 20);
+  EXPECT_LE(cut.size(), 24u);
+  EXPECT_EQ((cut.size() - 3) % 2, 0u);
+}
+
+}  // namespace
+}  // namespace echelon::config
