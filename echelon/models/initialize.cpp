@@ -1,0 +1,300 @@
+#include "echelon/models/initialize.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "echelon/error.h"
+
+// Everything below works on blocks of 16 counters in plain loops without
+// branches, which the compiler turns into vector instructions. Logarithm, sine
+// and cosine are our own for that reason, and so that the bits do not depend on
+// the version of a mathematics library.
+
+namespace echelon {
+namespace {
+
+constexpr int kCounters = 16;
+constexpr int kBlock = 4 * kCounters;  // elements of a block
+
+using Words = std::array<uint32_t, kCounters>;
+using Reals = std::array<double, kCounters>;
+using Block = std::array<double, kBlock>;
+
+// The four output words of the counters first .. first + 15.
+struct PhiloxWords {
+  Words a, b, c, d;
+};
+
+void philox(uint64_t key, uint64_t first, PhiloxWords& out) {
+  uint32_t a[kCounters], b[kCounters], c[kCounters], d[kCounters];
+  for (int i = 0; i < kCounters; ++i) {
+    const uint64_t counter = first + static_cast<uint64_t>(i);
+    a[i] = static_cast<uint32_t>(counter);
+    b[i] = static_cast<uint32_t>(counter >> 32);
+    c[i] = 0;
+    d[i] = 0;
+  }
+  uint32_t key_low = static_cast<uint32_t>(key);
+  uint32_t key_high = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    for (int i = 0; i < kCounters; ++i) {
+      const uint64_t p = uint64_t{0xD2511F53} * a[i];
+      const uint64_t q = uint64_t{0xCD9E8D57} * c[i];
+      a[i] = static_cast<uint32_t>(q >> 32) ^ b[i] ^ key_low;
+      c[i] = static_cast<uint32_t>(p >> 32) ^ d[i] ^ key_high;
+      b[i] = static_cast<uint32_t>(q);
+      d[i] = static_cast<uint32_t>(p);
+    }
+    key_low += 0x9E3779B9;
+    key_high += 0xBB67AE85;
+  }
+  std::copy(a, a + kCounters, out.a.begin());
+  std::copy(b, b + kCounters, out.b.begin());
+  std::copy(c, c + kCounters, out.c.begin());
+  std::copy(d, d + kCounters, out.d.begin());
+}
+
+// (word + 1/2) / 2^32, exactly: in (0, 1), symmetric around 1/2. The word goes
+// into the mantissa of 2^52, which vector units can do where they cannot
+// convert unsigned numbers.
+double unit(uint32_t word) {
+  const double shifted =
+      std::bit_cast<double>(uint64_t{0x4330000000000000} | word);
+  return (shifted - 4503599627370495.5) * 0x1p-32;
+}
+
+// Natural logarithm of a normal number: 2 artanh((m - 1) / (m + 1)) of the
+// mantissa m in [sqrt(1/2), sqrt(2)), plus the exponent. Error below 1e-14.
+double logarithm(double x) {
+  constexpr uint64_t kRoot = 0x3FE6A09E667F3BCD;  // sqrt(1/2)
+  constexpr uint64_t kMantissa = 0x000FFFFFFFFFFFFF;
+  const uint64_t bits = std::bit_cast<uint64_t>(x);
+  const uint64_t moved = bits + (0x3FF0000000000000 - kRoot);
+  const double exponent =
+      std::bit_cast<double>(uint64_t{0x4330000000000000} | (moved >> 52)) -
+      (0x1p52 + 1023.0);
+  const double m = std::bit_cast<double>((moved & kMantissa) + kRoot);
+  const double s = (m - 1.0) / (m + 1.0);
+  const double z = s * s;
+  double sum = 1.0 / 19;
+  sum = sum * z + 1.0 / 17;
+  sum = sum * z + 1.0 / 15;
+  sum = sum * z + 1.0 / 13;
+  sum = sum * z + 1.0 / 11;
+  sum = sum * z + 1.0 / 9;
+  sum = sum * z + 1.0 / 7;
+  sum = sum * z + 1.0 / 5;
+  sum = sum * z + 1.0 / 3;
+  sum = sum * z + 1.0;
+  return exponent * 0.693147180559945309417 + 2.0 * s * sum;
+}
+
+// cos and sin of 2 pi u, u in (0, 1): the Taylor series within an eighth of a
+// turn, then the quadrant. Error below 1e-14.
+void circle(double u, double& cosine, double& sine) {
+  constexpr double kRound = 0x1.8p52;  // adding it rounds to a whole number
+  const double turned = 4.0 * u + kRound;
+  const uint64_t quadrant = std::bit_cast<uint64_t>(turned);
+  const double x = (4.0 * u - (turned - kRound)) * 1.57079632679489661923;
+  const double z = x * x;
+  double s = 1.0 - z * (1.0 / (16 * 17));
+  s = 1.0 - s * z * (1.0 / (14 * 15));
+  s = 1.0 - s * z * (1.0 / (12 * 13));
+  s = 1.0 - s * z * (1.0 / (10 * 11));
+  s = 1.0 - s * z * (1.0 / (8 * 9));
+  s = 1.0 - s * z * (1.0 / (6 * 7));
+  s = 1.0 - s * z * (1.0 / (4 * 5));
+  s = 1.0 - s * z * (1.0 / (2 * 3));
+  double c = 1.0 - z * (1.0 / (15 * 16));
+  c = 1.0 - c * z * (1.0 / (13 * 14));
+  c = 1.0 - c * z * (1.0 / (11 * 12));
+  c = 1.0 - c * z * (1.0 / (9 * 10));
+  c = 1.0 - c * z * (1.0 / (7 * 8));
+  c = 1.0 - c * z * (1.0 / (5 * 6));
+  c = 1.0 - c * z * (1.0 / (3 * 4));
+  c = 1.0 - c * z * (1.0 / 2);
+  const uint64_t s_bits = std::bit_cast<uint64_t>(s * x);
+  const uint64_t c_bits = std::bit_cast<uint64_t>(c);
+  const uint64_t swap = uint64_t{0} - (quadrant & 1);
+  const uint64_t negate_s = (quadrant & 2) << 62;
+  const uint64_t negate_c = ((quadrant + 1) & 2) << 62;
+  cosine =
+      std::bit_cast<double>(((c_bits & ~swap) | (s_bits & swap)) ^ negate_c);
+  sine = std::bit_cast<double>(((s_bits & ~swap) | (c_bits & swap)) ^ negate_s);
+}
+
+// Two independent normal numbers from two words.
+void box_muller(
+    const Words& first, const Words& second, Reals& even, Reals& odd) {
+  for (int i = 0; i < kCounters; ++i) {
+    const double radius = std::sqrt(-2.0 * logarithm(unit(first[i])));
+    double cosine;
+    double sine;
+    circle(unit(second[i]), cosine, sine);
+    even[i] = radius * cosine;
+    odd[i] = radius * sine;
+  }
+}
+
+void interleave(
+    const Reals& a,
+    const Reals& b,
+    const Reals& c,
+    const Reals& d,
+    Block& out) {
+  for (int i = 0; i < kCounters; ++i) {
+    out[4 * i] = a[i];
+    out[4 * i + 1] = b[i];
+    out[4 * i + 2] = c[i];
+    out[4 * i + 3] = d[i];
+  }
+}
+
+void uniform_block(const PhiloxWords& words, Block& out) {
+  Reals a, b, c, d;
+  for (int i = 0; i < kCounters; ++i) {
+    a[i] = 2.0 * unit(words.a[i]) - 1.0;
+    b[i] = 2.0 * unit(words.b[i]) - 1.0;
+    c[i] = 2.0 * unit(words.c[i]) - 1.0;
+    d[i] = 2.0 * unit(words.d[i]) - 1.0;
+  }
+  interleave(a, b, c, d, out);
+}
+
+void normal_block(const PhiloxWords& words, Block& out) {
+  Reals a, b, c, d;
+  box_muller(words.a, words.b, a, b);
+  box_muller(words.c, words.d, c, d);
+  interleave(a, b, c, d, out);
+}
+
+using BlockMaker = void (*)(const PhiloxWords&, Block&);
+
+template <typename T>
+void fill_range(
+    T* out,
+    uint64_t key,
+    int64_t begin,
+    int64_t end,
+    double scale,
+    BlockMaker make) {
+  PhiloxWords words;
+  Block block;
+  for (int64_t at = begin; at < end;) {
+    const int64_t base = at / kBlock * kBlock;
+    const int64_t stop = std::min(end, base + kBlock);
+    philox(key, static_cast<uint64_t>(base / 4), words);
+    make(words, block);
+    for (; at < stop; ++at) {
+      out[at - begin] =
+          static_cast<T>(scale * block[static_cast<size_t>(at - base)]);
+    }
+  }
+}
+
+void fill(
+    const torch::Tensor& slice,
+    uint64_t key,
+    int64_t first,
+    double scale,
+    BlockMaker make) {
+  if (!slice.is_contiguous() || !slice.is_floating_point()) {
+    throw Error(
+        "first values go into contiguous floating-point memory; make the "
+        "tensor contiguous and copy");
+  }
+  const torch::NoGradGuard no_grad;
+  if (!slice.is_cpu()) {
+    const auto host =
+        torch::empty(slice.sizes(), slice.options().device(torch::kCPU));
+    fill(host, key, first, scale, make);
+    slice.copy_(host);
+    return;
+  }
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kBFloat16, at::kHalf, slice.scalar_type(), "fill", [&] {
+        auto* data = slice.data_ptr<scalar_t>();
+        at::parallel_for(
+            0, slice.numel(), int64_t{1} << 16, [&](int64_t lo, int64_t hi) {
+              fill_range(data + lo, key, first + lo, first + hi, scale, make);
+            });
+      });
+}
+
+}  // namespace
+
+uint64_t parameter_key(uint64_t seed, std::string_view name) {
+  return XXH3_64bits_withSeed(name.data(), name.size(), seed);
+}
+
+void fill_uniform(
+    const torch::Tensor& slice,
+    uint64_t seed,
+    std::string_view name,
+    int64_t first_element,
+    double bound) {
+  fill(slice, parameter_key(seed, name), first_element, bound, uniform_block);
+}
+
+void fill_normal(
+    const torch::Tensor& slice,
+    uint64_t seed,
+    std::string_view name,
+    int64_t first_element,
+    double standard_deviation) {
+  fill(
+      slice,
+      parameter_key(seed, name),
+      first_element,
+      standard_deviation,
+      normal_block);
+}
+
+void fill_initial(
+    const torch::Tensor& slice,
+    uint64_t seed,
+    std::string_view name,
+    int64_t first_element,
+    const InitialValue& initial) {
+  switch (initial.kind) {
+    case InitialValue::Kind::constant: {
+      const torch::NoGradGuard no_grad;
+      slice.fill_(initial.value);
+      return;
+    }
+    case InitialValue::Kind::uniform:
+      return fill_uniform(slice, seed, name, first_element, initial.value);
+    case InitialValue::Kind::normal:
+      return fill_normal(slice, seed, name, first_element, initial.value);
+  }
+}
+
+void initialize(
+    torch::nn::Module& module,
+    const std::vector<ParameterInfo>& list,
+    uint64_t seed) {
+  auto tensors = module.named_parameters();
+  tensors.update(module.named_buffers());
+  if (tensors.size() != list.size()) {
+    throw Error(
+        "the model has " + std::to_string(tensors.size()) +
+        " tensors, but its parameter list " + std::to_string(list.size()));
+  }
+  for (const auto& info : list) {
+    const auto* tensor = tensors.find(info.name);
+    if (tensor == nullptr || tensor->sizes() != at::IntArrayRef(info.shape)) {
+      throw Error(
+          "the model and its parameter list differ at \"" + info.name + "\"");
+    }
+    fill_initial(*tensor, seed, info.name, 0, info.initial);
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,187 @@
+#include "echelon/models/initialize.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/PhiloxRNGEngine.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <iostream>
+
+#include "echelon/models/network.h"
+
+namespace echelon {
+namespace {
+
+using Fill =
+    void (*)(const torch::Tensor&, uint64_t, std::string_view, int64_t, double);
+
+torch::Tensor filled(
+    Fill fill,
+    int64_t count,
+    double scale,
+    torch::Dtype dtype,
+    uint64_t seed = 3,
+    std::string_view name = "layer.weight") {
+  auto tensor = torch::empty({count}, dtype);
+  fill(tensor, seed, name, 0, scale);
+  return tensor;
+}
+
+TEST(Initialize, UsesTheWordsOfPhilox) {
+  const auto values = filled(fill_uniform, 200, 2.0, torch::kFloat64);
+  at::Philox4_32 engine(parameter_key(3, "layer.weight"), 0, 0);
+  for (int64_t i = 0; i < values.numel(); ++i) {
+    const double unit = (engine() + 0.5) / 4294967296.0;
+    EXPECT_EQ(values[i].item<double>(), 2.0 * (2.0 * unit - 1.0)) << i;
+  }
+}
+
+TEST(Initialize, NormalIsBoxMullerOfThoseWords) {
+  const auto values = filled(fill_normal, 4000, 0.5, torch::kFloat64);
+  at::Philox4_32 engine(parameter_key(3, "layer.weight"), 0, 0);
+  const double turn = 2.0 * std::acos(-1.0);
+  for (int64_t i = 0; i < values.numel(); i += 2) {
+    const double first = (engine() + 0.5) / 4294967296.0;
+    const double second = (engine() + 0.5) / 4294967296.0;
+    const double radius = 0.5 * std::sqrt(-2.0 * std::log(first));
+    EXPECT_NEAR(
+        values[i].item<double>(), radius * std::cos(turn * second), 1e-13);
+    EXPECT_NEAR(
+        values[i + 1].item<double>(), radius * std::sin(turn * second), 1e-13);
+  }
+}
+
+// Old seeds must go on giving the same networks.
+TEST(Initialize, ValuesAreFixedForever) {
+  EXPECT_EQ(parameter_key(0, ""), 3244421341483603138u);
+  EXPECT_EQ(parameter_key(7, "layer1.0.conv1.weight"), 17617537325656089426u);
+  EXPECT_EQ(parameter_key(8, "layer1.0.conv1.weight"), 14644069311732551147u);
+}
+
+TEST(Initialize, AShardIsTheSliceOfTheWholeBitForBit) {
+  for (Fill fill : {fill_uniform, fill_normal}) {
+    for (auto dtype : {torch::kFloat32, torch::kFloat64, torch::kBFloat16}) {
+      const auto whole = filled(fill, 1001, 0.3, dtype);
+      for (const std::pair<int64_t, int64_t>& cut :
+           {std::pair<int64_t, int64_t>{0, 1},
+            {1, 332},
+            {333, 335},
+            {668, 333},
+            {64, 64},
+            {1000, 1},
+            {500, 0}}) {
+        auto shard = torch::empty({cut.second}, dtype);
+        fill(shard, 3, "layer.weight", cut.first, 0.3);
+        EXPECT_TRUE(shard.equal(whole.narrow(0, cut.first, cut.second)))
+            << cut.first << " " << cut.second;
+      }
+    }
+  }
+}
+
+TEST(Initialize, FarElementsAreReachedDirectly) {
+  const int64_t far = (int64_t{1} << 40) + 3;
+  auto two = torch::empty({2}, torch::kFloat64);
+  fill_uniform(two, 3, "w", far, 1.0);
+  at::Philox4_32 engine(
+      parameter_key(3, "w"), 0, static_cast<uint64_t>(far / 4));
+  engine(), engine(), engine();
+  EXPECT_EQ(
+      two[0].item<double>(), 2.0 * ((engine() + 0.5) / 4294967296.0) - 1.0);
+}
+
+TEST(Initialize, TheThreadCountDoesNotMatter) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const auto one = filled(fill_normal, 300001, 1.0, torch::kFloat32);
+  at::set_num_threads(3);
+  const auto three = filled(fill_normal, 300001, 1.0, torch::kFloat32);
+  at::set_num_threads(threads);
+  EXPECT_TRUE(one.equal(three));
+}
+
+TEST(Initialize, Float32IsFloat64Rounded) {
+  for (Fill fill : {fill_uniform, fill_normal}) {
+    EXPECT_TRUE(
+        filled(fill, 5000, 0.3, torch::kFloat32)
+            .equal(
+                filled(fill, 5000, 0.3, torch::kFloat64).to(torch::kFloat32)));
+  }
+}
+
+TEST(Initialize, NameAndSeedMakeTheStream) {
+  const auto a = filled(fill_uniform, 100, 1.0, torch::kFloat64, 3, "a");
+  EXPECT_TRUE(a.equal(filled(fill_uniform, 100, 1.0, torch::kFloat64, 3, "a")));
+  EXPECT_FALSE((a == filled(fill_uniform, 100, 1.0, torch::kFloat64, 3, "b"))
+                   .any()
+                   .item<bool>());
+  EXPECT_FALSE((a == filled(fill_uniform, 100, 1.0, torch::kFloat64, 4, "a"))
+                   .any()
+                   .item<bool>());
+}
+
+// Four standard errors of each moment's estimate from n samples.
+TEST(Initialize, UniformHasItsMoments) {
+  const double n = 1 << 20;
+  const auto x = filled(fill_uniform, 1 << 20, 1.0, torch::kFloat64);
+  EXPECT_NEAR(x.mean().item<double>(), 0.0, 4 * std::sqrt(1 / 3.0 / n));
+  EXPECT_NEAR(
+      x.square().mean().item<double>(), 1 / 3.0, 4 * std::sqrt(4 / 45.0 / n));
+  EXPECT_LT(x.abs().max().item<double>(), 1.0);
+  EXPECT_GT(x.abs().max().item<double>(), 0.9999);
+  const auto correlation = (x.slice(0, 1) * x.slice(0, 0, -1)).mean();
+  EXPECT_NEAR(correlation.item<double>(), 0.0, 4 / 3.0 / std::sqrt(n));
+}
+
+TEST(Initialize, NormalHasItsMoments) {
+  const double n = 1 << 20;
+  const auto x = filled(fill_normal, 1 << 20, 1.0, torch::kFloat64);
+  EXPECT_NEAR(x.mean().item<double>(), 0.0, 4 / std::sqrt(n));
+  EXPECT_NEAR(x.pow(2).mean().item<double>(), 1.0, 4 * std::sqrt(2 / n));
+  EXPECT_NEAR(x.pow(3).mean().item<double>(), 0.0, 4 * std::sqrt(15 / n));
+  EXPECT_NEAR(x.pow(4).mean().item<double>(), 3.0, 4 * std::sqrt(96 / n));
+  EXPECT_NEAR(
+      (x.slice(0, 1) * x.slice(0, 0, -1)).mean().item<double>(),
+      0.0,
+      4 / std::sqrt(n));
+  // The share within one and three deviations.
+  EXPECT_NEAR(
+      x.abs().lt(1).to(torch::kFloat64).mean().item<double>(), 0.682689, 0.002);
+  EXPECT_NEAR(
+      x.abs().gt(3).to(torch::kFloat64).mean().item<double>(),
+      0.0026998,
+      0.0002);
+}
+
+TEST(Initialize, PrintsItsSpeed) {
+  at::set_num_threads(1);
+  auto x = torch::empty({1 << 20});
+  const auto best = [&](auto call) {
+    double least = 1e9;
+    for (int i = 0; i < 5; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      call();
+      least = std::min(
+          least,
+          std::chrono::duration<double, std::milli>(
+              std::chrono::steady_clock::now() - start)
+              .count());
+    }
+    return least;
+  };
+  std::cout << "ms per Mi elements: uniform "
+            << best([&] { fill_uniform(x, 1, "w", 0, 1.0); }) << " (torch "
+            << best([&] { x.uniform_(-1, 1); }) << "), normal "
+            << best([&] { fill_normal(x, 1, "w", 0, 1.0); }) << " (torch "
+            << best([&] { x.normal_(0, 1); }) << ")\n";
+  ModelOptions options;
+  options.name = "resnet152";
+  std::cout << "ms to build resnet152: " << best([&] {
+    make_network(options, {3, 224, 224}, 1000, 1);
+  }) << "\n";
+}
+
+}  // namespace
+}  // namespace echelon
