@@ -18,8 +18,19 @@ enum class SpanKind {
   other,
 };
 
+/// "forward", "communication", …: the category in traces and pictures.
+const char* span_kind_name(SpanKind kind);
+/// The inverse; throws DataError for a word that is none of them.
+SpanKind span_kind_from_name(const std::string& name);
+
 /// One stretch of work of one rank. Times are nanoseconds since the timeline's
 /// origin, which all ranks share.
+///
+/// Spans of one track may nest; the innermost one says what the track does. So
+/// a wait for a collective inside "backward" is a span of kind `communication`
+/// on the track "compute", and that stretch does not count as computing.
+/// Communication in the background is on a track of its own ("comm"), one span
+/// per collective from its launch to its end; such spans may overlap.
 struct Span {
   int32_t rank = 0;
   std::string track;      // lane within the rank: "compute", "comm", "loader"

@@ -1,0 +1,265 @@
+#include "echelon/timeline/chrome_trace.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+#include <utility>
+
+#include "echelon/error.h"
+#include "echelon/timeline/text_file.h"
+
+namespace echelon {
+namespace {
+
+using Json = nlohmann::json;
+
+// A JSON string; bytes that are no UTF-8 become U+FFFD.
+std::string quoted(const std::string& text) {
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string microseconds(int64_t ns) {
+  char text[40];
+  const char* sign = ns < 0 ? "-" : "";
+  const uint64_t size = ns < 0 ? 0 - static_cast<uint64_t>(ns) : ns;
+  std::snprintf(
+      text,
+      sizeof text,
+      "%s%llu.%03llu",
+      sign,
+      static_cast<unsigned long long>(size / 1000),
+      static_cast<unsigned long long>(size % 1000));
+  return text;
+}
+
+// Compute first, as one reads it; tracks of one's own at the end.
+int track_order(const std::string& track) {
+  if (track == "compute") return 0;
+  if (track == "comm") return 1;
+  if (track == "loader" || track == "data") return 2;
+  return 3;
+}
+
+using TrackKey = std::tuple<int32_t, int, std::string>;  // rank, order, track
+
+// Puts each span of a track on the first lane where it nests or stands apart.
+class Lanes {
+ public:
+  size_t place(const Span& span) {
+    for (size_t lane = 0; lane < open_.size(); ++lane) {
+      auto& ends = open_[lane];
+      while (!ends.empty() && ends.back() <= span.begin_ns) ends.pop_back();
+      if (ends.empty() || span.end_ns <= ends.back()) {
+        ends.push_back(span.end_ns);
+        return lane;
+      }
+    }
+    open_.push_back({span.end_ns});
+    return open_.size() - 1;
+  }
+
+ private:
+  std::vector<std::vector<int64_t>> open_;  // per lane: ends, innermost last
+};
+
+class TraceText {
+ public:
+  explicit TraceText(const std::string& title) {
+    text_ = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"title\":" +
+            quoted(title) + "},\n\"traceEvents\":[";
+  }
+
+  void metadata(
+      const char* name, int64_t pid, int64_t tid, const std::string& args) {
+    next();
+    text_ += std::string("{\"ph\":\"M\",\"name\":\"") + name +
+             "\",\"pid\":" + std::to_string(pid) +
+             ",\"tid\":" + std::to_string(tid) + ",\"args\":{" + args + "}}";
+  }
+
+  void span(const Span& span, int64_t tid, bool other_lane) {
+    next();
+    text_ += "{\"ph\":\"X\",\"name\":" + quoted(span.name) + ",\"cat\":\"" +
+             span_kind_name(span.kind) +
+             "\",\"pid\":" + std::to_string(span.rank) +
+             ",\"tid\":" + std::to_string(tid) +
+             ",\"ts\":" + microseconds(span.begin_ns) +
+             ",\"dur\":" + microseconds(span.end_ns - span.begin_ns) +
+             ",\"args\":{\"step\":" + std::to_string(span.step);
+    if (span.bytes != 0) text_ += ",\"bytes\":" + std::to_string(span.bytes);
+    if (other_lane) text_ += ",\"track\":" + quoted(span.track);
+    text_ += "}}";
+  }
+
+  std::string finish() && { return std::move(text_) + "\n]}\n"; }
+
+ private:
+  void next() {
+    text_ += first_ ? "\n" : ",\n";
+    first_ = false;
+  }
+
+  std::string text_;
+  bool first_ = true;
+};
+
+void write_track(
+    TraceText& trace, std::vector<const Span*>& spans, int64_t& tid) {
+  std::stable_sort(
+      spans.begin(), spans.end(), [](const Span* a, const Span* b) {
+        return std::pair(a->begin_ns, -a->end_ns) <
+               std::pair(b->begin_ns, -b->end_ns);
+      });
+  const Span& first = *spans.front();
+  const int64_t first_tid = tid;
+  Lanes lanes;
+  for (const Span* span : spans) {
+    const auto lane = static_cast<int64_t>(lanes.place(*span));
+    if (first_tid + lane == tid) {
+      const auto suffix =
+          lane == 0 ? "" : " (" + std::to_string(lane + 1) + ")";
+      trace.metadata(
+          "thread_name",
+          first.rank,
+          tid,
+          "\"name\":" + quoted(first.track + suffix));
+      trace.metadata(
+          "thread_sort_index",
+          first.rank,
+          tid,
+          "\"sort_index\":" + std::to_string(tid));
+      ++tid;
+    }
+    trace.span(*span, first_tid + lane, lane > 0);
+  }
+}
+
+int64_t to_ns(const Json& microseconds) {
+  const double value = microseconds.get<double>() * 1e3;
+  if (!(std::abs(value) < 9e18)) {
+    throw DataError("a time is out of range");
+  }
+  return std::llround(value);
+}
+
+using TrackNames = std::map<std::pair<int32_t, int64_t>, std::string>;
+
+// Thread names come before or after the events that they name.
+TrackNames read_names(const Json& events, Timeline& timeline) {
+  TrackNames tracks;
+  std::map<int32_t, std::string> ranks;
+  for (const auto& event : events) {
+    if (event.at("ph") != "M") continue;
+    const auto pid = event.at("pid").get<int32_t>();
+    const auto& name = event.at("name");
+    if (name == "process_name") {
+      ranks[pid] = event.at("args").at("name").get<std::string>();
+    } else if (name == "thread_name") {
+      tracks[{pid, event.at("tid").get<int64_t>()}] =
+          event.at("args").at("name").get<std::string>();
+    }
+  }
+  for (const auto& [rank, name] : ranks) {
+    if (rank < 0 || rank > 1 << 20) {
+      throw DataError("a process is no rank: " + std::to_string(rank));
+    }
+    if (timeline.rank_names.size() <= static_cast<size_t>(rank)) {
+      timeline.rank_names.resize(rank + 1);
+    }
+    timeline.rank_names[rank] = name;
+  }
+  return tracks;
+}
+
+Span read_span(const Json& event, const TrackNames& tracks) {
+  Span span;
+  span.rank = event.at("pid").get<int32_t>();
+  const auto tid = event.at("tid").get<int64_t>();
+  const auto& args = event.at("args");
+  if (const auto track = args.find("track"); track != args.end()) {
+    span.track = track->get<std::string>();
+  } else {
+    span.track = tracks.at({span.rank, tid});
+  }
+  span.name = event.at("name").get<std::string>();
+  span.kind = span_kind_from_name(event.at("cat").get<std::string>());
+  span.begin_ns = to_ns(event.at("ts"));
+  span.end_ns = span.begin_ns + to_ns(event.at("dur"));
+  span.step = args.at("step").get<int64_t>();
+  span.bytes = args.value("bytes", int64_t{0});
+  return span;
+}
+
+Timeline read_timeline(const Json& json) {
+  Timeline timeline;
+  timeline.title = json.at("otherData").at("title").get<std::string>();
+  const Json& events = json.at("traceEvents");
+  const auto tracks = read_names(events, timeline);
+  for (const auto& event : events) {
+    if (event.at("ph") == "X") {
+      timeline.spans.push_back(read_span(event, tracks));
+    }
+  }
+  std::stable_sort(
+      timeline.spans.begin(),
+      timeline.spans.end(),
+      [](const Span& a, const Span& b) {
+        return std::pair(a.rank, a.begin_ns) < std::pair(b.rank, b.begin_ns);
+      });
+  return timeline;
+}
+
+}  // namespace
+
+std::string to_chrome_trace(const Timeline& timeline) {
+  TraceText trace(timeline.title);
+  for (size_t rank = 0; rank < timeline.rank_names.size(); ++rank) {
+    trace.metadata(
+        "process_name",
+        rank,
+        0,
+        "\"name\":" + quoted(timeline.rank_names[rank]));
+    trace.metadata(
+        "process_sort_index",
+        rank,
+        0,
+        "\"sort_index\":" + std::to_string(rank));
+  }
+  std::map<TrackKey, std::vector<const Span*>> tracks;
+  for (const auto& span : timeline.spans) {
+    tracks[{span.rank, track_order(span.track), span.track}].push_back(&span);
+  }
+  int64_t tid = 1;  // unique in the file: some viewers forget the process
+  for (auto& [key, spans] : tracks) write_track(trace, spans, tid);
+  return std::move(trace).finish();
+}
+
+void write_chrome_trace(
+    const std::filesystem::path& path, const Timeline& timeline) {
+  write_text_file(path, to_chrome_trace(timeline));
+}
+
+Timeline read_chrome_trace(const std::filesystem::path& path) {
+  return parse_chrome_trace(read_text_file(path), path.string());
+}
+
+Timeline parse_chrome_trace(
+    const std::string& text, const std::string& place) {
+  std::string reason;
+  try {
+    return read_timeline(Json::parse(text));
+  } catch (const nlohmann::json::exception& error) {
+    reason = error.what();
+  } catch (const std::out_of_range&) {
+    reason = "an event is on a thread without a name";
+  } catch (const DataError& error) {
+    reason = error.what();
+  }
+  throw DataError(
+      "[timeline] " + place + " is no trace that Echelon wrote: " + reason);
+}
+
+}  // namespace echelon

@@ -1,0 +1,30 @@
+// Timelines as Chrome trace JSON, for ui.perfetto.dev and chrome://tracing.
+//
+// A rank is a process, a track is a thread, a span is a complete event ("X").
+// Times are microseconds with the nanoseconds as fraction, the category is the
+// span's kind, and args hold step and bytes. Viewers want the events of one
+// thread nested or apart: spans of a track that overlap otherwise continue on
+// threads named "comm (2)", "comm (3)".
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "echelon/timeline/timeline.h"
+
+namespace echelon {
+
+std::string to_chrome_trace(const Timeline& timeline);
+
+/// Replaces the file at `path`. Throws Error when it cannot be written.
+void write_chrome_trace(
+    const std::filesystem::path& path, const Timeline& timeline);
+
+/// Reads what write_chrome_trace wrote; spans come sorted by rank, then begin.
+/// Throws DataError when the file is missing or is no such trace.
+Timeline read_chrome_trace(const std::filesystem::path& path);
+
+/// As read_chrome_trace, from text; `place` names it in errors.
+Timeline parse_chrome_trace(const std::string& text, const std::string& place);
+
+}  // namespace echelon

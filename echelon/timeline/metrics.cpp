@@ -1,0 +1,215 @@
+#include "echelon/timeline/metrics.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "echelon/error.h"
+#include "echelon/timeline/text_file.h"
+
+namespace echelon {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+const char* not_finite_name(double value) {
+  if (std::isnan(value)) return "nan";
+  return value > 0 ? "inf" : "-inf";
+}
+
+void put(Json& json, const std::string& key, double value) {
+  if (std::isfinite(value)) {
+    json[key] = value;
+  } else {
+    json[key] = nullptr;
+    json[key + "_is"] = not_finite_name(value);
+  }
+}
+
+std::optional<double> get(const Json& json, const std::string& key) {
+  const auto found = json.find(key);
+  if (found == json.end()) return std::nullopt;
+  if (!found->is_null()) return found->get<double>();
+  const auto text = json.value(key + "_is", std::string("nan"));
+  if (text == "inf") return std::numeric_limits<double>::infinity();
+  if (text == "-inf") return -std::numeric_limits<double>::infinity();
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+std::string to_line(const StepMetrics& m) {
+  Json json;
+  json["step"] = m.step;
+  put(json, "epoch", m.epoch);
+  put(json, "loss", m.loss);
+  put(json, "samples_per_second", m.samples_per_second);
+  put(json, "step_seconds", m.step_seconds);
+  put(json, "data_seconds", m.data_seconds);
+  put(json, "learning_rate", m.learning_rate);
+  if (m.grad_norm) put(json, "grad_norm", *m.grad_norm);
+  if (m.slowest_rank) json["slowest_rank"] = *m.slowest_rank;
+  return json.dump() + "\n";
+}
+
+std::string to_line(const EvaluationMetrics& m) {
+  Json inner;
+  put(inner, "epoch", m.epoch);
+  inner["samples"] = m.samples;
+  put(inner, "accuracy", m.accuracy);
+  put(inner, "loss", m.loss);
+  put(inner, "seconds", m.seconds);
+  Json json;
+  json["step"] = m.step;
+  json["evaluation"] = std::move(inner);
+  return json.dump() + "\n";
+}
+
+StepMetrics step_from(const Json& json) {
+  StepMetrics m;
+  m.step = json.at("step").get<int64_t>();
+  m.epoch = get(json, "epoch").value_or(0);
+  m.loss = get(json, "loss").value_or(0);
+  m.samples_per_second = get(json, "samples_per_second").value_or(0);
+  m.step_seconds = get(json, "step_seconds").value_or(0);
+  m.data_seconds = get(json, "data_seconds").value_or(0);
+  m.learning_rate = get(json, "learning_rate").value_or(0);
+  m.grad_norm = get(json, "grad_norm");
+  if (const auto found = json.find("slowest_rank"); found != json.end()) {
+    m.slowest_rank = found->get<int32_t>();
+  }
+  return m;
+}
+
+EvaluationMetrics evaluation_from(const Json& json) {
+  const Json& inner = json.at("evaluation");
+  EvaluationMetrics m;
+  m.step = json.at("step").get<int64_t>();
+  m.epoch = get(inner, "epoch").value_or(0);
+  m.samples = inner.value("samples", int64_t{0});
+  m.accuracy = get(inner, "accuracy").value_or(0);
+  m.loss = get(inner, "loss").value_or(0);
+  m.seconds = get(inner, "seconds").value_or(0);
+  return m;
+}
+
+void read_line(std::string_view line, MetricsFile& file) {
+  const Json json = Json::parse(line);
+  if (json.contains("evaluation")) {
+    file.evaluations.push_back(evaluation_from(json));
+  } else {
+    file.steps.push_back(step_from(json));
+  }
+}
+
+// Bytes up to and with the last newline.
+int64_t whole_lines_size(int file, int64_t size) {
+  char block[4096];
+  while (size > 0) {
+    const int64_t begin = size > 4096 ? size - 4096 : 0;
+    const ssize_t count = ::pread(file, block, size - begin, begin);
+    if (count <= 0) return size;
+    for (ssize_t i = count - 1; i >= 0; --i) {
+      if (block[i] == '\n') return begin + i + 1;
+    }
+    size = begin;
+  }
+  return 0;
+}
+
+[[noreturn]] void fail(
+    const std::filesystem::path& path, int error, int64_t lines) {
+  throw Error(
+      "[metrics] cannot write " + path.string() + ": " +
+      std::strerror(error) + "; the " + std::to_string(lines) +
+      " lines that this run wrote before are kept");
+}
+
+}  // namespace
+
+MetricsWriter::MetricsWriter(const std::filesystem::path& path) : path_(path) {
+  std::error_code ignored;
+  if (path.has_parent_path()) {
+    std::filesystem::create_directories(path.parent_path(), ignored);
+  }
+  file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (file_ < 0) fail(path, errno, 0);
+  struct stat status {};
+  if (::fstat(file_, &status) == 0) {
+    size_ = whole_lines_size(file_, status.st_size);
+    if (size_ < status.st_size && ::ftruncate(file_, size_) != 0) {
+      const int error = errno;
+      ::close(file_);
+      fail(path, error, 0);
+    }
+  }
+}
+
+MetricsWriter::~MetricsWriter() { ::close(file_); }
+
+void MetricsWriter::append(const StepMetrics& metrics) {
+  write_line(to_line(metrics));
+}
+
+void MetricsWriter::append(const EvaluationMetrics& metrics) {
+  write_line(to_line(metrics));
+}
+
+void MetricsWriter::write_line(std::string line) {
+  size_t done = 0;
+  while (done < line.size()) {
+    const ssize_t count =
+        ::write(file_, line.data() + done, line.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      const int error = errno;
+      // Half a line would hide behind the next one.
+      if (done > 0 && ::ftruncate(file_, size_) != 0) errno = error;
+      fail(path_, error, lines_);
+    }
+    done += static_cast<size_t>(count);
+  }
+  size_ += static_cast<int64_t>(line.size());
+  ++lines_;
+}
+
+void append_metrics(
+    const std::filesystem::path& path, const StepMetrics& metrics) {
+  MetricsWriter(path).append(metrics);
+}
+
+void append_metrics(
+    const std::filesystem::path& path, const EvaluationMetrics& metrics) {
+  MetricsWriter(path).append(metrics);
+}
+
+MetricsFile read_metrics(const std::filesystem::path& path) {
+  const std::string text = read_text_file(path);
+  MetricsFile file;
+  int64_t number = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin);
+    if (end == std::string::npos) {
+      file.truncated = true;
+      break;
+    }
+    ++number;
+    try {
+      read_line(std::string_view(text).substr(begin, end - begin), file);
+    } catch (const nlohmann::json::exception& error) {
+      throw DataError(
+          path.string() + ":" + std::to_string(number) +
+          ": no line of metrics (" + error.what() +
+          "); remove the line to read the rest");
+    }
+    begin = end + 1;
+  }
+  return file;
+}
+
+}  // namespace echelon

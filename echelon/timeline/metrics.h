@@ -1,0 +1,87 @@
+// The run's figures, one JSON object a line (metrics.jsonl).
+//
+//   {"step":10,"epoch":0.64,"loss":1.93,"samples_per_second":5120.0,…}
+//   {"step":22,"evaluation":{"epoch":1.0,"samples":360,"accuracy":0.91,…}}
+//
+// JSON has no NaN: such a value is null, and a second key says which it was,
+// {"loss":null,"loss_is":"nan"} (or "inf", "-inf"). A figure that was not
+// measured is absent.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+/// What one optimizer step did, over all ranks. Steps count from 1.
+struct StepMetrics {
+  int64_t step = 0;
+  double epoch = 0;               // passes over the data when the step ended
+  double loss = 0;                // mean over the global batch
+  double samples_per_second = 0;  // all ranks together
+  double step_seconds = 0;        // from the end of the step before to its end
+  double data_seconds = 0;        // of those, waiting for the batch
+  double learning_rate = 0;
+  std::optional<double> grad_norm;    // global 2-norm, before clipping
+  std::optional<int32_t> slowest_rank;
+
+  bool operator==(const StepMetrics&) const = default;
+};
+
+/// A pass over the held-out samples after `step` steps.
+struct EvaluationMetrics {
+  int64_t step = 0;
+  double epoch = 0;
+  int64_t samples = 0;
+  double accuracy = 0;  // 0 to 1
+  double loss = 0;
+  double seconds = 0;
+
+  bool operator==(const EvaluationMetrics&) const = default;
+};
+
+/// Appends to a metrics file. Each line reaches the system at once, so a crash
+/// of the process loses none. A file that ends in half a line (its writer was
+/// killed, or the disk was full) is cut back to its last whole line first.
+///
+/// Throws Error with the path, the system's reason and the number of lines
+/// that the file keeps.
+class MetricsWriter {
+ public:
+  explicit MetricsWriter(const std::filesystem::path& path);
+  ~MetricsWriter();
+  MetricsWriter(const MetricsWriter&) = delete;
+  MetricsWriter& operator=(const MetricsWriter&) = delete;
+
+  void append(const StepMetrics& metrics);
+  void append(const EvaluationMetrics& metrics);
+
+ private:
+  void write_line(std::string line);
+
+  std::filesystem::path path_;
+  int file_ = -1;
+  int64_t size_ = 0;   // bytes of whole lines
+  int64_t lines_ = 0;  // written by this object
+};
+
+/// Appends one line, opening and closing the file.
+void append_metrics(
+    const std::filesystem::path& path, const StepMetrics& metrics);
+void append_metrics(
+    const std::filesystem::path& path, const EvaluationMetrics& metrics);
+
+struct MetricsFile {
+  std::vector<StepMetrics> steps;
+  std::vector<EvaluationMetrics> evaluations;
+  bool truncated = false;  // the last line was cut short and left out
+};
+
+/// Unknown keys are ignored. Throws DataError with file and line for a line
+/// that is no metrics, other than a last one without its end.
+MetricsFile read_metrics(const std::filesystem::path& path);
+
+}  // namespace echelon

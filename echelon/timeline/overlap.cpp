@@ -1,0 +1,228 @@
+#include "echelon/timeline/overlap.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace echelon {
+namespace {
+
+bool computes(SpanKind kind) {
+  return kind == SpanKind::forward || kind == SpanKind::backward ||
+         kind == SpanKind::optimizer;
+}
+
+using Spans = std::vector<const Span*>;
+
+StepActivity activity_of(const Spans& spans) {
+  StepActivity result;
+  result.rank = spans.front()->rank;
+  result.step = spans.front()->step;
+  result.window = {spans.front()->begin_ns, spans.front()->end_ns};
+  std::map<std::string, Spans> tracks;
+  std::vector<Interval> communication;
+  for (const Span* span : spans) {
+    result.window.begin = std::min(result.window.begin, span->begin_ns);
+    result.window.end = std::max(result.window.end, span->end_ns);
+    tracks[span->track].push_back(span);
+    if (span->kind == SpanKind::communication) {
+      communication.push_back({span->begin_ns, span->end_ns});
+    }
+  }
+  std::vector<Interval> compute;
+  std::vector<Interval> data;
+  for (auto& [name, track] : tracks) {
+    for (const auto& piece : owned_pieces(std::move(track))) {
+      if (computes(piece.span->kind)) compute.push_back(piece.time);
+      if (piece.span->kind == SpanKind::data) data.push_back(piece.time);
+      result.pieces.push_back(piece);
+    }
+  }
+  result.compute = merged(std::move(compute));
+  result.communication = merged(std::move(communication));
+  result.overlapped = intersection(result.communication, result.compute);
+  result.exposed = difference(result.communication, result.compute);
+  result.data = difference(
+      difference(merged(std::move(data)), result.compute),
+      result.communication);
+  return result;
+}
+
+StepBreakdown breakdown_of(const StepActivity& activity) {
+  const auto seconds = [](const Intervals& times) {
+    return 1e-9 * static_cast<double>(total_length(times));
+  };
+  StepBreakdown b;
+  b.rank = activity.rank;
+  b.step = activity.step;
+  b.step_seconds = seconds({activity.window});
+  b.compute_seconds = seconds(activity.compute);
+  b.communication_seconds = seconds(activity.communication);
+  b.overlapped_seconds = seconds(activity.overlapped);
+  b.exposed_seconds = seconds(activity.exposed);
+  b.data_seconds = seconds(activity.data);
+  b.idle_seconds = std::max(
+      0.0,
+      b.step_seconds - b.compute_seconds - b.exposed_seconds - b.data_seconds);
+  return b;
+}
+
+StepBreakdown mean_of(const std::vector<StepBreakdown>& all, int32_t rank) {
+  StepBreakdown mean;
+  mean.rank = rank;
+  if (all.empty()) return mean;
+  constexpr double StepBreakdown::* kFields[] = {
+      &StepBreakdown::step_seconds,
+      &StepBreakdown::compute_seconds,
+      &StepBreakdown::communication_seconds,
+      &StepBreakdown::overlapped_seconds,
+      &StepBreakdown::exposed_seconds,
+      &StepBreakdown::data_seconds,
+      &StepBreakdown::idle_seconds};
+  for (auto field : kFields) {
+    for (const auto& b : all) mean.*field += b.*field;
+    mean.*field /= static_cast<double>(all.size());
+  }
+  return mean;
+}
+
+std::set<int64_t> outlier_steps(const std::vector<StepBreakdown>& steps) {
+  std::map<int64_t, double> longest;
+  for (const auto& b : steps) {
+    longest[b.step] = std::max(longest[b.step], b.step_seconds);
+  }
+  std::vector<double> sorted;
+  for (const auto& [step, seconds] : longest) sorted.push_back(seconds);
+  std::sort(sorted.begin(), sorted.end());
+  std::set<int64_t> outliers;
+  for (const auto& [step, seconds] : longest) {
+    if (seconds > 3 * sorted[sorted.size() / 2]) outliers.insert(step);
+  }
+  return outliers;
+}
+
+void find_slowest(Diagnosis& diagnosis) {
+  if (diagnosis.ranks.size() < 2) return;
+  const auto work = [](const StepBreakdown& b) {
+    return b.compute_seconds + b.data_seconds;
+  };
+  const auto slowest = std::max_element(
+      diagnosis.ranks.begin(),
+      diagnosis.ranks.end(),
+      [&](const auto& a, const auto& b) { return work(a) < work(b); });
+  diagnosis.slowest_rank = slowest->rank;
+  const double mean = work(diagnosis.mean);
+  diagnosis.slowest_excess = mean > 0 ? work(*slowest) / mean - 1 : 0;
+}
+
+std::string percent(double part, double whole) {
+  const double share = whole > 0 ? 100 * part / whole : 0;
+  if (share > 0 && share < 1) return "less than 1 %";
+  return std::to_string(std::lround(share)) + " %";
+}
+
+std::string sentence_for(const Diagnosis& d) {
+  const StepBreakdown& m = d.mean;
+  const double step = m.step_seconds;
+  if (step <= 0) return "";
+  std::string text;
+  const double lost = std::max({m.exposed_seconds, m.data_seconds,
+                                m.idle_seconds});
+  if (lost < 0.05 * step) {
+    text = "Computation fills " + percent(m.compute_seconds, step) +
+           " of the step; " + percent(m.exposed_seconds, step) +
+           " is exposed communication";
+  } else if (lost == m.exposed_seconds) {
+    text = percent(m.exposed_seconds, step) +
+           " of the step is exposed communication; " +
+           percent(m.overlapped_seconds, m.communication_seconds) +
+           " of all communication hides behind computation";
+  } else if (lost == m.data_seconds) {
+    text = percent(m.data_seconds, step) +
+           " of the step is waiting for data; more loader threads or less "
+           "work per sample would shorten it";
+  } else {
+    text = percent(m.idle_seconds, step) +
+           " of the step is time in which nothing was recorded: neither "
+           "computation, communication nor waiting for data";
+  }
+  if (d.slowest_rank >= 0 && d.slowest_excess > 0.05) {
+    text += "; rank " + std::to_string(d.slowest_rank) + " works " +
+            percent(d.slowest_excess, 1) +
+            " longer than the average rank, and the others wait for it";
+  }
+  return text + ".";
+}
+
+}  // namespace
+
+std::vector<Piece> owned_pieces(std::vector<const Span*> track) {
+  std::sort(track.begin(), track.end(), [](const Span* a, const Span* b) {
+    return std::pair(a->begin_ns, -a->end_ns) <
+           std::pair(b->begin_ns, -b->end_ns);
+  });
+  std::vector<std::pair<int64_t, size_t>> edges;
+  for (size_t i = 0; i < track.size(); ++i) {
+    if (track[i]->begin_ns >= track[i]->end_ns) continue;
+    edges.emplace_back(track[i]->begin_ns, i);
+    edges.emplace_back(track[i]->end_ns, i);
+  }
+  std::sort(edges.begin(), edges.end());
+  std::vector<Piece> pieces;
+  std::set<size_t> open;
+  int64_t since = 0;
+  for (const auto& [time, index] : edges) {
+    if (!open.empty() && since < time) {
+      const Span* owner = track[*open.rbegin()];
+      if (!pieces.empty() && pieces.back().span == owner &&
+          pieces.back().time.end == since) {
+        pieces.back().time.end = time;
+      } else {
+        pieces.push_back({owner, {since, time}});
+      }
+    }
+    since = time;
+    if (open.erase(index) == 0) open.insert(index);
+  }
+  return pieces;
+}
+
+std::vector<StepActivity> step_activities(const Timeline& timeline) {
+  std::map<std::pair<int64_t, int32_t>, Spans> groups;
+  for (const auto& span : timeline.spans) {
+    if (span.step < 0 || span.kind == SpanKind::evaluation) continue;
+    groups[{span.step, span.rank}].push_back(&span);
+  }
+  std::vector<StepActivity> result;
+  for (const auto& [key, spans] : groups) {
+    result.push_back(activity_of(spans));
+  }
+  return result;
+}
+
+Diagnosis diagnose(const Timeline& timeline) {
+  Diagnosis diagnosis;
+  for (const auto& activity : step_activities(timeline)) {
+    diagnosis.steps.push_back(breakdown_of(activity));
+  }
+  std::set<int64_t> steps;
+  for (const auto& b : diagnosis.steps) steps.insert(b.step);
+  const auto outliers = outlier_steps(diagnosis.steps);
+  diagnosis.num_steps = static_cast<int64_t>(steps.size());
+  diagnosis.num_outliers = static_cast<int64_t>(outliers.size());
+  std::map<int32_t, std::vector<StepBreakdown>> by_rank;
+  for (const auto& b : diagnosis.steps) {
+    if (!outliers.contains(b.step)) by_rank[b.rank].push_back(b);
+  }
+  for (const auto& [rank, all] : by_rank) {
+    diagnosis.ranks.push_back(mean_of(all, rank));
+  }
+  diagnosis.mean = mean_of(diagnosis.ranks, -1);
+  find_slowest(diagnosis);
+  diagnosis.sentence = sentence_for(diagnosis);
+  return diagnosis;
+}
+
+}  // namespace echelon

@@ -1,0 +1,78 @@
+// What each rank's time went to: the figures behind the report's picture.
+//
+// A step of a rank lasts from the begin of its first span to the end of its
+// last. Its time falls into four parts that add up to it:
+//
+//   compute   some track is in forward, backward or optimizer
+//   exposed   communication runs and nothing computes
+//   data      waiting for the batch, with neither of the above
+//   idle      the rest
+//
+// Communication is `overlapped` (with compute; it costs no time) plus exposed.
+// On a track with nested spans the innermost one counts (timeline.h). Spans of
+// kind `evaluation` and spans outside of steps are left out.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/timeline/intervals.h"
+#include "echelon/timeline/timeline.h"
+
+namespace echelon {
+
+/// A stretch of a track's time and the span that says what it was.
+struct Piece {
+  const Span* span;
+  Interval time;
+};
+
+/// One rank, one step, as sets of times.
+struct StepActivity {
+  int32_t rank = 0;
+  int64_t step = 0;
+  Interval window;          // the step
+  std::vector<Piece> pieces;  // of all tracks; they point into the timeline
+  Intervals compute;
+  Intervals communication;  // any collective on its way
+  Intervals overlapped;     // communication and compute
+  Intervals exposed;        // communication without compute
+  Intervals data;           // data wait, with neither
+};
+
+/// In seconds; for several steps, the mean.
+struct StepBreakdown {
+  int32_t rank = 0;
+  int64_t step = -1;  // -1: the mean over steps
+  double step_seconds = 0;
+  double compute_seconds = 0;
+  double communication_seconds = 0;
+  double overlapped_seconds = 0;
+  double exposed_seconds = 0;
+  double data_seconds = 0;
+  double idle_seconds = 0;
+};
+
+struct Diagnosis {
+  std::vector<StepBreakdown> steps;  // sorted by step, then rank
+  std::vector<StepBreakdown> ranks;  // means over the typical steps, by rank
+  StepBreakdown mean;                // over ranks
+  int64_t num_steps = 0;             // recorded
+  /// Steps over three times the median (a first step, a pause): not in means.
+  int64_t num_outliers = 0;
+  /// Most compute and data wait, which the others wait for; -1 with one rank.
+  int32_t slowest_rank = -1;
+  double slowest_excess = 0;  // its work over the ranks' mean, less 1
+  std::string sentence;       // what held the run back; empty without spans
+};
+
+/// Gives each moment of one track to the span that began last; by begin.
+std::vector<Piece> owned_pieces(std::vector<const Span*> track);
+
+/// Sorted by step, then rank.
+std::vector<StepActivity> step_activities(const Timeline& timeline);
+
+Diagnosis diagnose(const Timeline& timeline);
+
+}  // namespace echelon

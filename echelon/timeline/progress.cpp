@@ -1,0 +1,275 @@
+#include "echelon/timeline/progress.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "echelon/timeline/recorder.h"
+#include "echelon/timeline/units.h"
+
+namespace echelon {
+namespace {
+
+constexpr int64_t kRedrawNs = 100'000'000;
+constexpr int kMinBar = 8;
+constexpr int kMaxBar = 32;
+
+std::string fixed(double value, int digits) {
+  if (!std::isfinite(value)) return format_number(value);
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+// Keeps its width from step to step, unlike format_number.
+std::string loss_text(double loss) {
+  const bool plain = !std::isfinite(loss) ||
+                     (std::abs(loss) < 1e4 && std::abs(loss) >= 1e-3);
+  return plain ? fixed(loss, 4) : format_number(loss);
+}
+
+void write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(file, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return;  // a closed terminal must not end the training
+    text.remove_prefix(static_cast<size_t>(count));
+  }
+}
+
+bool utf8_locale() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') continue;
+    const std::string_view locale = value;
+    return locale.find("UTF-8") != locale.npos ||
+           locale.find("utf8") != locale.npos;
+  }
+  return false;
+}
+
+bool is_set(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0';
+}
+
+int window_columns(int file) {
+  winsize size{};
+  if (::ioctl(file, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+    return size.ws_col;
+  }
+  return 80;
+}
+
+std::string repeat(std::string_view text, int count) {
+  std::string result;
+  for (int i = 0; i < count; ++i) result += text;
+  return result;
+}
+
+}  // namespace
+
+struct Progress::Part {
+  std::string text;
+  int importance;      // the least important part goes first
+  const char* style;   // colour
+};
+
+ProgressOptions progress_options_for(int file) {
+  ProgressOptions options;
+  const char* term = std::getenv("TERM");
+  const bool dumb =
+      term == nullptr || std::string_view(term) == "dumb" || *term == '\0';
+  options.terminal = ::isatty(file) == 1 && !dumb;
+  options.color = options.terminal && !is_set("NO_COLOR");
+  options.unicode = utf8_locale();
+  options.columns = [file] { return window_columns(file); };
+  options.write = [file](std::string_view text) { write_all(file, text); };
+  return options;
+}
+
+Progress::Progress(int64_t total_steps, ProgressOptions options)
+    : total_steps_(total_steps), options_(std::move(options)) {
+  if (!options_.columns) options_.columns = [] { return 80; };
+  if (!options_.now_ns) options_.now_ns = steady_now_ns;
+  if (!options_.write) {
+    options_.write = [](std::string_view text) { write_all(1, text); };
+  }
+  rate_ns_ = options_.now_ns();
+}
+
+Progress::~Progress() {
+  if (drawn_ && !finished_) options_.write("\n");
+}
+
+void Progress::update(const ProgressState& state) {
+  if (finished_) return;
+  const int64_t now = options_.now_ns();
+  update_rate(state.step, now);
+  state_ = state;
+  if (!options_.terminal) {
+    const bool due = options_.every > 0 && state.step % options_.every == 0;
+    if (due || state.step == total_steps_) {
+      options_.write(plain_line());
+      drawn_step_ = state.step;
+    }
+  } else if (!drawn_ || now - drawn_ns_ >= kRedrawNs) {
+    drawn_ns_ = now;
+    draw();
+  }
+  started_ = true;
+}
+
+void Progress::update_rate(int64_t step, int64_t now) {
+  if (!started_) {
+    // A resumed run starts at a later step; only the time since then counts.
+    rate_step_ = step;
+    rate_ns_ = now;
+    return;
+  }
+  const int64_t steps = step - rate_step_;
+  if (steps <= 0) return;
+  const double recent = 1e-9 * static_cast<double>(now - rate_ns_) / steps;
+  // Older steps fade: 5 % of a step's weight is left after a minute of them.
+  const double weight =
+      seconds_per_step_ == 0
+          ? 1
+          : 1 - std::exp(-1e-9 * static_cast<double>(now - rate_ns_) / 20);
+  seconds_per_step_ += weight * (recent - seconds_per_step_);
+  rate_step_ = step;
+  rate_ns_ = now;
+}
+
+void Progress::message(std::string_view text) {
+  std::string out;
+  const bool redraw = drawn_ && !finished_;
+  if (redraw) erase(out);
+  out += text;
+  if (out.empty() || out.back() != '\n') out += '\n';
+  options_.write(out);
+  if (redraw) {
+    drawn_ = false;
+    draw();
+  }
+}
+
+void Progress::finish() {
+  if (finished_) return;
+  if (options_.terminal && started_) {
+    draw();
+    options_.write("\n");
+  } else if (started_ && drawn_step_ != state_.step) {
+    options_.write(plain_line());
+  }
+  finished_ = true;
+}
+
+// A window that became narrower wraps what was drawn for the wider one.
+void Progress::erase(std::string& out) const {
+  if (!drawn_) return;
+  const int columns = std::max(1, options_.columns());
+  const int rows_above = std::max(0, drawn_width_ - 1) / columns;
+  if (rows_above > 0) out += "\x1b[" + std::to_string(rows_above) + "A";
+  out += rows_above > 0 ? "\r\x1b[J" : "\r\x1b[K";
+}
+
+void Progress::draw() {
+  std::string out;
+  erase(out);
+  out += line(options_.columns() - 1, drawn_width_);
+  options_.write(out);
+  drawn_ = true;
+  drawn_step_ = state_.step;
+}
+
+std::string Progress::eta() const {
+  if (total_steps_ <= 0 || seconds_per_step_ <= 0) return "";
+  const auto left = static_cast<double>(total_steps_ - state_.step);
+  return format_clock(std::max(0.0, left * seconds_per_step_));
+}
+
+std::string Progress::slowest() const {
+  if (state_.slowest_rank < 0) return "";
+  return "slowest rank " + std::to_string(state_.slowest_rank) + " (+" +
+         std::to_string(std::lround(100 * state_.slowest_excess)) + " %)";
+}
+
+std::string Progress::line(int columns, int& width) const {
+  const bool known = total_steps_ > 0;
+  std::vector<Part> parts = {
+      {std::to_string(state_.step) +
+           (known ? "/" + std::to_string(total_steps_) : " steps"),
+       9,
+       "1"},
+      {"epoch " + fixed(state_.epoch, 2), 3, "2"},
+      {"loss " + loss_text(state_.loss), 8, "36"},
+      {format_count(state_.samples_per_second) + " samples/s", 5, ""}};
+  if (const auto text = eta(); !text.empty()) {
+    parts.push_back({"ETA " + text, 7, ""});
+  }
+  if (const auto text = slowest(); !text.empty()) {
+    parts.push_back({text, 2, state_.slowest_excess > 0.1 ? "33" : "2"});
+  }
+  const auto length = [&] {
+    size_t sum = parts.empty() ? 0 : 2 * (parts.size() - 1);
+    for (const auto& part : parts) sum += part.text.size();
+    return static_cast<int>(sum);
+  };
+  // The bar has importance 6: it goes after the throughput, before the ETA.
+  const auto least = [&] {
+    return std::min_element(
+        parts.begin(), parts.end(), [](const Part& a, const Part& b) {
+          return a.importance < b.importance;
+        });
+  };
+  bool bar = known;
+  while (!parts.empty() && length() + (bar ? kMinBar + 2 : 0) > columns) {
+    if (bar && least()->importance > 6) {
+      bar = false;
+    } else {
+      parts.erase(least());
+    }
+  }
+  width = length();
+  const auto styled = [&](const std::string& text, const std::string& style) {
+    if (!options_.color || style.empty()) return text;
+    return "\x1b[" + style + "m" + text + "\x1b[0m";
+  };
+  std::string out;
+  if (bar && !parts.empty()) {
+    const int room = std::min(kMaxBar, columns - width - 2);
+    const double share = std::clamp(
+        static_cast<double>(state_.step) / static_cast<double>(total_steps_),
+        0.0,
+        1.0);
+    const int full = static_cast<int>(share * room);
+    const auto done = repeat(options_.unicode ? "\u2501" : "#", full);
+    const auto rest = repeat(options_.unicode ? "\u2500" : "-", room - full);
+    out = styled(done, "32") + styled(rest, "2") + "  ";
+    width += room + 2;
+  }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    out += (i == 0 ? "" : "  ") + styled(parts[i].text, parts[i].style);
+  }
+  return out;
+}
+
+std::string Progress::plain_line() const {
+  std::string out = "step " + std::to_string(state_.step);
+  if (total_steps_ > 0) out += "/" + std::to_string(total_steps_);
+  out += "  epoch " + fixed(state_.epoch, 2) + "  loss " +
+         loss_text(state_.loss) + "  " +
+         format_count(state_.samples_per_second) + " samples/s";
+  if (const auto text = eta(); !text.empty()) out += "  ETA " + text;
+  if (const auto text = slowest(); !text.empty()) out += "  " + text;
+  return out + "\n";
+}
+
+}  // namespace echelon

@@ -1,0 +1,53 @@
+// Writes reports of made-up runs, to look at the page without training:
+//   build/tests/sample_report FOLDER
+#include <filesystem>
+#include <iostream>
+#include <limits>
+
+#include "echelon/timeline/chrome_trace.h"
+#include "sample_run.h"
+
+namespace {
+
+void write(
+    const std::filesystem::path& folder, const echelon::ReportInput& input) {
+  echelon::write_report(folder / "report.html", input);
+  echelon::write_chrome_trace(folder / "timeline.json", input.timeline);
+  std::cout << (folder / "report.html").string() << "\n";
+}
+
+// Texts and figures that a page must survive.
+echelon::ReportInput hostile() {
+  auto input = echelon::sample::run({.steps = 40, .ranks = 2});
+  const std::string text =
+      "<script>document.title='run'</script>\"' onload=x &amp; \x01\xff "
+      "</title></style><b>";
+  input.title = text + std::string(300, 'w');
+  input.facts.push_back({text, text + std::string(400, 'x')});
+  input.outcome = "stopped: " + text;
+  input.timeline.rank_names[0] = text;
+  for (auto& span : input.timeline.spans) span.name += text;
+  input.metrics[20].loss = std::numeric_limits<double>::quiet_NaN();
+  input.metrics[21].loss = std::numeric_limits<double>::infinity();
+  input.metrics[22].samples_per_second = 1e300;
+  return input;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::cerr << "usage: sample_report FOLDER\n";
+    return 2;
+  }
+  const std::filesystem::path folder = argv[1];
+  using echelon::sample::run;
+  write(folder / "typical", run({.slow_rank = 0.12}));
+  write(folder / "one-rank", run({.ranks = 1}));
+  write(
+      folder / "huge",
+      run({.steps = 100'000, .ranks = 64, .buckets = 40, .layers = 60}));
+  write(folder / "sixteen", run({.ranks = 16, .slow_rank = 0.3}));
+  write(folder / "hostile", hostile());
+  write(folder / "empty", {.title = "a run that ended before its first step"});
+}

@@ -1,0 +1,23 @@
+// Made-up runs, the same each time, for tests of the report and for looking at
+// it without training.
+#pragma once
+
+#include <cstdint>
+
+#include "echelon/timeline/report.h"
+
+namespace echelon::sample {
+
+struct RunShape {
+  int64_t steps = 600;
+  int32_t ranks = 4;
+  int64_t recorded_steps = 20;
+  int buckets = 5;
+  int layers = 1;       // spans of forward and backward each
+  double slow_rank = 0; // excess of the last rank's work
+};
+
+/// A data-parallel run whose last all-reduces outlast the backward pass.
+ReportInput run(const RunShape& shape);
+
+}  // namespace echelon::sample
