@@ -380,7 +380,7 @@ void draw_row(
         b.exposed_seconds,
         b.data_seconds,
         b.idle_seconds}) {
-    page.leaf("td", {}, seconds == 0 ? "\u2013" : format_seconds(seconds));
+    page.leaf("td", {}, seconds < 0.5e-9 ? "\u2013" : format_seconds(seconds));
   }
   draw_share_bar(page, b, longest);
   page.close();

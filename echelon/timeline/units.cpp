@@ -52,7 +52,7 @@ std::string format_seconds(double seconds) {
   if (seconds < 0) return "-" + format_seconds(-seconds);
   if (seconds == 0) return "0 s";
   if (seconds < 0.9995e-6) return print("%.0f ns", seconds * 1e9);
-  if (seconds < 0.9995e-3) return format_number(seconds * 1e6) + " us";
+  if (seconds < 0.9995e-3) return format_number(seconds * 1e6) + " \u00b5s";
   if (seconds < 0.9995) return format_number(seconds * 1e3) + " ms";
   if (seconds < 119.5) return format_number(seconds) + " s";
   const auto whole = std::llround(seconds);

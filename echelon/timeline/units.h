@@ -12,7 +12,7 @@ std::string format_number(double value);
 /// Thousands with commas: 5120.4 -> "5,120".
 std::string format_count(double value);
 
-/// "850 ns", "12.5 us", "3.2 ms", "1.24 s", "2 min 05 s", "3 h 07 min".
+/// "850 ns", "12.5 µs", "3.2 ms", "1.24 s", "2 min 05 s", "3 h 07 min".
 std::string format_seconds(double seconds);
 
 /// A clock: "0:42", "12:05", "3:07:00", "2d 03:15".
