@@ -104,6 +104,16 @@ Section Document::section(const std::string& name, const std::string& help) {
   return Section(*this, name);
 }
 
+void Document::clear(const std::string& table) {
+  const auto found = tables_.find(table);
+  if (found != tables_.end()) found->second.keys.clear();
+}
+
+bool Document::has_keys(const std::string& table) const {
+  const auto found = tables_.find(table);
+  return found != tables_.end() && !found->second.keys.empty();
+}
+
 void Document::problem(const Place& place, const std::string& message) {
   problems_.push_back({place, message});
 }
@@ -221,8 +231,9 @@ std::string Document::where(std::string_view key) const {
   if (!found.place.is_default()) {
     return where_text(found.place, found.table, found.key, found.value);
   }
-  return (name_.empty() ? "" : name_ + ": ") + "[" + found.table + "] " +
-         found.key + " = " + shortened(found.value) + " (default)";
+  const std::string value =
+      "[" + found.table + "] " + found.key + " = " + shortened(found.value);
+  return name_.empty() ? value : name_ + ": " + value + " (default)";
 }
 
 std::string Document::to_toml(bool with_help) const {

@@ -51,6 +51,11 @@ class Document {
       std::string_view value,
       const std::string& flag);
 
+  /// Forgets what was set in a table, as --layout does with the file's.
+  void clear(const std::string& table);
+  /// True when the file or an override has a key in this table.
+  bool has_keys(const std::string& table) const;
+
   Section section(const std::string& name, const std::string& help);
 
   /// Ends the binding. Throws ConfigError with the first errors, in the order

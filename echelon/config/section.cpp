@@ -345,13 +345,18 @@ Field& Field::also(const std::string& other_key) {
   if (other == table->second.keys.end()) return *this;
   const auto& found = other->second;
   if (table->second.keys.count(entry_.key) > 0) {
-    failed_ = true;
-    document_.problem(
-        found.place,
-        found.place.text() + ": [" + entry_.table + "] " + other_key + " = " +
-            shortened(found.value.text()) + ": is another name of " +
-            entry_.key + ", which is also set; keep one of the two");
-    return *this;
+    const bool flag = !entry_.place.flag.empty();
+    const bool other_flag = !found.place.flag.empty();
+    if (flag && !other_flag) return *this;  // the command line wins
+    if (flag == other_flag) {
+      failed_ = true;
+      document_.problem(
+          found.place,
+          found.place.text() + ": [" + entry_.table + "] " + other_key + " = " +
+              shortened(found.value.text()) + ": is another name of " +
+              entry_.key + ", which is also set; keep one of the two");
+      return *this;
+    }
   }
   read(other_key);
   return *this;

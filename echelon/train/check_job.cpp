@@ -1,0 +1,389 @@
+#include "echelon/train/check_job.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <thread>
+
+#include "echelon/error.h"
+#include "echelon/layout/layout.h"
+#include "echelon/models/parameter_list.h"
+#include "echelon/train/check_weights.h"
+
+namespace echelon {
+namespace {
+
+std::string number(int64_t value) {
+  return std::to_string(value);
+}
+
+// The rules, each a function that throws. `where` tells how a message begins.
+class Checker {
+ public:
+  Checker(const Job& job, int64_t num_ranks)
+      : job_(job), num_ranks_(num_ranks), document_(job.document) {
+    if (document_.entries().empty()) document_ = describe(job);
+  }
+
+  JobFacts run() {
+    check_layout();
+    check_batch();
+    check_length();
+    check_optimizer();
+    check_comm();
+    JobFacts facts;
+    facts.warnings = find_unused(job_);
+    facts.data = inspect();
+    check_samples(facts);
+    facts.classes = classes(facts.data);
+    facts.steps = steps(facts.data);
+    check_schedule(facts.steps);
+    facts.num_parameters = check_model(facts);
+    check_threads(facts);
+    return facts;
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& key, const std::string& rule) {
+    throw ConfigError(document_.where(key) + ": " + rule);
+  }
+
+  // Where a key was set, without its value.
+  std::string place(const std::string& key) const {
+    const auto& place = document_.entry(key).place;
+    if (!place.is_default()) return place.text() + ": ";
+    return document_.name().empty() ? "" : document_.name() + ": ";
+  }
+
+  void check_layout() {
+    for (const char* axis : {"fsdp", "tp", "pp", "cp", "ep"}) {
+      const std::string key = std::string("layout.") + axis;
+      if (document_.entry(key).value != "1") {
+        fail(key, "this version has data parallelism alone; use dp instead");
+      }
+    }
+    if (num_ranks_ < 1) {
+      throw ConfigError("-n " + number(num_ranks_) + ": must be at least 1");
+    }
+    try {
+      check_world_size(job_.layout, num_ranks_);
+    } catch (const ConfigError& error) {
+      throw ConfigError(place("layout.dp") + error.what());
+    }
+  }
+
+  void check_batch() {
+    const auto& train = job_.train;
+    const int64_t degree = job_.layout.data_degree();
+    if (!train.rank_batch.empty()) {
+      check_rank_batch();
+      return;
+    }
+    int64_t divisor = 0;
+    if (__builtin_mul_overflow(degree, train.accumulate, &divisor) ||
+        divisor > train.batch) {
+      const std::string rule = "is less than 1 sample for each of " +
+                               ranks(degree) + passes() + "; ";
+      fail(
+          "train.batch",
+          rule + (divisor > 0 && divisor <= 1 << 30
+                      ? "the smallest batch is " + number(divisor)
+                      : "lower accumulate"));
+    }
+    if (train.batch % divisor == 0) return;
+    const int64_t below = train.batch / divisor * divisor;
+    fail(
+        "train.batch",
+        "does not divide by " + ranks(degree) + passes() +
+            (train.accumulate > 1 ? " = " + number(divisor) : "") + "; " +
+            number(below) + " or " + number(below + divisor) + " does");
+  }
+
+  static std::string ranks(int64_t degree) {
+    return number(degree) + (degree == 1 ? " rank" : " ranks");
+  }
+  std::string passes() const {
+    return job_.train.accumulate == 1
+               ? ""
+               : " * accumulate " + number(job_.train.accumulate);
+  }
+
+  void check_rank_batch() {
+    const auto& train = job_.train;
+    const int64_t degree = job_.layout.data_degree();
+    const auto entries = static_cast<int64_t>(train.rank_batch.size());
+    if (entries != degree) {
+      fail(
+          "train.rank_batch",
+          "has " + number(entries) + " entries for " + ranks(degree) +
+              "; give one for each");
+    }
+    int64_t sum = 0;
+    for (int64_t batch : train.rank_batch) {
+      if (__builtin_add_overflow(sum, batch, &sum)) {
+        fail("train.rank_batch", "its sum is larger than a whole number is");
+      }
+    }
+    if (sum != train.batch) {
+      fail(
+          "train.rank_batch",
+          "sums to " + number(sum) + ", but batch is " + number(train.batch) +
+              "; set batch = " + number(sum) + " or change the entries");
+    }
+    for (int64_t batch : train.rank_batch) {
+      if (batch % train.accumulate != 0) {
+        fail(
+            "train.rank_batch",
+            number(batch) + " does not divide by accumulate " +
+                number(train.accumulate) + "; each entry must");
+      }
+    }
+  }
+
+  void check_length() {
+    const auto& train = job_.train;
+    if (train.steps > 0 && train.epochs > 0) {
+      fail(
+          "train.epochs",
+          "steps = " + number(train.steps) +
+              " is set too; exactly one of the two says how "
+              "long the run is");
+    }
+    if (train.steps == 0 && train.epochs == 0) {
+      fail(
+          "train.steps",
+          "neither steps nor epochs says how long the run is; set one, as in "
+          "steps = 100");
+    }
+  }
+
+  void check_optimizer() {
+    const auto& optimizer = job_.optimizer;
+    if (optimizer.name == "sgd" && optimizer.nesterov &&
+        optimizer.momentum == 0) {
+      fail(
+          "optimizer.nesterov",
+          "needs momentum above 0; set momentum = 0.9 or leave nesterov out");
+    }
+    if (optimizer.schedule == "step" && optimizer.step_every == 0) {
+      fail(
+          "optimizer.schedule",
+          "needs step_every, the steps between two drops; set it to 1 or more");
+    }
+  }
+
+  void check_comm() {
+    if (job_.comm.backend == BackendKind::nccl &&
+        ::access("/dev/nvidiactl", F_OK) != 0) {
+      fail(
+          "comm.backend",
+          "this machine shows no NVIDIA GPU; use \"local\", \"gloo\" or "
+          "\"auto\"");
+    }
+  }
+
+  DataFacts inspect() {
+    const auto& data = job_.data;
+    const bool from_disk = data.name == "tensors" || data.name == "images";
+    if (from_disk && data.path.empty()) {
+      fail(
+          "data.name",
+          data.name == "images"
+              ? "needs path, a folder of class folders"
+              : "needs path, a .safetensors file with inputs and "
+                "targets");
+    }
+    try {
+      return inspect_data(data);
+    } catch (const DataError& error) {
+      throw DataError(data_place(error.what()) + error.what());
+    } catch (const ConfigError& error) {
+      throw ConfigError(
+          place(
+              data.holdout_path.empty() || from_disk ? "data.name"
+                                                     : "data.holdout_path") +
+          error.what());
+    }
+  }
+
+  // Messages about files begin with the path; tell who named it.
+  std::string data_place(const std::string& message) const {
+    const auto& data = job_.data;
+    const bool holdout = !data.holdout_path.empty() &&
+                         message.rfind(data.holdout_path, 0) == 0 &&
+                         data.holdout_path.size() >= data.path.size();
+    return document_.where(holdout ? "data.holdout_path" : "data.path") + ": ";
+  }
+
+  void check_samples(const JobFacts& facts) {
+    const auto& data = facts.data;
+    if (data.num_train < 1) {
+      fail(
+          "data.holdout",
+          "leaves nothing of " + number(data.num_samples) +
+              " samples to train on; lower it");
+    }
+    if (data.num_train < job_.train.batch) {
+      fail(
+          "train.batch",
+          "there are " + number(data.num_train) + " samples to train on (" +
+              number(data.num_holdout) +
+              " held out); a batch must not be larger");
+    }
+  }
+
+  int64_t classes(const DataFacts& data) {
+    const int64_t classes = job_.model.classes;
+    if (classes == 0) return data.classes;
+    if (classes < data.classes) {
+      fail(
+          "model.classes",
+          "the data has " + number(data.classes) +
+              " classes; set at least as many, or 0 to take "
+              "the data's");
+    }
+    return classes;
+  }
+
+  int64_t steps(const DataFacts& data) const {
+    if (job_.train.steps > 0) return job_.train.steps;
+    const int64_t batch = job_.train.batch;
+    const int64_t per_epoch = (data.num_train + batch - 1) / batch;
+    int64_t steps = 0;
+    if (__builtin_mul_overflow(per_epoch, job_.train.epochs, &steps)) {
+      throw ConfigError(
+          document_.where("train.epochs") +
+          ": is more steps than can be counted; lower it");
+    }
+    return steps;
+  }
+
+  void check_schedule(int64_t steps) {
+    const auto& optimizer = job_.optimizer;
+    if (optimizer.warmup_steps > 0 && optimizer.warmup_steps >= steps) {
+      fail(
+          "optimizer.warmup_steps",
+          "the run has " + number(steps) +
+              " steps, so the warm-up would never end; lower it");
+    }
+  }
+
+  int64_t check_model(const JobFacts& facts) {
+    std::vector<ParameterInfo> parameters;
+    try {
+      parameters =
+          list_parameters(job_.model, facts.data.sample_shape, facts.classes);
+    } catch (const ConfigError& error) {
+      throw ConfigError(place("model.name") + error.what());
+    }
+    if (!job_.model.weights.empty()) {
+      check_weights(
+          job_.model.weights, parameters, document_.where("model.weights"));
+    }
+    int64_t sum = 0;
+    for (const auto& parameter : parameters) {
+      if (parameter.kind == ParameterInfo::Kind::parameter) {
+        sum += parameter.num_elements();
+      }
+    }
+    return sum;
+  }
+
+  void check_threads(JobFacts& facts) {
+    const auto cores =
+        static_cast<int64_t>(std::thread::hardware_concurrency());
+    if (cores > 0 && job_.train.threads > cores) {
+      facts.warnings.push_back(
+          document_.where("train.threads") + ": more than this machine's " +
+          number(cores) + " cores; it will be slower");
+    }
+  }
+
+  const Job& job_;
+  int64_t num_ranks_;
+  config::Document document_;
+};
+
+}  // namespace
+
+JobFacts check_job(const Job& job, int64_t num_ranks) {
+  return Checker(job, num_ranks).run();
+}
+
+std::vector<std::string> find_unused(const Job& job) {
+  const config::Document document =
+      job.document.entries().empty() ? describe(job) : job.document;
+  std::vector<std::string> warnings;
+  const config::Document defaults = describe(Job{});
+  const auto unless = [&](bool used,
+                          const std::string& reason,
+                          const std::vector<std::string>& keys) {
+    for (const auto& key : keys) {
+      if (used || document.entry(key).value == defaults.entry(key).value) {
+        continue;
+      }
+      warnings.push_back(document.where(key) + ": has no effect " + reason);
+    }
+  };
+  const auto& optimizer = job.optimizer;
+  const std::string by_optimizer = "with optimizer \"" + optimizer.name + "\"";
+  unless(
+      optimizer.name == "sgd",
+      by_optimizer,
+      {"optimizer.momentum", "optimizer.nesterov"});
+  unless(
+      optimizer.name != "sgd",
+      by_optimizer,
+      {"optimizer.beta1", "optimizer.beta2", "optimizer.epsilon"});
+  const std::string by_schedule =
+      "with schedule \"" + optimizer.schedule + "\"";
+  unless(
+      optimizer.schedule == "cosine" || optimizer.schedule == "linear",
+      by_schedule,
+      {"optimizer.final_factor"});
+  unless(
+      optimizer.schedule == "step",
+      by_schedule,
+      {"optimizer.step_every", "optimizer.step_factor"});
+
+  const auto& model = job.model.name;
+  unless(model == "mlp", "with model \"" + model + "\"", {"model.hidden"});
+  unless(
+      model.rfind("resnet", 0) == 0,
+      "with model \"" + model + "\"",
+      {"model.sync_batch_norm"});
+
+  const auto& data = job.data.name;
+  const std::string by_data = "with data \"" + data + "\"";
+  unless(data == "tensors" || data == "images", by_data, {"data.path"});
+  unless(
+      data == "dummy", by_data, {"data.samples", "data.shape", "data.classes"});
+  unless(
+      data == "images",
+      by_data,
+      {"data.image_size",
+       "data.crop",
+       "data.flip",
+       "data.mean",
+       "data.std",
+       "data.bad_image",
+       "data.max_image_pixels"});
+  unless(job.data.holdout_path.empty(), "with holdout_path", {"data.holdout"});
+  unless(
+      job.data.holdout > 0 || !job.data.holdout_path.empty(),
+      "when nothing is held out",
+      {"train.eval_every"});
+
+  unless(
+      job.train.compress == "powersgd",
+      "with compress \"" + job.train.compress + "\"",
+      {"train.powersgd_rank"});
+  unless(
+      job.layout.num_ranks() > 1,
+      "with 1 rank",
+      {"train.compress", "train.bucket_bytes"});
+  return warnings;
+}
+
+}  // namespace echelon

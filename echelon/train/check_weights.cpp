@@ -1,0 +1,88 @@
+#include "echelon/train/check_weights.h"
+
+#include <algorithm>
+#include <set>
+
+#include "echelon/checkpoint/safetensors.h"
+#include "echelon/config/nearest.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using safetensors::shape_string;
+
+std::vector<std::string> accepted(const std::string& dtype) {
+  if (dtype == "float64") return {"F64", "F32", "F16", "BF16"};
+  if (dtype == "float32") return {"F32", "F16", "BF16"};
+  return {"I64"};
+}
+
+std::string quoted(const std::string& name) {
+  return "\"" + name + "\"";
+}
+
+// One line for each tensor that differs.
+std::vector<std::string> differences(
+    const safetensors::File& file,
+    const std::vector<ParameterInfo>& parameters) {
+  std::vector<std::string> lines;
+  std::vector<std::string> unused;
+  std::set<std::string> wanted;
+  for (const auto& parameter : parameters) wanted.insert(parameter.name);
+  for (const auto& tensor : file.tensors()) {
+    if (wanted.count(tensor.name) == 0) unused.push_back(tensor.name);
+  }
+  for (const auto& parameter : parameters) {
+    const auto* tensor = file.find(parameter.name);
+    if (tensor == nullptr) {
+      const std::string guess = config::nearest(parameter.name, unused);
+      lines.push_back(
+          quoted(parameter.name) + " is missing" +
+          (guess.empty() ? "" : "; the file has " + quoted(guess)));
+      continue;
+    }
+    if (tensor->shape != parameter.shape) {
+      lines.push_back(
+          quoted(parameter.name) + " has shape " + shape_string(tensor->shape) +
+          ", the model needs " + shape_string(parameter.shape));
+    }
+    const auto dtypes = accepted(parameter.dtype);
+    if (std::find(dtypes.begin(), dtypes.end(), tensor->dtype) ==
+        dtypes.end()) {
+      lines.push_back(
+          quoted(parameter.name) + " is " + tensor->dtype + ", the model's " +
+          parameter.dtype + " needs " + dtypes.front());
+    }
+  }
+  for (const auto& name : unused) {
+    lines.push_back(quoted(name) + " is no tensor of the model");
+  }
+  return lines;
+}
+
+}  // namespace
+
+void check_weights(
+    const std::string& path,
+    const std::vector<ParameterInfo>& parameters,
+    const std::string& place) {
+  std::vector<std::string> lines;
+  try {
+    lines = differences(safetensors::File(path), parameters);
+  } catch (const Error& error) {
+    throw DataError(place + ": " + error.what());
+  }
+  if (lines.empty()) return;
+  const size_t shown = lines.size() <= 4 ? lines.size() : 3;
+  std::string text = place + ": does not fit the model in " +
+                     std::to_string(lines.size()) +
+                     (lines.size() == 1 ? " place:" : " places:");
+  for (size_t i = 0; i < shown; ++i) text += "\n  " + lines[i];
+  if (shown < lines.size()) {
+    text += "\n  and " + std::to_string(lines.size() - shown) + " more";
+  }
+  throw DataError(text);
+}
+
+}  // namespace echelon

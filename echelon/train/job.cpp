@@ -1,0 +1,83 @@
+#include "echelon/train/job.h"
+
+#include "echelon/config/section.h"
+#include "echelon/error.h"
+#include "echelon/layout/options.h"
+
+namespace echelon {
+namespace {
+
+void bind_all(config::Document& document, Job& job) {
+  const auto table = [&](const char* name, const char* help, auto& options) {
+    auto section = document.section(name, help);
+    bind(section, options);
+  };
+  table("model", "what is trained", job.model);
+  table("data", "what it is trained on", job.data);
+  table("layout", "how many ranks along each axis of the mesh", job.layout);
+  table("optimizer", "how the parameters change", job.optimizer);
+  table("train", "the loop", job.train);
+  table("comm", "how ranks talk to each other", job.comm);
+}
+
+void set_layout(config::Document& document, const std::string& text) {
+  const Layout layout = parse_layout(text);
+  const std::string flag = "--layout " + text;
+  document.clear("layout");
+  const auto set = [&](const char* key, int64_t degree) {
+    if (degree != 1) {
+      document.set("layout", key, std::to_string(degree), flag);
+    }
+  };
+  // dp says who set the layout, also when it is 1.
+  document.set("layout", "dp", std::to_string(layout.dp_replicate), flag);
+  set("fsdp", layout.dp_shard);
+  set("tp", layout.tp);
+  set("pp", layout.pp);
+  set("cp", layout.cp);
+  set("ep", layout.ep);
+}
+
+void apply(config::Document& document, const Overrides& overrides) {
+  for (const auto& assignment : overrides.set) document.set(assignment);
+  if (!overrides.layout.empty()) set_layout(document, overrides.layout);
+  if (overrides.num_ranks > 0 && !document.has_keys("layout")) {
+    const std::string ranks = std::to_string(overrides.num_ranks);
+    document.set("layout", "dp", ranks, "-n " + ranks);
+  }
+  if (!overrides.ranks.empty()) {
+    document.set(
+        "train",
+        "ranks",
+        config::toml_text(std::string_view(overrides.ranks)),
+        "--ranks " + overrides.ranks);
+  }
+  if (overrides.overwrite) {
+    document.set("train", "overwrite", "true", "--overwrite");
+  }
+}
+
+}  // namespace
+
+Job load_job(const std::string& path, const Overrides& overrides) {
+  auto document = config::Document::read(path);
+  apply(document, overrides);
+  Job job;
+  bind_all(document, job);
+  document.finish();
+  job.document = std::move(document);
+  return job;
+}
+
+config::Document describe(Job job) {
+  config::Document document;
+  bind_all(document, job);
+  document.finish();
+  return document;
+}
+
+std::string to_toml(const Job& job) {
+  return describe(job).to_toml();
+}
+
+}  // namespace echelon

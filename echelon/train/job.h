@@ -1,0 +1,52 @@
+// A job: every component's options, from one configuration file and the command
+// line. Free of LibTorch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/options.h"
+#include "echelon/config/document.h"
+#include "echelon/data/options.h"
+#include "echelon/layout/layout.h"
+#include "echelon/models/options.h"
+#include "echelon/optim/options.h"
+#include "echelon/train/options.h"
+
+namespace echelon {
+
+struct Job {
+  ModelOptions model;
+  DataOptions data;
+  Layout layout;
+  OptimizerOptions optimizer;
+  TrainOptions train;
+  CommOptions comm;
+  /// Who set what: errors and `config show` ask it. Empty when a program filled
+  /// the options by itself.
+  config::Document document;
+};
+
+/// What the command line sets over the file.
+struct Overrides {
+  std::vector<std::string> set;  // "train.steps=100"
+  std::string layout;            // "dp=2"; replaces the whole of [layout]
+  int64_t num_ranks = 0;         // -n; without any degree, dp is this many
+  std::string ranks;             // --ranks, "processes" or "threads"
+  bool overwrite = false;        // --overwrite
+};
+
+/// Reads and checks each value by itself (check_job checks them together).
+/// Throws ConfigError with file, line and column, five lines at most.
+Job load_job(const std::string& path, const Overrides& overrides = {});
+
+/// The tables of a configuration with the options' current values, all of them
+/// `default`: the reference, and the base of to_toml.
+config::Document describe(Job job);
+
+/// The complete configuration; load_job reads it back identically.
+/// Throws ConfigError when a value is out of range.
+std::string to_toml(const Job& job);
+
+}  // namespace echelon

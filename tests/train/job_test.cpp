@@ -1,0 +1,194 @@
+#include "echelon/train/job.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "echelon/error.h"
+#include "echelon/train/check_job.h"
+#include "echelon/train/run_folder.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// A folder of the test's own, gone with it.
+class JobTest : public testing::Test {
+ protected:
+  JobTest() {
+    std::string name = (fs::temp_directory_path() / "job_test_XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~JobTest() override { fs::remove_all(folder_); }
+
+  std::string write(const std::string& text) {
+    const std::string path = (folder_ / "job.toml").string();
+    std::ofstream(path) << text;
+    return path;
+  }
+  Job load(const std::string& text, const Overrides& overrides = {}) {
+    return load_job(write(text), overrides);
+  }
+  // A job that passes, whose run folder is the test's own.
+  Job small(const std::string& more = "", const Overrides& overrides = {}) {
+    return load(
+        "[train]\nsteps = 10\nrun = \"" + (folder_ / "run").string() + "\"\n" +
+            more,
+        overrides);
+  }
+  static std::string error_of(const std::function<void()>& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "(no error)";
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(JobTest, ReadsEveryTable) {
+  const Job job = load(
+      "[model]\nname = \"mlp\"\nhidden = [32]\n[data]\nname = \"dummy\"\n"
+      "samples = 128\n[layout]\ndp = 2\n[optimizer]\nname = \"sgd\"\n"
+      "momentum = 0.9\n[train]\nepochs = 2\nbatch = 32\n[comm]\n"
+      "backend = \"gloo\"\ntimeout = \"30s\"\n");
+  EXPECT_EQ(job.model.name, "mlp");
+  EXPECT_EQ(job.data.samples, 128);
+  EXPECT_EQ(job.layout.dp_replicate, 2);
+  EXPECT_EQ(job.optimizer.momentum, 0.9);
+  EXPECT_EQ(job.train.epochs, 2);
+  EXPECT_EQ(job.comm.backend, BackendKind::gloo);
+  EXPECT_EQ(job.comm.timeout, std::chrono::seconds(30));
+}
+
+TEST_F(JobTest, WritesWhatItReadsBack) {
+  Job job;
+  job.model.weights = "a \"b\".safetensors";
+  job.data.mean = {0.1, 0.2, 0.3};
+  job.layout.dp_replicate = 3;
+  job.optimizer.learning_rate = 1.0 / 3;
+  job.train.rank_batch = {1, 2, 3};
+  job.comm.timeout = std::chrono::milliseconds(1234);
+  const Job again = load(to_toml(job));
+  EXPECT_EQ(to_toml(again), to_toml(job));
+  EXPECT_EQ(again.optimizer.learning_rate, 1.0 / 3);
+  EXPECT_EQ(again.train.rank_batch, job.train.rank_batch);
+  EXPECT_EQ(again.model.weights, job.model.weights);
+}
+
+TEST_F(JobTest, NumRanksIsTheDegreeWhenNoneIsGiven) {
+  EXPECT_EQ(small("", {.num_ranks = 4}).layout.dp_replicate, 4);
+  EXPECT_EQ(
+      small("[layout]\ndp = 2\n", {.num_ranks = 4}).layout.dp_replicate, 2);
+  const Job job = small("", {.num_ranks = 4});
+  EXPECT_EQ(job.document.entry("layout.dp").place.text(), "-n 4");
+}
+
+TEST_F(JobTest, LayoutFlagReplacesTheTable) {
+  const Job job =
+      small("[layout]\ndp_replicate = 2\ntp = 2\n", {.layout = "dp=3"});
+  EXPECT_EQ(job.layout, (Layout{.dp_replicate = 3}));
+  EXPECT_THAT(
+      error_of([&] { small("", {.layout = "dq=3"}); }),
+      HasSubstr("--layout dq=3"));
+}
+
+TEST_F(JobTest, FlagsSaySo) {
+  const Job job = small(
+      "", {.set = {"train.batch=32"}, .ranks = "threads", .overwrite = true});
+  EXPECT_EQ(job.train.ranks, "threads");
+  EXPECT_TRUE(job.train.overwrite);
+  EXPECT_EQ(
+      job.document.entry("train.batch").place.text(), "--set train.batch=32");
+  EXPECT_EQ(job.document.entry("train.ranks").place.text(), "--ranks threads");
+  EXPECT_EQ(job.document.entry("train.overwrite").place.text(), "--overwrite");
+  EXPECT_EQ(
+      error_of([&] { small("", {.ranks = "tasks"}); }),
+      "--ranks tasks: [train] ranks = \"tasks\": must be \"processes\" or "
+      "\"threads\"");
+}
+
+TEST_F(JobTest, FactsOfAJobThatPasses) {
+  const auto facts = check_job(small(), 1);
+  EXPECT_EQ(facts.data.num_samples, 1797);
+  EXPECT_EQ(facts.classes, 10);
+  EXPECT_EQ(facts.steps, 10);
+  EXPECT_THAT(facts.warnings, IsEmpty());
+  // conv1 16*1*9+16, conv2 32*16*9+32, fc 10*32*2*2+10
+  EXPECT_EQ(facts.num_parameters, 160 + 4640 + 1290);
+}
+
+TEST_F(JobTest, ChecksAJobOfAProgram) {
+  Job job;
+  job.train.steps = 5;
+  EXPECT_EQ(check_job(job, 1).steps, 5);
+  job.train.batch = 63;
+  job.layout.dp_replicate = 2;
+  EXPECT_EQ(
+      error_of([&] { check_job(job, 2); }),
+      "[train] batch = 63: does not divide by 2 ranks; 62 or 64 "
+      "does");
+}
+
+TEST_F(JobTest, WarnsOfWhatHasNoEffect) {
+  const Job job = small("[optimizer]\nmomentum = 0.9\nbeta1 = 0.8\n");
+  EXPECT_THAT(
+      find_unused(job),
+      ElementsAre(write("").append(
+          ":5:12: [optimizer] momentum = 0.9: has no effect with "
+          "optimizer \"adamw\"")));
+}
+
+TEST_F(JobTest, AResolvedConfigurationDoesNotWarn) {
+  EXPECT_THAT(find_unused(load(to_toml(small()))), IsEmpty());
+}
+
+TEST_F(JobTest, RunFolderIsMadeOnce) {
+  const Job job = small();
+  const std::string path = make_run_folder(job);
+  EXPECT_EQ(to_toml(load_job(path)), to_toml(job));
+  std::ofstream(folder_ / "run" / "keep") << "x";
+  EXPECT_THAT(
+      error_of([&] { make_run_folder(job); }),
+      HasSubstr("exists; --overwrite replaces it"));
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "keep"));
+}
+
+TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {
+  make_run_folder(small());
+  std::ofstream(folder_ / "run" / "old") << "x";
+  const std::string path = make_run_folder(small("", {.overwrite = true}));
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "old"));
+  EXPECT_FALSE(load_job(path).train.overwrite);
+
+  fs::remove(folder_ / "run" / "config.toml");
+  std::ofstream(folder_ / "run" / "mine") << "x";
+  EXPECT_THAT(
+      error_of([&] { make_run_folder(small("", {.overwrite = true})); }),
+      HasSubstr("it is left alone"));
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "mine"));
+}
+
+TEST_F(JobTest, RunFolderThatCannotBe) {
+  std::ofstream(folder_ / "file") << "x";
+  Job job = small();
+  job.train.run = (folder_ / "file").string();
+  EXPECT_THAT(
+      error_of([&] { check_run_folder(job); }), HasSubstr("is not a folder"));
+  job.train.run = (folder_ / "file" / "run").string();
+  EXPECT_THAT(error_of([&] { check_run_folder(job); }), HasSubstr("is a file"));
+  job.train.run = "/proc/run";
+  EXPECT_NE(error_of([&] { make_run_folder(job); }), "(no error)");
+}
+
+}  // namespace
+}  // namespace echelon
