@@ -26,9 +26,9 @@ if(ECHELON_LIBTORCH)
     "$<BUILD_INTERFACE:${ECHELON_LIBTORCH}/lib/libtorch_cpu.so>"
     "$<BUILD_INTERFACE:${ECHELON_LIBTORCH}/lib/libc10.so>")
   target_link_options(echelon_libtorch INTERFACE
-    "$<BUILD_INTERFACE:LINKER:--as-needed,--disable-new-dtags>"
-    "$<BUILD_INTERFACE:LINKER:-rpath,${ECHELON_LIBTORCH}/lib>"
+    LINKER:--as-needed,--disable-new-dtags
     "$<BUILD_INTERFACE:LINKER:-rpath-link,${ECHELON_WHEELS}/nvidia/cu13/lib>")
+  set_target_properties(echelon_libtorch PROPERTIES EXPORT_NAME libtorch)
   add_library(echelon::libtorch ALIAS echelon_libtorch)
 
   # One precompiled header for the whole training wing.

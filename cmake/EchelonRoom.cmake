@@ -19,6 +19,29 @@ function(echelon_torch_pch target)
   endif()
 endfunction()
 
+# Who links a static room links what its .cpp files need as well; but of a
+# library that is headers alone nothing is left, and a user of the installed
+# package need not have it.
+function(echelon_link_private target)
+  foreach(needed IN LISTS ARGN)
+    set(imported FALSE)
+    set(type)
+    if(TARGET ${needed})
+      get_target_property(imported ${needed} IMPORTED)
+      get_target_property(type ${needed} TYPE)
+    endif()
+    if(imported AND type STREQUAL "INTERFACE_LIBRARY")
+      target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:${needed}>)
+    else()
+      target_link_libraries(${target} PRIVATE ${needed})
+    endif()
+    if(imported AND needed MATCHES "^([A-Za-z0-9_]+)::"
+        AND NOT type STREQUAL "INTERFACE_LIBRARY")
+      set_property(GLOBAL APPEND PROPERTY ECHELON_PACKAGES ${CMAKE_MATCH_1})
+    endif()
+  endforeach()
+endfunction()
+
 function(echelon_room)
   cmake_parse_arguments(ROOM "TORCH" "NAME" "SOURCES;HEADERS;DEPENDS;PRIVATE" ${ARGN})
   if(ROOM_TORCH AND NOT ECHELON_WITH_TORCH)
@@ -46,10 +69,11 @@ function(echelon_room)
   target_sources(${target} ${scope} FILE_SET HEADERS
     BASE_DIRS "${PROJECT_SOURCE_DIR}" FILES ${ROOM_HEADERS})
   target_link_libraries(${target} ${scope} ${ROOM_DEPENDS} Threads::Threads)
-  if(ROOM_PRIVATE)
-    target_link_libraries(${target} PRIVATE ${ROOM_PRIVATE})
-  endif()
+  echelon_link_private(${target} ${ROOM_PRIVATE})
   set_property(GLOBAL APPEND PROPERTY ECHELON_ROOMS ${target})
+  if(ROOM_TORCH)
+    set_property(GLOBAL APPEND PROPERTY ECHELON_TORCH_ROOMS ${target})
+  endif()
 endfunction()
 
 # echelon_program(NAME echelon SOURCES main.cpp ... DEPENDS ... [TORCH])
@@ -69,5 +93,14 @@ function(echelon_program)
       POSITION_INDEPENDENT_CODE OFF)
     target_compile_options(${PROGRAM_NAME} PRIVATE -fPIC)
     echelon_torch_pch(${PROGRAM_NAME})
+    set_target_properties(${PROGRAM_NAME} PROPERTIES
+      BUILD_RPATH "${PROJECT_BINARY_DIR}/lib"
+      INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${ECHELON_LIBTORCH}/lib")
+  endif()
+  # The programs of the package live in echelon/; tests and examples stay here.
+  file(RELATIVE_PATH folder
+    "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")
+  if(folder MATCHES "^echelon/")
+    set_property(GLOBAL APPEND PROPERTY ECHELON_PROGRAMS ${PROGRAM_NAME})
   endif()
 endfunction()

@@ -19,6 +19,8 @@ struct CommOptions {
   BackendKind backend = BackendKind::automatic;
   /// A collective that takes longer fails on every rank that is in it.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// How long a rank waits for the others when the job starts.
+  std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(2);
   /// Compare operation, shape and dtype across ranks before each collective.
   /// `local` always does; on the others it costs a round trip to the store.
   bool check_collectives = false;

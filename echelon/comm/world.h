@@ -52,6 +52,7 @@ class World {
 
   /// The last collectives of this rank, on all of its groups.
   const History& history() const;
+  History& history();
 
   /// A small value from each rank, by rank: host names, versions, counts.
   /// Through the store, for set-up. Every rank calls this.

@@ -1,0 +1,356 @@
+#include "echelon/comm/observed_backend.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <atomic>
+#include <sstream>
+
+#include "echelon/comm/label.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+std::string dtype_name(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat: return "float32";
+    case at::kDouble: return "float64";
+    case at::kBFloat16: return "bfloat16";
+    case at::kHalf: return "float16";
+    case at::kBool: return "bool";
+    case at::kByte: return "uint8";
+    case at::kChar: return "int8";
+    case at::kShort: return "int16";
+    case at::kInt: return "int32";
+    case at::kLong: return "int64";
+    default: return c10::toString(tensor.scalar_type());
+  }
+}
+
+std::string reduce_name(const c10d::ReduceOp& op) {
+  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+    case c10d::ReduceOp::SUM: return "sum";
+    case c10d::ReduceOp::AVG: return "avg";
+    case c10d::ReduceOp::MIN: return "min";
+    case c10d::ReduceOp::MAX: return "max";
+    default: return "other";
+  }
+}
+
+const at::Tensor& first(const std::vector<at::Tensor>& tensors) {
+  static const at::Tensor none;
+  return tensors.empty() ? none : tensors.front();
+}
+
+/// Work that tells the observer when it ends, and explains its errors.
+class ObservedWork : public c10d::Work {
+ public:
+  ObservedWork(
+      int rank,
+      c10::intrusive_ptr<c10d::Work> inner,
+      std::shared_ptr<Observer> observer,
+      ObservedCall call,
+      bool watch)
+      : Work(rank, inner->retrieveOpType()),
+        inner_(std::move(inner)),
+        state_(std::make_shared<State>(std::move(observer), std::move(call))) {
+    if (watch) watch_future();
+  }
+
+  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isSuccess() const override { return inner_->isSuccess(); }
+  std::exception_ptr exception() const override {
+    return inner_->exception();
+  }
+  std::vector<at::Tensor> result() override { return inner_->result(); }
+  int sourceRank() const override { return inner_->sourceRank(); }
+  void synchronize() override { inner_->synchronize(); }
+  void abort() override { inner_->abort(); }
+  uint64_t getSequencenumber() const override {
+    return state_->call.record.sequence;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_ ? future_ : inner_->getFuture();
+  }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    try {
+      inner_->wait(timeout);
+    } catch (...) {
+      std::rethrow_exception(state_->fail(std::current_exception()));
+    }
+    state_->end();
+    return true;
+  }
+
+ private:
+  struct State {
+    State(std::shared_ptr<Observer> observer_, ObservedCall call_)
+        : observer(std::move(observer_)), call(std::move(call_)) {}
+
+    void end() {
+      if (!ended.exchange(true)) observer->end(call);
+    }
+    std::exception_ptr fail(const std::exception_ptr& cause) {
+      std::lock_guard lock(mutex);
+      if (!error) error = observer->explain(call, cause);
+      if (!ended.exchange(true)) observer->end(call, true);
+      return error;
+    }
+
+    std::shared_ptr<Observer> observer;
+    ObservedCall call;
+    std::atomic<bool> ended{false};
+    std::mutex mutex;
+    std::exception_ptr error;
+  };
+
+  void watch_future() {
+    const auto inner = inner_->getFuture();
+    future_ = c10::make_intrusive<c10::ivalue::Future>(inner->elementType());
+    inner->addCallback(
+        [state = state_, future = future_](c10::ivalue::Future& done) {
+          if (done.hasError()) {
+            future->setError(state->fail(done.exception_ptr()));
+          } else {
+            state->end();
+            future->markCompleted(done.value());
+          }
+        });
+  }
+
+  c10::intrusive_ptr<c10d::Work> inner_;
+  std::shared_ptr<State> state_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace
+
+ObservedBackend::ObservedBackend(
+    c10::intrusive_ptr<c10d::Backend> inner,
+    std::shared_ptr<Observer> observer,
+    ObservedBackendOptions options)
+    : Backend(inner->getRank(), inner->getSize()),
+      inner_(std::move(inner)),
+      observer_(std::move(observer)),
+      options_(std::move(options)) {}
+
+ObservedBackend::WorkPtr ObservedBackend::observe(
+    const char* operation,
+    const at::Tensor& tensor,
+    const std::string& detail,
+    bool async,
+    const std::function<WorkPtr()>& forward,
+    bool collective) {
+  ObservedCall call;
+  call.group = &options_.group;
+  call.collective = collective;
+  call.record.sequence = collective ? sequence_++ : peer_sequence_++;
+  call.record.operation = operation;
+  call.record.axis = options_.group.axis;
+  call.record.label = LabelScope::current();
+  if (tensor.defined()) {
+    call.record.shape = tensor.sizes().vec();
+    call.record.dtype = dtype_name(tensor);
+    call.record.bytes = static_cast<int64_t>(tensor.nbytes());
+  }
+  observer_->begin(call);
+  try {
+    if (options_.check && collective) compare(call, detail);
+    WorkPtr inner = forward();
+    const bool watch = async && collective && options_.futures_mean_done;
+    return c10::make_intrusive<ObservedWork>(
+        getRank(), std::move(inner), observer_, std::move(call), watch);
+  } catch (...) {
+    const auto error = observer_->explain(call, std::current_exception());
+    observer_->end(call, true);
+    std::rethrow_exception(error);
+  }
+}
+
+void ObservedBackend::compare(
+    const ObservedCall& call, const std::string& detail) {
+  std::ostringstream mine;
+  mine << call.record.operation << "(" << call.record.dtype << " [";
+  for (size_t i = 0; i < call.record.shape.size(); ++i) {
+    mine << (i == 0 ? "" : ", ") << call.record.shape[i];
+  }
+  mine << "]" << (detail.empty() ? "" : ", ") << detail << ")";
+
+  const auto key = [&](uint64_t sequence, int rank) {
+    return "check/" + std::to_string(options_.group.number) + "/" +
+           std::to_string(sequence) + "/" + std::to_string(rank);
+  };
+  const uint64_t sequence = call.record.sequence;
+  options_.store->set(key(sequence, getRank()), mine.str());
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < getSize(); ++rank) {
+    keys.push_back(key(sequence, rank));
+  }
+  try {
+    options_.store->wait(keys, options_.timeout);
+  } catch (const std::exception&) {
+    throw std::runtime_error("timed out waiting for the other ranks to call");
+  }
+  bool same = true;
+  std::string all;
+  for (int rank = 0; rank < getSize(); ++rank) {
+    const std::string other =
+        options_.store->get_to_str(keys[static_cast<size_t>(rank)]);
+    same = same && other == mine.str();
+    all += "\n  rank " +
+           std::to_string(options_.group.ranks[static_cast<size_t>(rank)]) +
+           " called " + other;
+  }
+  // Everybody has read what lies two calls back.
+  if (sequence >= 2) options_.store->deleteKey(key(sequence - 2, getRank()));
+  if (!same) {
+    throw std::runtime_error("the ranks called different things:" + all);
+  }
+}
+
+ObservedBackend::WorkPtr ObservedBackend::broadcast(
+    Tensors& tensors, const c10d::BroadcastOptions& options) {
+  return observe(
+      "broadcast", first(tensors), "root " + std::to_string(options.rootRank),
+      options.asyncOp, [&] { return inner_->broadcast(tensors, options); });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::allreduce(
+    Tensors& tensors, const c10d::AllreduceOptions& options) {
+  return observe(
+      "all_reduce", first(tensors), reduce_name(options.reduceOp),
+      options.asyncOp, [&] { return inner_->allreduce(tensors, options); });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  return observe(
+      "all_reduce_coalesced", first(tensors),
+      reduce_name(options.reduceOp) + " of " +
+          std::to_string(tensors.size()) + " tensors",
+      options.asyncOp,
+      [&] { return inner_->allreduce_coalesced(tensors, options); });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::reduce(
+    Tensors& tensors, const c10d::ReduceOptions& options) {
+  return observe(
+      "reduce", first(tensors),
+      reduce_name(options.reduceOp) + ", root " +
+          std::to_string(options.rootRank),
+      options.asyncOp, [&] { return inner_->reduce(tensors, options); });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::allgather(
+    std::vector<Tensors>& outputs,
+    Tensors& inputs,
+    const c10d::AllgatherOptions& options) {
+  return observe(
+      "all_gather", first(inputs), "", options.asyncOp,
+      [&] { return inner_->allgather(outputs, inputs, options); });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::_allgather_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    const c10d::AllgatherOptions& options) {
+  return observe(
+      "all_gather", input, "", options.asyncOp,
+      [&] { return inner_->_allgather_base(output, input, options); });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::allgather_into_tensor_coalesced(
+    Tensors& outputs,
+    Tensors& inputs,
+    const c10d::AllgatherOptions& options) {
+  return observe(
+      "all_gather_coalesced", first(inputs),
+      std::to_string(inputs.size()) + " tensors", options.asyncOp, [&] {
+        return inner_->allgather_into_tensor_coalesced(
+            outputs, inputs, options);
+      });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::gather(
+    std::vector<Tensors>& outputs,
+    Tensors& inputs,
+    const c10d::GatherOptions& options) {
+  return observe(
+      "gather", first(inputs), "root " + std::to_string(options.rootRank),
+      options.asyncOp,
+      [&] { return inner_->gather(outputs, inputs, options); });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::scatter(
+    Tensors& outputs,
+    std::vector<Tensors>& inputs,
+    const c10d::ScatterOptions& options) {
+  return observe(
+      "scatter", first(outputs), "root " + std::to_string(options.rootRank),
+      options.asyncOp,
+      [&] { return inner_->scatter(outputs, inputs, options); });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::_reduce_scatter_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    const c10d::ReduceScatterOptions& options) {
+  return observe(
+      "reduce_scatter", input, reduce_name(options.reduceOp), options.asyncOp,
+      [&] { return inner_->_reduce_scatter_base(output, input, options); });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs,
+    Tensors& inputs,
+    const c10d::ReduceScatterOptions& options) {
+  return observe(
+      "reduce_scatter_coalesced", first(inputs),
+      reduce_name(options.reduceOp) + " of " + std::to_string(inputs.size()) +
+          " tensors",
+      options.asyncOp, [&] {
+        return inner_->reduce_scatter_tensor_coalesced(
+            outputs, inputs, options);
+      });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::alltoall_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    std::vector<int64_t>& output_splits,
+    std::vector<int64_t>& input_splits,
+    const c10d::AllToAllOptions& options) {
+  // With unequal splits the shapes differ by design: only the row must agree.
+  const bool equal = output_splits.empty() && input_splits.empty();
+  const at::Tensor row =
+      equal || input.dim() == 0 ? input : input.narrow(0, 0, 0);
+  return observe(
+      "all_to_all", row, "", options.asyncOp, [&] {
+        return inner_->alltoall_base(
+            output, input, output_splits, input_splits, options);
+      });
+}
+
+ObservedBackend::WorkPtr ObservedBackend::send(
+    Tensors& tensors, int destination, int tag) {
+  return observe(
+      "send", first(tensors), "", true,
+      [&] { return inner_->send(tensors, destination, tag); }, false);
+}
+
+ObservedBackend::WorkPtr ObservedBackend::recv(
+    Tensors& tensors, int source, int tag) {
+  return observe(
+      "recv", first(tensors), "", true,
+      [&] { return inner_->recv(tensors, source, tag); }, false);
+}
+
+ObservedBackend::WorkPtr ObservedBackend::barrier(
+    const c10d::BarrierOptions& options) {
+  return observe(
+      "barrier", at::Tensor(), "", options.asyncOp,
+      [&] { return inner_->barrier(options); });
+}
+
+}  // namespace echelon

@@ -1,0 +1,102 @@
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "echelon/comm/world.h"
+#include "echelon/comm/world_impl.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+/// The first error of any rank, by time.
+class FirstError {
+ public:
+  void set(int rank, const std::exception_ptr& error) {
+    std::lock_guard lock(mutex_);
+    if (error_) return;
+    rank_ = rank;
+    error_ = error;
+  }
+
+  void rethrow() const {
+    if (!error_) return;
+    const std::string place = "rank " + std::to_string(rank_) + ": ";
+    const auto with_place = [&](const std::string& text) {
+      return text.rfind(place, 0) == 0 ? text : place + text;
+    };
+    try {
+      std::rethrow_exception(error_);
+    } catch (const ConfigError& error) {
+      throw ConfigError(with_place(error.what()));
+    } catch (const CommError& error) {
+      throw CommError(with_place(error.what()));
+    } catch (const DataError& error) {
+      throw DataError(with_place(error.what()));
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(with_place(error.what()));
+    } catch (const NumericError& error) {
+      throw NumericError(with_place(error.what()));
+    } catch (const std::exception& error) {
+      throw Error(with_place(error.what()));
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  int rank_ = 0;
+  std::exception_ptr error_;
+};
+
+}  // namespace
+
+void run_ranks(
+    int num_ranks,
+    const std::function<void(World&)>& body,
+    const CommOptions& options) {
+  if (num_ranks < 1) {
+    throw ConfigError("run_ranks: " + std::to_string(num_ranks) +
+                      " ranks; at least 1 is needed");
+  }
+  if (num_ranks == 1) {
+    World world = World::alone(options);
+    body(world);
+    return;
+  }
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto board = std::make_shared<MemoryBoard>(num_ranks);
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  FirstError first_error;
+  const auto run = [&](int rank) {
+    try {
+      at::set_num_threads(std::max(1, cores / num_ranks));
+      auto impl = std::make_unique<World::Impl>();
+      impl->env.rank = impl->env.local_rank = rank;
+      impl->env.world_size = impl->env.local_world_size = num_ranks;
+      impl->env.launcher = "threads";
+      impl->options = options;
+      impl->threads = true;
+      impl->kind = choose_backend(options, impl->env);
+      impl->store = store;
+      impl->observer = std::make_shared<Observer>(rank, board);
+      std::vector<int> all;
+      for (int r = 0; r < num_ranks; ++r) all.push_back(r);
+      impl->group = impl->make("world", all);
+      World world(std::move(impl));
+      body(world);
+    } catch (...) {
+      first_error.set(rank, std::current_exception());
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < num_ranks; ++rank) threads.emplace_back(run, rank);
+  for (auto& thread : threads) thread.join();
+  first_error.rethrow();
+}
+
+}  // namespace echelon

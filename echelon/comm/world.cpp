@@ -1,0 +1,170 @@
+#include "echelon/comm/world.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <exception>
+
+#include "echelon/comm/gloo/gloo_backend.h"
+#include "echelon/comm/group_impl.h"
+#include "echelon/comm/observed_backend.h"
+#include "echelon/comm/status_board.h"
+#include "echelon/comm/store.h"
+#include "echelon/comm/store_board.h"
+#include "echelon/comm/world_impl.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+std::string backend_name(BackendKind kind) {
+  switch (kind) {
+    case BackendKind::local: return "local";
+    case BackendKind::gloo: return "gloo";
+    case BackendKind::nccl: return "nccl";
+    case BackendKind::automatic: return "automatic";
+  }
+  return "?";
+}
+
+}  // namespace
+
+BackendKind choose_backend(
+    const CommOptions& options, const RankEnvironment& env) {
+  const bool one_host = env.local_world_size == env.world_size;
+  if (options.backend == BackendKind::local && !one_host) {
+    throw ConfigError(
+        "[comm] backend = \"local\": the ranks are on several hosts (" +
+        std::to_string(env.local_world_size) + " of " +
+        std::to_string(env.world_size) +
+        " here); use \"gloo\" or \"nccl\", or leave it automatic");
+  }
+  if (options.backend != BackendKind::automatic) return options.backend;
+  return BackendKind::gloo;
+}
+
+World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+World::World(World&&) noexcept = default;
+World& World::operator=(World&&) noexcept = default;
+
+World::~World() {
+  if (!impl_ || !impl_->store || impl_->threads) return;
+  impl_->group.reset();
+  // Rank 0 serves the store: it stays until the others have left, unless the
+  // job is failing.
+  try {
+    const std::string key = "left/" + std::to_string(rank());
+    impl_->store->set(key, "1");
+    if (rank() == 0 && std::uncaught_exceptions() == 0) {
+      std::vector<std::string> keys;
+      for (int r = 0; r < size(); ++r) keys.push_back("left/" + std::to_string(r));
+      impl_->store->wait(keys, std::chrono::seconds(5));
+    }
+  } catch (const std::exception&) {
+    // A peer that failed has said so itself.
+  }
+}
+
+World World::alone(const CommOptions& options) {
+  auto impl = std::make_unique<Impl>();
+  impl->options = options;
+  impl->observer =
+      std::make_shared<Observer>(0, std::make_shared<MemoryBoard>(1));
+  impl->group = make_group(
+      nullptr, nullptr, "world", {0}, 0, BackendKind::local, torch::kCPU);
+  return World(std::move(impl));
+}
+
+World World::from_environment(const CommOptions& options) {
+  const RankEnvironment env = read_environment();
+  if (env.world_size == 1) {
+    World world = alone(options);
+    world.impl_->env = env;
+    return world;
+  }
+  auto impl = std::make_unique<Impl>();
+  impl->env = env;
+  impl->options = options;
+  impl->kind = choose_backend(options, env);
+  impl->store = connect_store(env, options.rendezvous_timeout);
+  echelon::exchange(
+      *impl->store, "arrived", env.rank, env.world_size, env.launcher,
+      options.rendezvous_timeout,
+      env.master_addr + ":" + std::to_string(env.master_port));
+  impl->address = reachable_address(env);
+  impl->observer = std::make_shared<Observer>(
+      env.rank,
+      std::make_shared<StoreBoard>(
+          connect_store_again(env, options.rendezvous_timeout)));
+  std::vector<int> all;
+  for (int r = 0; r < env.world_size; ++r) all.push_back(r);
+  impl->group = impl->make("world", all);
+  return World(std::move(impl));
+}
+
+Group World::Impl::make(
+    const std::string& axis, const std::vector<int>& ranks) {
+  const size_t number = num_groups++;
+  const auto position = std::find(ranks.begin(), ranks.end(), env.rank);
+  if (ranks.size() <= 1 || position == ranks.end()) {
+    return make_group(nullptr, nullptr, axis, {env.rank}, 0, kind, device);
+  }
+  const int rank = static_cast<int>(position - ranks.begin());
+  const int size = static_cast<int>(ranks.size());
+  // Disjoint groups are numbered alike: their first rank tells them apart.
+  const std::string name =
+      "group/" + std::to_string(number) + "/" + std::to_string(ranks[0]);
+  auto group_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
+  c10::intrusive_ptr<c10d::Backend> inner =
+      make_gloo_backend(group_store, rank, size, address, options.timeout);
+  ObservedBackendOptions observed;
+  observed.group = {.number = number, .axis = axis, .ranks = ranks};
+  observed.check =
+      options.check_collectives && kind != BackendKind::local;
+  observed.store = group_store;
+  observed.timeout = options.timeout;
+  observed.futures_mean_done = kind != BackendKind::nccl;
+  auto backend = c10::make_intrusive<ObservedBackend>(
+      std::move(inner), observer, std::move(observed));
+  return make_group(
+      std::move(backend), group_store, axis, ranks, rank, kind, device);
+}
+
+int World::rank() const { return impl_->env.rank; }
+int World::size() const { return impl_->env.world_size; }
+int World::local_rank() const { return impl_->env.local_rank; }
+int World::local_size() const { return impl_->env.local_world_size; }
+int World::node_rank() const { return impl_->env.node_rank; }
+int World::generation() const { return impl_->env.generation; }
+torch::Device World::device() const { return impl_->device; }
+std::string World::backend() const { return backend_name(impl_->kind); }
+const CommOptions& World::options() const { return impl_->options; }
+const Group& World::group() const { return *impl_->group; }
+const History& World::history() const { return impl_->observer->history(); }
+History& World::history() { return impl_->observer->history(); }
+
+Group World::new_group(
+    const std::string& axis, const std::vector<int>& ranks) {
+  std::vector<int> sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  const bool repeats =
+      std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+  if (ranks.empty() || repeats || sorted.front() < 0 ||
+      sorted.back() >= size()) {
+    throw ConfigError(
+        "new_group \"" + axis + "\": the ranks must be different numbers in "
+        "[0, " + std::to_string(size()) + "), at least one");
+  }
+  return impl_->make(axis, ranks);
+}
+
+std::vector<std::string> World::exchange(const std::string& value) {
+  if (size() == 1) return {value};
+  const std::string topic =
+      "exchange/" + std::to_string(impl_->num_exchanges++);
+  return echelon::exchange(
+      *impl_->store, topic, rank(), size(), value, impl_->options.timeout,
+      "an exchange of values");
+}
+
+}  // namespace echelon

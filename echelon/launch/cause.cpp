@@ -1,0 +1,297 @@
+#include "echelon/launch/cause.h"
+
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+
+#include "echelon/error.h"
+
+namespace echelon::launch {
+namespace {
+
+constexpr size_t kMaxLines = 5;
+constexpr size_t kMaxLineBytes = 400;
+
+// Without colours, cursor movements and what a carriage return has overwritten.
+std::string plain(const std::string& line) {
+  std::string text;
+  for (size_t i = 0; i < line.size(); ++i) {
+    const unsigned char c = line[i];
+    if (c == 0x1b) {
+      if (i + 1 < line.size() && line[i + 1] == '[') {
+        i += 2;
+        while (i < line.size() && (line[i] < '@' || line[i] > '~')) {
+          ++i;
+        }
+      }
+    } else if (c == '\r') {
+      if (i + 1 < line.size()) {
+        text.clear();
+      }
+    } else if (c >= 0x20 || c == '\t') {
+      text += line[i];
+    }
+  }
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) {
+    text.pop_back();
+  }
+  return text;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  size_t begin = 0;
+  while (begin < text.size()) {
+    size_t end = text.find('\n', begin);
+    end = end == std::string::npos ? text.size() : end;
+    lines.push_back(plain(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+// Lines [begin, end) as one text, cut to a size that a person reads.
+std::string join(
+    const std::vector<std::string>& lines, size_t begin, size_t end) {
+  std::string text;
+  size_t taken = 0;
+  for (size_t i = begin; i < end; ++i) {
+    if (taken == kMaxLines) {
+      text += "\n…";
+      break;
+    }
+    std::string line = lines[i].substr(0, kMaxLineBytes);
+    if (line.size() < lines[i].size()) {
+      line += "…";
+    }
+    text += (taken++ == 0 ? "" : "\n") + line;
+  }
+  return text;
+}
+
+bool starts_with(const std::string& text, const char* prefix) {
+  return text.rfind(prefix, 0) == 0;
+}
+
+bool contains(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
+// What shells and the runtime add after the error itself.
+bool is_noise(const std::string& line) {
+  return line.empty() || starts_with(line, "Aborted") ||
+         starts_with(line, "note: run with `RUST_BACKTRACE") ||
+         contains(line, "Aborted (core dumped)") ||
+         contains(line, "Aborted                 ");
+}
+
+size_t last_with(const std::vector<std::string>& lines, const char* part) {
+  for (size_t i = lines.size(); i-- > 0;) {
+    if (contains(lines[i], part)) {
+      return i;
+    }
+  }
+  return std::string::npos;
+}
+
+// terminate called after throwing an instance of 'std::runtime_error'
+//   what():  text, of one or more lines
+std::string find_terminate(const std::vector<std::string>& lines) {
+  const char* start = "terminate called after throwing an instance of '";
+  const size_t at = last_with(lines, start);
+  if (at == std::string::npos) {
+    return "";
+  }
+  std::string type = lines[at].substr(lines[at].find('\'') + 1);
+  type = type.substr(0, type.rfind('\''));
+  if (at + 1 >= lines.size() || !contains(lines[at + 1], "what():")) {
+    return type;
+  }
+  std::vector<std::string> text(lines.begin() + at + 1, lines.end());
+  text[0] = text[0].substr(text[0].find("what():") + 7);
+  text[0].erase(0, text[0].find_first_not_of(' '));
+  size_t end = 1;
+  while (end < text.size() && !is_noise(text[end]) &&
+         !starts_with(text[end], "Exception raised from ") &&
+         !starts_with(text[end], "terminate called")) {
+    ++end;
+  }
+  return type + ": " + join(text, 0, end);
+}
+
+// The lines after a traceback's frames; frames are indented.
+std::string find_traceback(const std::vector<std::string>& lines) {
+  const size_t at = last_with(lines, "Traceback (most recent call last):");
+  if (at == std::string::npos) {
+    return "";
+  }
+  size_t begin = at + 1;
+  while (begin < lines.size() && starts_with(lines[begin], " ")) {
+    ++begin;
+  }
+  size_t end = begin;
+  while (end < lines.size() && !lines[end].empty()) {
+    ++end;
+  }
+  return join(lines, begin, end);
+}
+
+std::string find_known_line(const std::vector<std::string>& lines) {
+  for (const char* part :
+       {"ERROR: AddressSanitizer", "ERROR: LeakSanitizer",
+        "WARNING: ThreadSanitizer", "runtime error: ",
+        "error while loading shared libraries", "*** stack smashing detected",
+        "terminate called without an active exception"}) {
+    const size_t at = last_with(lines, part);
+    if (at != std::string::npos) {
+      return join(lines, at, at + 1);
+    }
+  }
+  const size_t rust = last_with(lines, "' panicked at ");
+  if (rust != std::string::npos) {
+    return join(lines, rust, std::min(rust + 2, lines.size()));
+  }
+  const size_t go = last_with(lines, "panic: ");
+  if (go != std::string::npos && starts_with(lines[go], "panic: ")) {
+    return join(lines, go, go + 1);
+  }
+  return "";
+}
+
+// The loader could not start the program: nothing of it has run.
+bool loader_failed(const RankEnd& end, const std::string& text) {
+  return WIFEXITED(end.status) && WEXITSTATUS(end.status) == 127 &&
+         contains(text, "error while loading shared libraries");
+}
+
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name != nullptr ? std::string("SIG") + name
+                         : "signal " + std::to_string(signal);
+}
+
+Cause describe(const RankEnd& end) {
+  Cause cause;
+  cause.rank = end.rank;
+  cause.exit_code = exit_code_of(end.status);
+  cause.ending = describe_status(end.status);
+  const bool by_signal = WIFSIGNALED(end.status);
+  if (end.report) {
+    const auto lines = lines_of(end.report->message);
+    const bool ours = starts_with(end.report->type, "echelon::");
+    const bool bare = ours || end.report->type == "std::terminate";
+    cause.text = (bare ? "" : end.report->type + ": ") +
+                 join(lines, 0, lines.size());
+    cause.consequence = end.report->consequence;
+    return cause;
+  }
+  cause.text = find_error(end.stderr_tail);
+  if (loader_failed(end, cause.text)) {
+    cause.exit_code = static_cast<int>(ExitCode::configuration);
+    cause.text += "\nthe program did not start; install the library, or name "
+                  "its folder in LD_LIBRARY_PATH";
+  }
+  if (cause.text.empty() &&
+      (!by_signal || WTERMSIG(end.status) == SIGABRT)) {
+    cause.text = last_lines(end.stderr_tail, 3);
+  }
+  cause.consequence = speaks_of_lost_peer(cause.text);
+  if (cause.text.empty()) {
+    cause.text = by_signal ? "killed by " + cause.ending : cause.ending;
+    if (by_signal && WTERMSIG(end.status) == SIGKILL) {
+      cause.text += "; the kernel does this when memory runs out";
+    }
+  }
+  return cause;
+}
+
+}  // namespace
+
+std::optional<Cause> find_cause(const std::vector<RankEnd>& ends) {
+  struct Candidate {
+    Cause cause;
+    int64_t time_ns;
+  };
+  std::vector<Candidate> candidates;
+  for (const auto& end : ends) {
+    if (end.status == 0) {
+      continue;
+    }
+    const bool own_error = end.report && !end.report->consequence;
+    if (!end.told_to_end || own_error) {
+      candidates.push_back(
+          {describe(end), end.report ? end.report->time_ns : end.time_ns});
+    }
+  }
+  if (candidates.empty()) {
+    return std::nullopt;
+  }
+  return std::min_element(
+             candidates.begin(), candidates.end(),
+             [](const Candidate& a, const Candidate& b) {
+               return std::pair(a.cause.consequence, a.time_ns) <
+                      std::pair(b.cause.consequence, b.time_ns);
+             })
+      ->cause;
+}
+
+int exit_code_of(int status) {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+std::string describe_status(int status) {
+  if (WIFSIGNALED(status)) {
+    const int signal = WTERMSIG(status);
+    const char* words = sigdescr_np(signal);
+    return signal_name(signal) +
+           (words != nullptr ? std::string(" (") + words + ")" : "") +
+           (WCOREDUMP(status) ? ", core dumped" : "");
+  }
+  const int code = WEXITSTATUS(status);
+  std::string text = "exit code " + std::to_string(code);
+  if (code > 128 && code - 128 < NSIG && sigabbrev_np(code - 128) != nullptr) {
+    text += " (a shell's for " + signal_name(code - 128) + ")";
+  }
+  return text;
+}
+
+std::string find_error(const std::string& stderr_tail) {
+  const auto lines = lines_of(stderr_tail);
+  for (auto* find : {find_terminate, find_traceback, find_known_line}) {
+    const std::string text = find(lines);
+    if (!text.empty()) {
+      return text;
+    }
+  }
+  return "";
+}
+
+std::string last_lines(const std::string& stderr_tail, int lines) {
+  const auto all = lines_of(stderr_tail);
+  size_t end = all.size();
+  while (end > 0 && is_noise(all[end - 1])) {
+    --end;
+  }
+  size_t begin = end;
+  while (begin > 0 && end - begin < static_cast<size_t>(lines) &&
+         !all[begin - 1].empty()) {
+    --begin;
+  }
+  return join(all, begin, end);
+}
+
+bool speaks_of_lost_peer(const std::string& text) {
+  for (const char* part :
+       {"Connection closed by peer", "Connection reset by peer",
+        "NCCL communicator was aborted", "remote process exited",
+        "failed to recv, got 0 bytes"}) {
+    if (contains(text, part)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace echelon::launch

@@ -1,0 +1,53 @@
+// Why a job failed: which rank's end was the cause, and in whose words.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "echelon/launch/error_report.h"
+
+namespace echelon::launch {
+
+/// How one rank ended.
+struct RankEnd {
+  int rank = 0;
+  int status = 0;        // as of waitpid
+  int64_t time_ns = 0;   // steady clock
+  bool told_to_end = false;  // after the launcher had sent it a signal
+  std::optional<ErrorReport> report;
+  std::string stderr_tail;   // the last kilobytes it wrote there
+};
+
+/// What is shown and returned for a failed job.
+struct Cause {
+  int rank = 0;
+  int exit_code = 1;
+  std::string ending;   // "exit code 1", "SIGSEGV (Segmentation fault)"
+  std::string text;     // the error itself, a few lines at most
+  bool consequence = false;  // it fell because a peer did
+};
+
+/// The cause among ranks that ended, each failed or not: the earliest failure
+/// that is not a consequence of another's, else the earliest. Ranks that were
+/// told to end are no candidates, unless they left a report of another error.
+/// Nothing when no rank failed by itself.
+std::optional<Cause> find_cause(const std::vector<RankEnd>& ends);
+
+/// What a shell would exit with: the code, or 128 + signal number.
+int exit_code_of(int status);
+/// "exit code 3", "SIGSEGV (Segmentation fault), core dumped".
+std::string describe_status(int status);
+
+/// The error in the last lines of a program's stderr: the text of an uncaught
+/// C++ exception ("std::runtime_error: text"), the last line of a Python
+/// traceback, a sanitizer's or the loader's line; empty when there is none of
+/// these.
+std::string find_error(const std::string& stderr_tail);
+/// The last lines that say something, at most `lines`; escapes removed.
+std::string last_lines(const std::string& stderr_tail, int lines);
+/// True for texts of errors that a lost connection brings.
+bool speaks_of_lost_peer(const std::string& text);
+
+}  // namespace echelon::launch

@@ -1,0 +1,395 @@
+#include "echelon/launch/guard.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <unordered_map>
+#include <utility>
+
+#include "echelon/error.h"
+
+namespace echelon::launch {
+namespace {
+
+// What is left of a rank whose main process ended may take this long after
+// SIGTERM; it is usually a helper that notices by itself.
+constexpr int64_t kLeftoverNs = 1'000'000'000;
+
+std::vector<char*> pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (const auto& text : strings) {
+    result.push_back(const_cast<char*>(text.c_str()));
+  }
+  result.push_back(nullptr);
+  return result;
+}
+
+// A forked guard has the launcher's ends of every other guard's socket and
+// pipes; while it kept them, their ends would never be seen.
+void close_launcher_files(const std::vector<int>& keep) {
+  std::vector<int> files;
+  if (DIR* dir = opendir("/proc/self/fd")) {
+    while (const dirent* entry = readdir(dir)) {
+      const int fd = std::atoi(entry->d_name);
+      if (fd > 2 && fd != dirfd(dir)) {
+        files.push_back(fd);
+      }
+    }
+    closedir(dir);
+  } else {
+    for (int fd = 3; fd < sysconf(_SC_OPEN_MAX); ++fd) {
+      files.push_back(fd);
+    }
+  }
+  for (const int fd : files) {
+    const int flags = fcntl(fd, F_GETFD);
+    if (flags >= 0 && (flags & FD_CLOEXEC) != 0 &&
+        std::find(keep.begin(), keep.end(), fd) == keep.end()) {
+      close(fd);
+    }
+  }
+}
+
+class GuardProcess {
+ public:
+  GuardProcess(const GuardSpec& spec, int socket)
+      : spec_(spec), socket_(socket) {}
+
+  [[noreturn]] void run() {
+    prepare();
+    if (!start()) {
+      finish();
+    }
+    for (;;) {
+      pollfd files[2] = {{socket_, POLLIN, 0}, {children_, POLLIN, 0}};
+      const int64_t left =
+          leftover_deadline_ns_ == 0 ? -1
+                                     : leftover_deadline_ns_ - steady_now_ns();
+      const int timeout =
+          leftover_deadline_ns_ == 0
+              ? -1
+              : static_cast<int>(std::max<int64_t>(0, left / 1'000'000 + 1));
+      poll(files, 2, timeout);
+      if (files[1].revents != 0) {
+        signalfd_siginfo info[8];
+        (void)!read(children_, info, sizeof info);
+      }
+      reap();
+      if (files[0].revents != 0) {
+        obey();
+      }
+      if (leftover_deadline_ns_ != 0 &&
+          steady_now_ns() >= leftover_deadline_ns_) {
+        kill_everything();
+      }
+    }
+  }
+
+ private:
+  void prepare() {
+    setpgid(0, 0);  // a terminal's Ctrl-C is the launcher's to pass on
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    prctl(PR_SET_NAME, "echelon-guard");
+    close_launcher_files({socket_, spec_.input, spec_.output, spec_.error,
+                          spec_.master_fd});
+    sigset_t all;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, nullptr);
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    children_ = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+  }
+
+  bool start() {
+    int failure[2];
+    if (pipe2(failure, O_CLOEXEC) != 0) {
+      tell(GuardReport::fork_failed, errno);
+      return false;
+    }
+    const pid_t guard = getpid();
+    rank_ = fork();
+    if (rank_ == 0) {
+      become_rank(guard, failure[1]);
+    }
+    const int fork_error = errno;
+    close(failure[1]);
+    if (rank_ < 0) {
+      tell(GuardReport::fork_failed, fork_error);
+      return false;
+    }
+    setpgid(rank_, rank_);
+    release_files();
+    int exec_error = 0;
+    const bool failed =
+        read(failure[0], &exec_error, sizeof exec_error) == sizeof exec_error;
+    close(failure[0]);
+    if (failed) {
+      waitpid(rank_, nullptr, 0);
+      tell(GuardReport::exec_failed, exec_error);
+      return false;
+    }
+    tell(GuardReport::started, 0);
+    return true;
+  }
+
+  [[noreturn]] void become_rank(pid_t guard, int failure) {
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != guard) {
+      _exit(127);
+    }
+    const int input =
+        spec_.input >= 0 ? spec_.input : open("/dev/null", O_RDONLY);
+    dup2(input, 0);
+    if (spec_.output >= 0) {
+      dup2(spec_.output, 1);
+    }
+    if (spec_.error >= 0) {
+      dup2(spec_.error, 2);
+    }
+    if (input > 2 && spec_.input < 0) {
+      close(input);
+    }
+    if (spec_.master_fd >= 0) {
+      fcntl(spec_.master_fd, F_SETFD, 0);
+    }
+    signal(SIGPIPE, SIG_DFL);
+    auto arguments = pointers(spec_.command);
+    auto variables = pointers(spec_.environment);
+    sigprocmask(SIG_SETMASK, static_cast<const sigset_t*>(spec_.signal_mask),
+                nullptr);
+    execve(spec_.path.c_str(), arguments.data(), variables.data());
+    const int error = errno;
+    (void)!write(failure, &error, sizeof error);
+    _exit(127);
+  }
+
+  // The guard must not keep the rank's pipes open, nor the terminal, nor what
+  // the caller of the launcher gave the rank.
+  void release_files() {
+    const int null = open("/dev/null", O_RDWR);
+    for (int fd = 0; fd <= 2; ++fd) {
+      dup2(null, fd);
+    }
+    if (DIR* dir = opendir("/proc/self/fd")) {
+      std::vector<int> files;
+      while (const dirent* entry = readdir(dir)) {
+        const int fd = std::atoi(entry->d_name);
+        if (fd > 2 && fd != dirfd(dir) && fd != socket_ && fd != children_) {
+          files.push_back(fd);
+        }
+      }
+      closedir(dir);
+      for (const int fd : files) {
+        // The exec pipe's read end is still needed; it alone is close-on-exec.
+        if (fd != null && (fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0 &&
+            fd != spec_.output && fd != spec_.error && fd != spec_.input &&
+            fd != spec_.master_fd) {
+          continue;
+        }
+        close(fd);
+      }
+    }
+  }
+
+  void tell(GuardReport::Kind kind, int value) {
+    const GuardReport report{kind, value, rank_, steady_now_ns()};
+    (void)!send(socket_, &report, sizeof report, MSG_NOSIGNAL);
+  }
+
+  // Takes the end of every child that has ended. Returns false when none is
+  // left.
+  bool reap() {
+    for (;;) {
+      int status = 0;
+      const pid_t pid =
+          waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED);
+      if (pid == 0) {
+        return true;
+      }
+      if (pid < 0) {
+        if (errno == EINTR) {
+          continue;
+        }
+        if (rank_gone_) {
+          tell(GuardReport::empty, 0);
+          finish();
+        }
+        return false;
+      }
+      if (pid == rank_ && !rank_gone_) {
+        note_rank(status);
+      }
+    }
+  }
+
+  void note_rank(int status) {
+    if (WIFSTOPPED(status)) {
+      tell(GuardReport::stopped, WSTOPSIG(status));
+    } else if (WIFCONTINUED(status)) {
+      tell(GuardReport::continued, 0);
+    } else {
+      rank_gone_ = true;
+      tell(GuardReport::exited, status);
+      for (const pid_t pid : descendants(getpid())) {
+        kill(pid, SIGTERM);
+        kill(pid, SIGCONT);
+      }
+      leftover_deadline_ns_ = steady_now_ns() + kLeftoverNs;
+    }
+  }
+
+  void obey() {
+    GuardOrder order;
+    const ssize_t got = recv(socket_, &order, sizeof order, MSG_DONTWAIT);
+    if (got == sizeof order) {
+      if (order.signal == SIGKILL) {
+        kill_everything();
+      } else {
+        pass_on(order.signal);
+      }
+    } else if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+      kill_everything();
+    }
+  }
+
+  void pass_on(int signal) {
+    if (rank_gone_) {
+      return;
+    }
+    kill(-rank_, signal);
+    if (signal == SIGTERM || signal == SIGHUP) {
+      kill(-rank_, SIGCONT);  // a stopped rank cannot end
+    }
+  }
+
+  // Processes may be born while we look, so look until there is none.
+  [[noreturn]] void kill_everything() {
+    for (;;) {
+      if (!rank_gone_) {
+        kill(-rank_, SIGKILL);
+      }
+      for (const pid_t pid : descendants(getpid())) {
+        kill(pid, SIGKILL);
+      }
+      reap();  // ends this process when nothing is left
+      pollfd file{children_, POLLIN, 0};
+      poll(&file, 1, 20);
+      signalfd_siginfo info[8];
+      (void)!read(children_, info, sizeof info);
+      reap();
+    }
+  }
+
+  [[noreturn]] void finish() {
+    char byte;
+    // The launcher removes these itself while it lives.
+    const ssize_t got = recv(socket_, &byte, 1, MSG_DONTWAIT | MSG_PEEK);
+    if (got == 0 || (got < 0 && errno == ECONNRESET)) {
+      unlink(spec_.error_file.c_str());
+      rmdir(spec_.scratch_dir.c_str());
+    }
+    _exit(0);
+  }
+
+  const GuardSpec& spec_;
+  int socket_;
+  int children_ = -1;
+  pid_t rank_ = -1;
+  bool rank_gone_ = false;
+  int64_t leftover_deadline_ns_ = 0;
+};
+
+}  // namespace
+
+int64_t steady_now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+Guard start_guard(const GuardSpec& spec) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw ConfigError(std::string("[launch] no socket to watch a rank by: ") +
+                      std::strerror(errno) + "; `ulimit -n` sets the limit");
+  }
+  const pid_t pid = fork();
+  if (pid < 0) {
+    const int error = errno;
+    close(ends[0]);
+    close(ends[1]);
+    throw ConfigError(std::string("[launch] no process for a rank: ") +
+                      std::strerror(error) +
+                      "; `ulimit -u` and the container's pids limit set how "
+                      "many there may be (two a rank)");
+  }
+  if (pid == 0) {
+    close(ends[0]);
+    GuardProcess(spec, ends[1]).run();
+  }
+  close(ends[1]);
+  fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  return {pid, ends[0]};
+}
+
+std::vector<pid_t> descendants(
+    pid_t root, const std::vector<pid_t>& except) {
+  std::unordered_multimap<pid_t, pid_t> children;
+  DIR* proc = opendir("/proc");
+  if (proc == nullptr) {
+    return {};
+  }
+  while (const dirent* entry = readdir(proc)) {
+    const pid_t pid = std::atoi(entry->d_name);
+    if (pid <= 0) {
+      continue;
+    }
+    const int fd = openat(dirfd(proc),
+                          (std::string(entry->d_name) + "/stat").c_str(),
+                          O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+      continue;
+    }
+    char text[512];
+    const ssize_t size = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[std::max<ssize_t>(0, size)] = '\0';
+    // pid (name) state parent …; the name may hold anything but ends last.
+    const char* name_end = std::strrchr(text, ')');
+    if (name_end != nullptr && std::strlen(name_end) > 4) {
+      children.emplace(std::atoi(name_end + 4), pid);
+    }
+  }
+  closedir(proc);
+  std::vector<pid_t> found;
+  std::vector<pid_t> open = {root};
+  while (!open.empty()) {
+    const pid_t parent = open.back();
+    open.pop_back();
+    const auto [begin, end] = children.equal_range(parent);
+    for (auto it = begin; it != end; ++it) {
+      if (std::find(except.begin(), except.end(), it->second) ==
+          except.end()) {
+        found.push_back(it->second);
+        open.push_back(it->second);
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace echelon::launch

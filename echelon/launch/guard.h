@@ -1,0 +1,74 @@
+// One guard process per rank: it starts the rank, passes signals on, tells the
+// launcher how the rank ended, and leaves nothing of it behind.
+//
+// The guard is a forked copy of the launcher that holds one end of a socket.
+// When the launcher is gone, however it went, the socket ends and the guard
+// kills every descendant of the rank. It is their subreaper, so a program that
+// a wrapper script started, or that detached itself, cannot escape it; the rank
+// itself also dies with its guard (PR_SET_PDEATHSIG).
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace echelon::launch {
+
+/// What a guard tells the launcher; one message of its socket each.
+struct GuardReport {
+  enum Kind : int32_t {
+    started,       // value: unused; the program runs
+    fork_failed,   // value: errno
+    exec_failed,   // value: errno
+    stopped,       // value: the signal (SIGSTOP, SIGTTIN, …)
+    continued,
+    exited,        // value: status as of waitpid
+    empty,         // no process of the rank is left; the guard ends
+  };
+  Kind kind = started;
+  int32_t value = 0;
+  int32_t pid = 0;      // the rank's
+  int64_t time_ns = 0;  // steady clock
+};
+
+/// What the launcher tells a guard.
+struct GuardOrder {
+  int32_t signal = 0;  // to the rank's process group; SIGKILL: to every
+                       // descendant
+};
+
+/// What a guard starts. File descriptors are the launcher's; -1 for `input`
+/// means /dev/null, for the others: inherited.
+struct GuardSpec {
+  std::string path;                      // of the program
+  std::vector<std::string> command;      // argv
+  std::vector<std::string> environment;  // envp
+  int input = -1;
+  int output = -1;
+  int error = -1;
+  int master_fd = -1;                    // stays open in the rank
+  std::string error_file;                // removed when the launcher is gone,
+  std::string scratch_dir;               // and this with it, once empty
+  const void* signal_mask = nullptr;     // sigset_t that the rank starts with
+};
+
+struct Guard {
+  pid_t pid = -1;
+  int socket = -1;  // close-on-exec, non-blocking, SOCK_SEQPACKET
+};
+
+/// Forks the guard. Throws ConfigError when the system refuses a process or a
+/// socket. The guard has no file of the launcher open but those of its spec and
+/// those that were open without close-on-exec.
+Guard start_guard(const GuardSpec& spec);
+
+/// The processes below `root`, from /proc; without those in `except` and what
+/// is below them.
+std::vector<pid_t> descendants(
+    pid_t root, const std::vector<pid_t>& except = {});
+
+int64_t steady_now_ns();
+
+}  // namespace echelon::launch

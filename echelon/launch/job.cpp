@@ -1,0 +1,512 @@
+#include "echelon/launch/job.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "echelon/error.h"
+#include "echelon/launch/checks.h"
+
+extern char** environ;
+
+namespace echelon::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kSettle{1000};
+constexpr milliseconds kIdleCheck{250};
+// After SIGKILL only a process that hangs in the kernel is still there.
+constexpr milliseconds kUnkillable{10000};
+
+bool asks_to_stop(int signal) {
+  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP ||
+         signal == SIGQUIT;
+}
+
+std::string name_of(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name != nullptr ? std::string("SIG") + name
+                         : "signal " + std::to_string(signal);
+}
+
+// Four files a rank; the usual soft limit of 1024 is not enough for hundreds.
+void allow_files(int num_ranks) {
+  rlimit limit{};
+  const rlim_t wanted = 64 + 8 * static_cast<rlim_t>(num_ranks);
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted) {
+    limit.rlim_cur = std::min(wanted, limit.rlim_max);
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
+void make_log_folder(const std::string& folder) {
+  if (folder.empty()) {
+    return;
+  }
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    throw ConfigError("[launch] cannot make the log folder " + folder + ": " +
+                      error.message() + "; choose another");
+  }
+}
+
+std::vector<std::string> own_environment() {
+  std::vector<std::string> result;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    result.emplace_back(*entry);
+  }
+  return result;
+}
+
+std::string log_path(const LaunchOptions& options, int rank) {
+  return options.log_dir.empty()
+      ? ""
+      : options.log_dir + "/rank-" + std::to_string(rank) + ".log";
+}
+
+}  // namespace
+
+SignalFile::SignalFile() {
+  sigset_t wanted;
+  sigemptyset(&wanted);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2,
+                           SIGTSTP, SIGWINCH}) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) {  // as nohup leaves SIGHUP
+      sigaddset(&wanted, signal);
+    }
+  }
+  sigprocmask(SIG_BLOCK, &wanted, &before_);
+  fd_ = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
+  struct sigaction ignore {};
+  ignore.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &ignore, &pipe_before_);
+}
+
+SignalFile::~SignalFile() {
+  close(fd_);
+  sigaction(SIGPIPE, &pipe_before_, nullptr);
+  sigprocmask(SIG_SETMASK, &before_, nullptr);
+}
+
+int SignalFile::next() {
+  signalfd_siginfo info;
+  return read(fd_, &info, sizeof info) == sizeof info
+      ? static_cast<int>(info.ssi_signo)
+      : 0;
+}
+
+ScratchFolder::ScratchFolder() {
+  const char* base = std::getenv("TMPDIR");
+  path_ = std::string(base != nullptr && *base != '\0' ? base : "/tmp") +
+          "/echelon-XXXXXX";
+  if (mkdtemp(path_.data()) == nullptr) {
+    throw ConfigError("[launch] cannot make a folder " + path_ + ": " +
+                      std::strerror(errno) +
+                      "; TMPDIR names the place for it");
+  }
+}
+
+ScratchFolder::~ScratchFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+Job::Job(const LaunchOptions& options, JobStart start)
+    : options_(options),
+      start_(std::move(start)),
+      screen_(STDOUT_FILENO, STDERR_FILENO),
+      policy_(options.grace, std::min(kSettle, options.grace)) {}
+
+Job::~Job() {
+  if (start_.master_fd >= 0) {
+    close(start_.master_fd);
+  }
+  for (Rank& rank : ranks_) {
+    if (rank.guard.socket >= 0) {
+      close(rank.guard.socket);  // the guard kills what is left
+    }
+    if (rank.guard.pid > 0) {
+      while (waitpid(rank.guard.pid, nullptr, 0) < 0 && errno == EINTR) {
+      }
+    }
+  }
+}
+
+int Job::run() {
+  start_ranks();
+  while (!all_empty()) {
+    wait_for_events();
+    if (killed_at_ != TimePoint{} &&
+        steady_clock::now() > killed_at_ + kUnkillable) {
+      break;
+    }
+  }
+  return finish();
+}
+
+void Job::start_ranks() {
+  const std::string program = find_program(options_.command[0]);
+  make_log_folder(options_.log_dir);
+  allow_files(options_.num_ranks);
+  // Should a guard be killed, what is below it comes to us instead of init.
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+  ranks_.reserve(options_.num_ranks);
+  for (int i = 0; i < options_.num_ranks; ++i) {
+    start_rank(i, program);
+  }
+  if (start_.master_fd >= 0) {
+    close(std::exchange(start_.master_fd, -1));
+  }
+}
+
+void Job::start_rank(int local_rank, const std::string& program) {
+  const int number = start_.first_rank + local_rank;
+  Rank rank(RankOutput(show_of(number), log_path(options_, number)));
+  for (int stream = 1; stream <= 2; ++stream) {
+    rank.output.set_prefix(
+        stream, rank_prefix(number, start_.world_size, screen_.colours(stream)));
+  }
+  rank.end.rank = number;
+  rank.error_file =
+      scratch_.path() + "/rank-" + std::to_string(number) + ".json";
+
+  const RankPlace place{
+      .rank = number,
+      .local_rank = local_rank,
+      .world_size = start_.world_size,
+      .local_world_size = options_.num_ranks,
+      .node_rank = options_.node_rank,
+      .num_nodes = options_.num_nodes};
+  const int master_fd = number == 0 ? start_.master_fd : -1;
+  const GuardSpec spec{
+      .path = program,
+      .command = options_.command,
+      .environment = rank_environment(
+          own_environment(), place, start_.place, {rank.error_file, master_fd},
+          options_.environment, available_cores()),
+      .input = input_of(number),
+      .output = rank.output.write_end(1),
+      .error = rank.output.write_end(2),
+      .master_fd = master_fd,
+      .error_file = rank.error_file,
+      .scratch_dir = scratch_.path(),
+      .signal_mask = signals_.mask_before()};
+  rank.guard = start_guard(spec);
+  rank.output.close_write_ends();
+  ranks_.push_back(std::move(rank));
+}
+
+Show Job::show_of(int rank) const {
+  switch (options_.terminal) {
+    case Terminal::prefixed:
+      return Show::prefixed;
+    case Terminal::plain:
+      return start_.world_size == 1 ? Show::raw : Show::whole;
+    case Terminal::rank_zero:
+      return rank == 0 ? Show::direct : Show::hidden;
+  }
+  return Show::prefixed;
+}
+
+// Rank 0 alone reads the launcher's stdin, and not a terminal: reading one from
+// the background would stop it.
+int Job::input_of(int rank) const {
+  return rank == 0 && isatty(STDIN_FILENO) == 0 ? STDIN_FILENO : -1;
+}
+
+bool Job::all_empty() const {
+  return std::all_of(ranks_.begin(), ranks_.end(),
+                     [](const Rank& rank) { return rank.empty; });
+}
+
+int Job::poll_timeout_ms() const {
+  auto next = steady_clock::now() + std::chrono::hours(1);
+  if (policy_.deadline()) {
+    next = std::min(next, *policy_.deadline());
+  }
+  if (killed_at_ != TimePoint{}) {
+    next = std::min(next, killed_at_ + kUnkillable);
+  }
+  if (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+        return rank.output.waiting();
+      })) {
+    next = std::min(next, steady_clock::now() + kIdleCheck);
+  }
+  const auto left = std::chrono::ceil<milliseconds>(next - steady_clock::now());
+  return static_cast<int>(std::max<int64_t>(0, left.count()));
+}
+
+void Job::wait_for_events() {
+  std::vector<pollfd> files = {{signals_.fd(), POLLIN, 0},
+                               {screen_.pending_file(), POLLOUT, 0}};
+  for (const Rank& rank : ranks_) {
+    files.push_back({rank.guard.socket, POLLIN, 0});
+    for (int stream = 1; stream <= 2; ++stream) {
+      files.push_back(
+          {screen_.full() ? -1 : rank.output.read_end(stream), POLLIN, 0});
+    }
+  }
+  if (poll(files.data(), files.size(), poll_timeout_ms()) < 0 &&
+      errno != EINTR) {
+    throw Error(std::string("[launch] poll: ") + std::strerror(errno));
+  }
+  const auto now = steady_clock::now();
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    for (int stream = 1; stream <= 2; ++stream) {
+      if (files[2 + 3 * i + stream].revents != 0) {
+        ranks_[i].output.read(stream, now, screen_);
+      }
+    }
+    ranks_[i].output.idle(now, screen_);
+  }
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (files[2 + 3 * i].revents != 0) {
+      take_report(ranks_[i]);
+    }
+  }
+  while (const int signal = signals_.next()) {
+    take_signal(signal);
+  }
+  obey(policy_.on_time(steady_clock::now()));
+  screen_.pump();
+  follow_broken_screen();
+}
+
+void Job::take_report(Rank& rank) {
+  GuardReport report;
+  const ssize_t size =
+      recv(rank.guard.socket, &report, sizeof report, MSG_DONTWAIT);
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) {
+    return;
+  }
+  if (size != sizeof report) {
+    lose_guard(rank);
+    return;
+  }
+  rank.pid = report.pid;
+  const std::string name = "rank " + std::to_string(rank.end.rank);
+  switch (report.kind) {
+    case GuardReport::started:
+      break;
+    case GuardReport::fork_failed:
+      start_error_ = "[launch] no process for " + name + ": " +
+                     std::strerror(report.value) +
+                     "; `ulimit -u` and the container's pids limit set how "
+                     "many there may be (two a rank)";
+      break;
+    case GuardReport::exec_failed:
+      start_error_ = explain_exec_error(options_.command[0], report.value);
+      break;
+    case GuardReport::stopped:
+      if (report.value != SIGTSTP) {
+        say(name + " was stopped by " + name_of(report.value) +
+            "; `kill -CONT " + std::to_string(report.pid) + "` continues it");
+      }
+      break;
+    case GuardReport::continued:
+      break;
+    case GuardReport::exited:
+      take_end(rank, report);
+      break;
+    case GuardReport::empty:
+      rank.empty = true;
+      break;
+  }
+  if (report.kind == GuardReport::fork_failed ||
+      report.kind == GuardReport::exec_failed) {
+    rank.ended = rank.empty = true;
+    send(SIGKILL);
+  }
+}
+
+void Job::take_end(Rank& rank, const GuardReport& report) {
+  rank.ended = true;
+  rank.end.status = report.value;
+  rank.end.time_ns = report.time_ns;
+  rank.end.told_to_end = ordered_ns_ != 0 && report.time_ns >= ordered_ns_;
+  rank.end.report = read_error_report(rank.error_file);
+  const auto now = steady_clock::now();
+  for (int stream = 1; stream <= 2; ++stream) {
+    // What a dead rank left in a pipe is little; a child of it may write on.
+    for (int i = 0; i < 4 && rank.output.read(stream, now, screen_); ++i) {
+    }
+  }
+  rank.end.stderr_tail = rank.output.stderr_tail();
+  const bool failed = rank.end.status != 0;
+  const auto cause = failed ? find_cause({rank.end}) : std::nullopt;
+  obey(policy_.on_rank_end(failed, cause && cause->consequence, now));
+}
+
+void Job::lose_guard(Rank& rank) {
+  close(std::exchange(rank.guard.socket, -1));
+  if (!rank.empty) {
+    // The guard itself was killed; its rank died with it, and what was below
+    // that is now ours to end.
+    std::vector<pid_t> guards;
+    for (const Rank& other : ranks_) {
+      if (other.guard.socket >= 0) {
+        guards.push_back(other.guard.pid);
+      }
+    }
+    for (const pid_t pid : descendants(getpid(), guards)) {
+      kill(pid, SIGKILL);
+    }
+    rank.empty = true;
+    if (!rank.ended) {
+      take_end(rank, {GuardReport::exited, SIGKILL, rank.pid, steady_now_ns()});
+    }
+  }
+  while (waitpid(rank.guard.pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
+  rank.guard.pid = -1;
+}
+
+void Job::take_signal(int signal) {
+  if (signal == SIGTSTP) {
+    suspend();
+  } else if (asks_to_stop(signal)) {
+    obey(policy_.on_stop_signal(signal));
+  } else {
+    send(signal);
+  }
+}
+
+// Ctrl-Z stops the ranks, then us; `fg` brings all back.
+void Job::suspend() {
+  send(SIGTSTP);
+  screen_.pump();
+  kill(getpid(), SIGSTOP);
+  send(SIGCONT);
+}
+
+void Job::obey(const Policy::Orders& orders) {
+  for (const int signal : orders) {
+    if (ordered_ns_ == 0) {
+      ordered_ns_ = steady_now_ns();
+    }
+    if (signal == SIGKILL && killed_at_ == TimePoint{}) {
+      killed_at_ = steady_clock::now();
+    }
+    send(signal);
+  }
+}
+
+void Job::send(int signal) {
+  for (const Rank& rank : ranks_) {
+    if (!rank.empty && rank.guard.socket >= 0) {
+      const GuardOrder order{signal};
+      (void)!::send(rank.guard.socket, &order, sizeof order, MSG_NOSIGNAL);
+    }
+  }
+}
+
+// With its reader gone (`| head`), a rank finds its own pipe closed, as it would
+// without us; with a log it writes on.
+void Job::follow_broken_screen() {
+  for (int stream = 1; stream <= 2; ++stream) {
+    if (screen_.broken(stream) && options_.log_dir.empty() &&
+        options_.terminal != Terminal::rank_zero) {
+      for (Rank& rank : ranks_) {
+        rank.output.close_stream(stream);
+      }
+    }
+  }
+}
+
+int Job::finish() {
+  const auto now = steady_clock::now();
+  std::vector<RankEnd> ends;
+  bool all_done = true;
+  for (Rank& rank : ranks_) {
+    for (int stream = 1; stream <= 2; ++stream) {
+      for (int i = 0; i < 64 && rank.output.read(stream, now, screen_); ++i) {
+        screen_.drain(milliseconds(2000));
+      }
+    }
+    rank.output.finish(screen_);
+    if (rank.output.log_error() != 0) {
+      say("the log " + log_path(options_, rank.end.rank) + " ends early: " +
+          std::strerror(rank.output.log_error()));
+    }
+    if (!rank.empty) {
+      say("rank " + std::to_string(rank.end.rank) + " (pid " +
+          std::to_string(rank.pid) +
+          ") does not die of SIGKILL: it hangs in the kernel");
+    }
+    all_done = all_done && rank.ended && rank.end.status == 0;
+    ends.push_back(rank.end);
+  }
+  int code = 0;
+  const auto cause = find_cause(ends);
+  const auto interrupted = static_cast<int>(ExitCode::interrupted);
+  if (!start_error_.empty()) {
+    screen_.drain(milliseconds(2000));
+    throw ConfigError(start_error_);
+  }
+  if (cause && cause->exit_code != interrupted) {
+    code = report_cause(*cause);
+  } else if (!all_done) {
+    code = interrupted;
+    for (const RankEnd& end : ends) {
+      for (const ExitCode special :
+           {ExitCode::preempted, ExitCode::do_not_requeue}) {
+        if (exit_code_of(end.status) == static_cast<int>(special)) {
+          code = static_cast<int>(special);
+        }
+      }
+    }
+    if (policy_.stopped_by() != 0) {
+      say("stopped by " + name_of(policy_.stopped_by()));
+    }
+  }
+  screen_.drain(milliseconds(2000));
+  return code;
+}
+
+int Job::report_cause(const Cause& cause) {
+  const std::string name = "rank " + std::to_string(cause.rank);
+  std::string head = name + " ended with " + cause.ending;
+  const int others = static_cast<int>(ranks_.size()) - 1;
+  if (others > 0) {
+    head += others == 1 ? "; the other one was stopped"
+                        : "; the other " + std::to_string(others) +
+                              " were stopped";
+  }
+  const std::string log = log_path(options_, cause.rank);
+  say(head + (log.empty() ? "" : "; its output: " + log));
+  const bool colours = screen_.colours(2);
+  std::string text = cause.text;
+  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos;) {
+    text.replace(at, 1, "\n  ");
+    at += 3;
+  }
+  screen_.write(2, (colours ? "\x1b[1;31m" : "") + name + ": " + text +
+                       (colours ? "\x1b[0m\n" : "\n"));
+  return cause.exit_code;
+}
+
+void Job::say(const std::string& text) {
+  // A progress line of rank 0 may stand where we write.
+  const bool clear =
+      options_.terminal == Terminal::rank_zero && screen_.is_terminal(2);
+  screen_.write(2, (clear ? "\r\x1b[K" : "") + ("echelon: " + text + "\n"));
+}
+
+}  // namespace echelon::launch

@@ -1,0 +1,104 @@
+// The ranks of one host while they run: a single thread that waits for output,
+// ends, signals and time, and carries out what the Policy orders.
+#pragma once
+
+#include <signal.h>
+
+#include <string>
+#include <vector>
+
+#include "echelon/launch/cause.h"
+#include "echelon/launch/guard.h"
+#include "echelon/launch/options.h"
+#include "echelon/launch/output.h"
+#include "echelon/launch/policy.h"
+#include "echelon/launch/rank_output.h"
+#include "echelon/launch/rendezvous.h"
+
+namespace echelon::launch {
+
+/// Signals of the launcher as the job wants them; as before when destroyed.
+class SignalFile {
+ public:
+  SignalFile();
+  ~SignalFile();
+  SignalFile(const SignalFile&) = delete;
+  SignalFile& operator=(const SignalFile&) = delete;
+  int fd() const { return fd_; }
+  /// The next signal that has come; 0 when there is none.
+  int next();
+  /// What ranks start with.
+  const sigset_t* mask_before() const { return &before_; }
+
+ private:
+  int fd_;
+  sigset_t before_;
+  struct sigaction pipe_before_;
+};
+
+/// A folder of our own for the ranks' error files; removed when destroyed.
+class ScratchFolder {
+ public:
+  ScratchFolder();
+  ~ScratchFolder();
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+class Job {
+ public:
+  Job(const LaunchOptions& options, JobStart start);
+  ~Job();
+  /// Runs all ranks to their end; see launch.h.
+  int run();
+
+ private:
+  struct Rank {
+    Rank(RankOutput o) : output(std::move(o)) {}
+    RankOutput output;
+    Guard guard;
+    std::string error_file;
+    RankEnd end;
+    int pid = 0;
+    bool ended = false;   // its main process did
+    bool empty = false;   // nothing of it is left
+  };
+
+  void start_ranks();
+  void start_rank(int local_rank, const std::string& program);
+  Show show_of(int rank) const;
+  int input_of(int rank) const;
+  bool all_empty() const;
+
+  void wait_for_events();
+  int poll_timeout_ms() const;
+  void take_report(Rank& rank);
+  void take_end(Rank& rank, const GuardReport& report);
+  void lose_guard(Rank& rank);
+  void take_signal(int signal);
+  void suspend();
+  void obey(const Policy::Orders& orders);
+  void send(int signal);
+  void follow_broken_screen();
+
+  int finish();
+  int report_cause(const Cause& cause);
+  void say(const std::string& text);
+
+  const LaunchOptions& options_;
+  JobStart start_;
+  SignalFile signals_;
+  ScratchFolder scratch_;
+  Screen screen_;
+  Policy policy_;
+  std::vector<Rank> ranks_;
+  std::string start_error_;     // the program could not be executed
+  int64_t ordered_ns_ = 0;      // when ranks were first told to end
+  TimePoint killed_at_{};
+};
+
+}  // namespace echelon::launch

@@ -1,0 +1,35 @@
+#include "echelon/launch/launch.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "echelon/launch/checks.h"
+#include "echelon/launch/job.h"
+#include "echelon/launch/rendezvous.h"
+
+namespace echelon::launch {
+namespace {
+
+// With 0, 1 or 2 closed, our own pipes would land there.
+void open_standard_files() {
+  for (;;) {
+    const int fd = open("/dev/null", O_RDWR);
+    if (fd < 0 || fd > 2) {
+      if (fd > 2) {
+        close(fd);
+      }
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+int run(const LaunchOptions& options) {
+  check(options);
+  open_standard_files();
+  find_program(options.command[0]);
+  return Job(options, start_alone(options)).run();
+}
+
+}  // namespace echelon::launch

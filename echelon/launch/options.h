@@ -1,0 +1,51 @@
+// What a launch is: which program, how many ranks, on how many hosts, and what
+// of their output is shown where.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace echelon::launch {
+
+/// What the ranks' output looks like on the launcher's own stdout and stderr.
+enum class Terminal {
+  prefixed,   // every line of every rank, with "[3] " in front
+  plain,      // every line of every rank, unchanged
+  rank_zero,  // rank 0 alone: its stdout is the launcher's own, so it can draw
+              // a progress line; its stderr is shown unchanged
+};
+
+struct LaunchOptions {
+  /// The program (looked up in PATH) and its arguments.
+  std::vector<std::string> command;
+  int num_ranks = 1;               // on this host
+
+  // Several hosts: every host starts the launcher with the same num_nodes,
+  // master_addr and master_port, and a node_rank of its own.
+  int num_nodes = 1;
+  int node_rank = 0;
+  std::string master_addr;         // of node 0; empty on one host: 127.0.0.1
+  int master_port = 0;             // 0: on one host any free one, else 29500
+  std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
+
+  /// Where rank-N.log goes, one per rank of this host, with everything that the
+  /// rank wrote to stdout and stderr; the folder is made. Empty: no logs.
+  std::string log_dir;
+  Terminal terminal = Terminal::prefixed;
+
+  /// How long ranks may take to end after SIGTERM, before SIGKILL.
+  std::chrono::milliseconds grace = std::chrono::seconds(5);
+
+  /// Added to every rank's environment, over what the launcher has.
+  std::vector<std::pair<std::string, std::string>> environment;
+
+  /// True when the program is known to take ECHELON_MASTER_FD (see
+  /// environment.h): then the socket listens before any rank starts, and no
+  /// rank's first connection is refused. False leaves it bound but not
+  /// listening, so that any other program can open MASTER_PORT itself.
+  bool listen_early = false;
+};
+
+}  // namespace echelon::launch

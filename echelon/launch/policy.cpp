@@ -1,0 +1,74 @@
+#include "echelon/launch/policy.h"
+
+#include <signal.h>
+
+namespace echelon::launch {
+
+Policy::Orders Policy::on_rank_end(
+    bool failed, bool consequence, TimePoint now) {
+  if (!failed) {
+    return {};
+  }
+  switch (state_) {
+    case State::running:
+      if (consequence) {
+        state_ = State::settling;
+        deadline_ = now + settle_;
+        return {};
+      }
+      return terminate(now);
+    case State::settling:
+      return consequence ? Orders{} : terminate(now);
+    case State::interrupted:
+      // The ranks were asked to end; the rest may be waiting for this one.
+      if (!deadline_) {
+        deadline_ = now + grace_;
+      }
+      return {};
+    case State::terminating:
+    case State::killed:
+      return {};
+  }
+  return {};
+}
+
+Policy::Orders Policy::on_remote_failure(TimePoint now) {
+  return state_ == State::running || state_ == State::settling
+      ? terminate(now)
+      : Orders{};
+}
+
+Policy::Orders Policy::on_stop_signal(int signal) {
+  if (state_ == State::killed) {
+    return {};
+  }
+  if (stopped_by_ != 0 || state_ == State::terminating) {
+    // A terminal that closes sends SIGHUP more than once: not an order to kill.
+    return signal == SIGHUP ? Orders{} : kill();
+  }
+  stopped_by_ = signal;
+  state_ = State::interrupted;
+  deadline_.reset();
+  return {signal};
+}
+
+Policy::Orders Policy::on_time(TimePoint now) {
+  if (!deadline_ || now < *deadline_) {
+    return {};
+  }
+  return state_ == State::settling ? terminate(now) : kill();
+}
+
+Policy::Orders Policy::terminate(TimePoint now) {
+  state_ = State::terminating;
+  deadline_ = now + grace_;
+  return {SIGTERM};
+}
+
+Policy::Orders Policy::kill() {
+  state_ = State::killed;
+  deadline_.reset();
+  return {SIGKILL};
+}
+
+}  // namespace echelon::launch

@@ -1,0 +1,35 @@
+// What the launchers of a job agree on before ranks start, and how they keep in
+// touch: node 0 listens at the master's address, the others connect to it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "echelon/launch/environment.h"
+#include "echelon/launch/options.h"
+
+namespace echelon::launch {
+
+/// A TCP socket bound to an address of this host, not listening yet.
+struct BoundSocket {
+  int fd = -1;
+  std::string address;  // numeric
+  int port = 0;
+};
+
+/// Binds to `address` (a name or a number) and `port` (0: any free one).
+/// Throws ConfigError when the address is not of this host or the port is taken.
+BoundSocket bind_master(const std::string& address, int port);
+
+/// Where the ranks of this host stand in the job.
+struct JobStart {
+  JobPlace place;
+  int first_rank = 0;
+  int world_size = 1;
+  int master_fd = -1;  // on node 0; the caller owns it
+};
+
+/// A job on this host alone.
+JobStart start_alone(const LaunchOptions& options);
+
+}  // namespace echelon::launch

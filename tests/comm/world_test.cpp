@@ -1,0 +1,138 @@
+#include "echelon/comm/world.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <thread>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(World, AloneIsAWorldOfOne) {
+  World world = World::alone();
+  EXPECT_EQ(world.size(), 1);
+  EXPECT_EQ(world.group().size(), 1);
+  torch::Tensor tensor = torch::ones({3});
+  world.group().all_reduce(tensor);
+  EXPECT_EQ(tensor.sum().item<float>(), 3);
+  EXPECT_THAT(world.exchange("x"), testing::ElementsAre("x"));
+}
+
+TEST(World, ExchangesValuesByRank) {
+  run_ranks(3, [](World& world) {
+    for (int round = 0; round < 3; ++round) {
+      const auto values = world.exchange(
+          std::to_string(round) + "/" + std::to_string(world.rank()));
+      ASSERT_EQ(values.size(), 3u);
+      EXPECT_EQ(values[2], std::to_string(round) + "/2");
+    }
+  });
+}
+
+TEST(RunRanks, TheFirstErrorIsRethrownWithItsRank) {
+  CommOptions options;
+  options.timeout = std::chrono::seconds(20);
+  try {
+    run_ranks(3, [](World& world) {
+      if (world.rank() == 1) throw DataError("cat.jpg: broken");
+      torch::Tensor tensor = torch::ones({1});
+      if (world.rank() == 7) world.group().all_reduce(tensor);
+    }, options);
+    FAIL() << "no error";
+  } catch (const DataError& error) {
+    EXPECT_STREQ(error.what(), "rank 1: cat.jpg: broken");
+  }
+}
+
+class Hang : public testing::TestWithParam<BackendKind> {};
+
+TEST_P(Hang, EveryRankIsToldWhoDidNotComeAndWhatItDidLast) {
+  CommOptions options;
+  options.backend = GetParam();
+  options.timeout = std::chrono::seconds(2);
+  std::atomic<int> told{0};
+  try {
+    run_ranks(3, [&](World& world) {
+      const Group& group = world.group();
+      torch::Tensor tensor = torch::ones({8});
+      group.all_reduce(tensor, ReduceOp::sum, {.label = "layer3"});
+      if (world.rank() == 2) {
+        while (told < 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        return;
+      }
+      try {
+        group.all_reduce(tensor, ReduceOp::sum, {.label = "bucket 0"});
+        ADD_FAILURE() << "the collective ended without rank 2";
+      } catch (const CommError& error) {
+        EXPECT_THAT(
+            error.what(),
+            HasSubstr("rank 2 last finished all_reduce \"layer3\" (#0) and has "
+                      "not called all_reduce \"bucket 0\" (#1) for 2"));
+        EXPECT_THAT(error.what(), HasSubstr("axis world, float32 [8]"));
+        EXPECT_THAT(error.what(), HasSubstr("arrived: rank 0, 1"));
+      }
+      ++told;
+    }, options);
+  } catch (const CommError& error) {
+    ADD_FAILURE() << error.what();
+  }
+}
+
+TEST_P(Hang, RanksThatCallDifferentThingsAreToldSo) {
+  CommOptions options;
+  options.backend = GetParam();
+  options.timeout = std::chrono::seconds(30);
+  options.check_collectives = true;
+  run_ranks(2, [&](World& world) {
+    const Group& group = world.group();
+    const auto expect_error = [&](const std::function<void()>& call,
+                                  const std::string& one,
+                                  const std::string& two) {
+      try {
+        call();
+        ADD_FAILURE() << "no error for " << one;
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr(one));
+        EXPECT_THAT(error.what(), HasSubstr(two));
+      }
+    };
+    const bool first = world.rank() == 0;
+    expect_error(
+        [&] {
+          group.all_reduce(
+              first ? torch::ones({2, 3}) : torch::ones({3, 2}));
+        }, "[2, 3]", "[3, 2]");
+    expect_error(
+        [&] {
+          group.all_reduce(
+              torch::ones({4}, first ? torch::kFloat32 : torch::kFloat64));
+        }, "float32", "float64");
+    expect_error(
+        [&] {
+          torch::Tensor tensor = torch::ones({4});
+          if (first) {
+            group.all_reduce(tensor);
+          } else {
+            group.broadcast(tensor, 0);
+          }
+        }, "all_reduce", "broadcast");
+    torch::Tensor tensor = torch::ones({4});
+    group.all_reduce(tensor);
+    EXPECT_EQ(tensor[0].item<float>(), 2);
+  }, options);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Backends, Hang, testing::Values(BackendKind::gloo),
+    [](const auto& info) {
+      return info.param == BackendKind::gloo ? "gloo" : "local";
+    });
+
+}  // namespace
+}  // namespace echelon

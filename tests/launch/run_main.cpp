@@ -1,0 +1,49 @@
+// The launcher without the command line of `echelon`, for the tests here.
+//   launch_run [-n N] [--nnodes N] [--node-rank R] [--master-addr A]
+//     [--master-port P] [--log DIR] [--grace-ms MS] [--join-ms MS] [--plain]
+//     [--rank-zero] [--listen] -- program args…
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "echelon/error.h"
+#include "echelon/launch/launch.h"
+
+int main(int argc, char** argv) {
+  echelon::launch::LaunchOptions options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--") {
+      options.command.assign(argv + i + 1, argv + argc);
+      break;
+    }
+    if (word == "--plain") {
+      options.terminal = echelon::launch::Terminal::plain;
+    } else if (word == "--rank-zero") {
+      options.terminal = echelon::launch::Terminal::rank_zero;
+    } else if (word == "--listen") {
+      options.listen_early = true;
+    } else if (i + 1 < argc) {
+      const std::string value = argv[++i];
+      const auto number = [&] { return std::atoi(value.c_str()); };
+      if (word == "-n") options.num_ranks = number();
+      if (word == "--nnodes") options.num_nodes = number();
+      if (word == "--node-rank") options.node_rank = number();
+      if (word == "--master-addr") options.master_addr = value;
+      if (word == "--master-port") options.master_port = number();
+      if (word == "--log") options.log_dir = value;
+      if (word == "--grace-ms") {
+        options.grace = std::chrono::milliseconds(number());
+      }
+      if (word == "--join-ms") {
+        options.join_timeout = std::chrono::milliseconds(number());
+      }
+    }
+  }
+  try {
+    return echelon::launch::run(options);
+  } catch (const echelon::Error& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return static_cast<int>(error.exit_code());
+  }
+}
