@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -68,6 +69,10 @@ void run_ranks(
     body(world);
     return;
   }
+  // LibTorch's flight recorder is one per process and not safe with the gloo
+  // groups of several threads (its map is written outside of its lock); the
+  // World's history does its work.
+  ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto board = std::make_shared<MemoryBoard>(num_ranks);
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
