@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Installs into a temporary folder, moves that folder, and builds and runs
+# programs against it as a user would.
+# usage: install_test.sh SOURCE_DIR BUILD_DIR LIBTORCH
+set -euo pipefail
+source_dir=$1 build_dir=$2 libtorch=$3
+
+temp=$(mktemp -d)
+trap 'rm -rf "$temp"' EXIT
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+
+cmake --install "$build_dir" --prefix "$temp/first" >"$temp/install.log" ||
+  { cat "$temp/install.log"; fail "cmake --install"; }
+mv "$temp/first" "$temp/moved"
+package=$temp/moved
+
+# No path of this machine, but the hint where LibTorch was.
+if grep -rn --include='*.cmake' -e "$temp" -e "$source_dir" -e "$build_dir" \
+  "$package/lib" | grep -v "$libtorch"; then
+  fail "the package names a folder of the machine that built it"
+fi
+
+# Every header that an installed header asks for is installed.
+missing=0
+while read -r header; do
+  if [ ! -e "$package/include/$header" ]; then
+    grep -rln "\"$header\"" "$package/include" | sed "s|\$| includes $header, which is not installed|"
+    missing=1
+  fi
+done < <(grep -rhoP '^#include "\Kechelon/[^"]+' "$package/include" | sort -u)
+[ "$missing" -eq 0 ] || fail "headers are missing from HEADERS of their rooms"
+
+echo "plain wing: no LibTorch"
+mkdir "$temp/plain"
+cat >"$temp/plain/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.25)
+project(Plain LANGUAGES CXX)
+find_package(Echelon REQUIRED COMPONENTS plain)
+if(TARGET Echelon::libtorch)
+  message(FATAL_ERROR "the plain component brought LibTorch")
+endif()
+add_executable(plain main.cpp)
+target_link_libraries(plain PRIVATE Echelon::layout)
+END
+cat >"$temp/plain/main.cpp" <<'END'
+#include "echelon/layout/layout.h"
+int main() { return echelon::Layout{}.dp_replicate == 1 ? 0 : 1; }
+END
+cmake -S "$temp/plain" -B "$temp/plain/build" -DCMAKE_PREFIX_PATH="$package" >"$temp/log" 2>&1 &&
+  cmake --build "$temp/plain/build" >"$temp/log" 2>&1 ||
+  { cat "$temp/log"; fail "a project with COMPONENTS plain"; }
+"$temp/plain/build/plain" || fail "the plain program ends with $?"
+
+echo "a LibTorch that is not there is an error with a way out"
+if ECHELON_LIBTORCH=/nowhere cmake -S "$source_dir/examples/cmake_project" \
+  -B "$temp/none" -DCMAKE_PREFIX_PATH="$package" >"$temp/log" 2>&1; then
+  fail "configuring without LibTorch succeeded"
+fi
+grep -q "Set ECHELON_LIBTORCH" <(tr '\n' ' ' <"$temp/log") ||
+  { cat "$temp/log"; fail "no way out named"; }
+
+echo "examples/cmake_project"
+cmake -S "$source_dir/examples/cmake_project" -B "$temp/example" \
+  -DCMAKE_PREFIX_PATH="$package" -DECHELON_LIBTORCH="$libtorch" >"$temp/log" 2>&1 &&
+  cmake --build "$temp/example" >"$temp/log" 2>&1 ||
+  { cat "$temp/log"; fail "examples/cmake_project"; }
+
+"$temp/example/fit_line" | tee "$temp/out"
+grep -qx "1 ranks: y = 2.00 x + 1.00, loss 0.0000" "$temp/out" ||
+  fail "the example's answer alone"
+if [ -x "$package/bin/echelon" ]; then
+  "$package/bin/echelon" run -n 2 -- "$temp/example/fit_line" | tee "$temp/out"
+  grep -q "2 ranks: y = 2.00 x + 1.00, loss 0.0000" "$temp/out" ||
+    fail "the example's answer on two ranks"
+fi
+if [ -x "$package/bin/echelon-train" ]; then
+  "$package/bin/echelon-train" --help >"$temp/log" 2>&1 ||
+    { cat "$temp/log"; fail "the installed echelon-train does not start"; }
+fi
+echo "passed"
