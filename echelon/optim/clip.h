@@ -1,0 +1,36 @@
+// The norm of all gradients, and clipping by it.
+// Source: Pascanu et al., "On the difficulty of training recurrent neural
+// networks", 2013, arXiv:1211.5063, section 3.2.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <vector>
+
+namespace echelon {
+
+/// Sums a number over the ranks that hold other parts of the gradients. Called
+/// once per norm, on every rank; `squared_norm` is a float64 scalar on the
+/// gradients' device. Empty: this rank holds all of them.
+using SumOverRanks = std::function<void(torch::Tensor& squared_norm)>;
+
+/// sqrt of the sum of squares over the gradients of `parameters`; parameters
+/// without a gradient count as zero. NaN or infinite when a gradient is.
+/// Waits for the device.
+double gradient_norm(
+    const std::vector<torch::Tensor>& parameters,
+    const SumOverRanks& sum_over_ranks = nullptr);
+
+/// Multiplies every gradient by min(1, max_norm / (norm + 1e-6)), in place, as
+/// torch.nn.utils.clip_grad_norm_ does, and returns the norm before that.
+///
+/// A norm that is not finite is returned and the gradients stay as they are:
+/// the caller decides whether to skip the step or to stop. Throws ConfigError
+/// unless max_norm > 0.
+double clip_gradients(
+    const std::vector<torch::Tensor>& parameters,
+    double max_norm,
+    const SumOverRanks& sum_over_ranks = nullptr);
+
+}  // namespace echelon

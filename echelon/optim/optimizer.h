@@ -1,0 +1,103 @@
+// SGD, Adam and AdamW on ATen's fused kernels: one call updates a whole group
+// of parameters, several times as fast as torch::optim.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "echelon/optim/options.h"
+
+namespace echelon {
+
+using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
+
+/// Parameters that share their settings.
+struct ParameterGroup {
+  NamedTensors parameters;
+  double learning_rate_factor = 1.0;  // times the optimizer's learning rate
+  double weight_decay = 0.0;
+};
+
+/// How zero_grad() clears gradients.
+enum class ZeroGrad {
+  set_to_none,  // frees them; the next backward pass makes new ones
+  in_place,     // for gradients that are views of a bucket
+};
+
+/// Updates parameters from their gradients. Not thread-safe; each rank has its
+/// own, and equal gradients give equal parameters.
+///
+/// A parameter without a gradient is skipped: no decay, no step counted, as in
+/// PyTorch. All tensors of a parameter's state have its dtype and device.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+
+  /// One update with the current gradients. Throws ConfigError for a sparse
+  /// gradient.
+  void step();
+
+  void zero_grad(ZeroGrad how = ZeroGrad::set_to_none);
+
+  /// For schedules: learning_rate * Schedule::factor(step), before step().
+  void set_learning_rate(double rate) { learning_rate_ = rate; }
+  double learning_rate() const { return learning_rate_; }
+
+  const std::vector<ParameterGroup>& groups() const { return groups_; }
+  /// The parameters of all groups, in order; for clip_gradients().
+  std::vector<torch::Tensor> parameters() const;
+
+  /// The state by "PARAMETER/KIND": "conv1.weight/exp_avg", …/exp_avg_sq and
+  /// …/step (adam, adamw), …/momentum (sgd with momentum). The optimizer's own
+  /// tensors, all there from the start (zeros), so a checkpoint can write them
+  /// and load_state() fill them in place.
+  virtual NamedTensors state() const = 0;
+  /// Copies values into state(). Throws CheckpointError that lists every name
+  /// that is missing, unknown or of another shape, and then changes nothing.
+  void load_state(const NamedTensors& values);
+
+ protected:
+  Optimizer(std::vector<ParameterGroup> groups, double learning_rate);
+
+  /// Parameters of one group, dtype and device that have gradients; `index` is
+  /// their place in parameters().
+  struct Batch {
+    std::vector<torch::Tensor> parameters;
+    std::vector<torch::Tensor> gradients;
+    std::vector<size_t> indices;
+  };
+  virtual void
+  update(const Batch& batch, double learning_rate, double weight_decay) = 0;
+
+ private:
+  std::vector<ParameterGroup> groups_;
+  double learning_rate_;
+};
+
+/// sgd, adam or adamw by options.name, over groups that the caller chose
+/// (options.weight_decay is not read). Throws ConfigError for an unknown name,
+/// a setting out of range, a name or a tensor that occurs twice, or a parameter
+/// that is not dense floating-point memory.
+///
+/// sgd:   g += wd p;  m = momentum m + g;  p -= lr (nesterov: g + momentum m |
+/// m) adam:  g += wd p, then Kingma and Ba, 2014, arXiv:1412.6980 adamw: p -=
+/// lr wd p, then Adam: Loshchilov and Hutter, 2017, arXiv:1711.05101
+std::unique_ptr<Optimizer> make_optimizer(
+    const OptimizerOptions& options, std::vector<ParameterGroup> groups);
+
+/// The same over two groups: options.weight_decay for parameters of two and
+/// more dimensions, none for biases and the parameters of norms.
+std::unique_ptr<Optimizer>
+make_optimizer(const OptimizerOptions& options, const NamedTensors& parameters);
+
+/// The same for all parameters of a module; one that is registered under two
+/// names (tied) is taken once, by its first.
+std::unique_ptr<Optimizer> make_optimizer(
+    const OptimizerOptions& options, const torch::nn::Module& module);
+
+}  // namespace echelon

@@ -1,0 +1,42 @@
+// The learning rate over a run: warm-up, then constant, cosine, linear or step.
+#pragma once
+
+#include <cstdint>
+
+#include "echelon/optim/options.h"
+
+namespace echelon {
+
+/// What the optimizer's learning rate is multiplied by, step by step. A value.
+///
+/// With w warm-up steps and T steps in all, the factor of step s (from 0) is
+///   s <  w   (s + 1) / (w + 1)
+///   s >= w   with p = (s - w) / (T - w), f = final_factor:
+///     constant  1
+///     linear    1 + (f - 1) p
+///     cosine    f + (1 - f) (1 + cos(pi p)) / 2
+///     step      step_factor ^ floor((s - w) / step_every)
+/// and beyond T that of T.
+/// Source of cosine: Loshchilov and Hutter, "SGDR", 2016, arXiv:1608.03983.
+class Schedule {
+ public:
+  /// Reads schedule, warmup_steps, final_factor, step_every, step_factor.
+  /// Throws ConfigError with the values for an unknown schedule, a warm-up that
+  /// is not shorter than the run, a `step` without step_every, or a factor that
+  /// is negative or not finite.
+  Schedule(const OptimizerOptions& options, int64_t total_steps);
+
+  double factor(int64_t step) const;
+
+ private:
+  enum class Kind { constant, cosine, linear, step };
+
+  Kind kind_ = Kind::constant;
+  int64_t warmup_steps_ = 0;
+  int64_t total_steps_ = 1;
+  double final_factor_ = 0.0;
+  int64_t step_every_ = 1;
+  double step_factor_ = 1.0;
+};
+
+}  // namespace echelon

@@ -1,0 +1,296 @@
+#include "echelon/optim/optimizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <iostream>
+
+#include "echelon/optim/clip.h"
+#include "tests/support/error_text.h"
+
+namespace echelon {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+OptimizerOptions named(const std::string& name) {
+  OptimizerOptions options;
+  options.name = name;
+  options.learning_rate = 0.1;
+  return options;
+}
+
+torch::Tensor leaf(torch::Tensor values) {
+  return values.clone().set_requires_grad(true);
+}
+
+void set_gradient(torch::Tensor& parameter, const torch::Tensor& gradient) {
+  parameter.mutable_grad() = gradient.clone();
+}
+
+TEST(Optimizer, BiasesAndNormsAreNotDecayed) {
+  auto options = named("sgd");
+  options.weight_decay = 0.5;
+  auto weight = leaf(torch::ones({2, 2}));
+  auto bias = leaf(torch::ones({2}));
+  const auto optimizer =
+      make_optimizer(options, NamedTensors{{"weight", weight}, {"bias", bias}});
+  set_gradient(weight, torch::zeros({2, 2}));
+  set_gradient(bias, torch::zeros({2}));
+  optimizer->step();
+  EXPECT_NEAR(weight[0][0].item<float>(), 0.95, 1e-7);
+  EXPECT_EQ(bias[0].item<float>(), 1.0f);
+}
+
+TEST(Optimizer, GroupsHaveTheirOwnRates) {
+  auto a = leaf(torch::zeros({1}, torch::kFloat64));
+  auto b = leaf(torch::zeros({1}, torch::kFloat64));
+  const auto optimizer = make_optimizer(
+      named("sgd"),
+      std::vector<ParameterGroup>{
+          {.parameters = {{"a", a}}},
+          {.parameters = {{"b", b}}, .learning_rate_factor = 10.0}});
+  set_gradient(a, torch::ones({1}, torch::kFloat64));
+  set_gradient(b, torch::ones({1}, torch::kFloat64));
+  optimizer->set_learning_rate(0.01);
+  optimizer->step();
+  EXPECT_DOUBLE_EQ(a.item<double>(), -0.01);
+  EXPECT_DOUBLE_EQ(b.item<double>(), -0.1);
+}
+
+TEST(Optimizer, AParameterWithoutGradientIsLeftAlone) {
+  for (const char* name : {"sgd", "adam", "adamw"}) {
+    auto options = named(name);
+    options.momentum = 0.9;
+    options.weight_decay = 0.1;
+    auto used = leaf(torch::ones({3, 3}));
+    auto unused = leaf(torch::ones({3, 3}));
+    const auto optimizer = make_optimizer(
+        options, NamedTensors{{"used", used}, {"unused", unused}});
+    set_gradient(used, torch::ones({3, 3}));
+    optimizer->step();
+    EXPECT_TRUE((unused == 1).all().item<bool>()) << name;
+    EXPECT_TRUE((used != 1).all().item<bool>()) << name;
+    for (const auto& [key, tensor] : optimizer->state()) {
+      EXPECT_EQ(key.starts_with("unused"), (tensor == 0).all().item<bool>())
+          << key;
+    }
+  }
+}
+
+TEST(Optimizer, GradientsAreFreedOrZeroedInPlace) {
+  auto p = leaf(torch::ones({4}));
+  const auto optimizer = make_optimizer(named("sgd"), NamedTensors{{"p", p}});
+  auto bucket = torch::ones({10});
+  p.mutable_grad() = bucket.narrow(0, 3, 4);
+  optimizer->zero_grad(ZeroGrad::in_place);
+  EXPECT_TRUE(p.grad().defined());
+  EXPECT_EQ(p.grad().data_ptr(), bucket.narrow(0, 3, 4).data_ptr());
+  EXPECT_EQ(bucket.sum().item<float>(), 6.0f);
+  optimizer->zero_grad();
+  EXPECT_FALSE(p.grad().defined());
+}
+
+// Memory order must not matter: the kernels walk over raw memory.
+TEST(Optimizer, OrderOfMemoryDoesNotMatter) {
+  for (const char* name : {"sgd", "adam", "adamw"}) {
+    auto options = named(name);
+    options.momentum = 0.9;
+    const auto values = torch::rand({3, 4, 5, 6}, torch::kFloat64);
+    const auto gradient = torch::rand({3, 4, 5, 6}, torch::kFloat64);
+    auto plain = leaf(values);
+    auto last = values.contiguous(at::MemoryFormat::ChannelsLast)
+                    .set_requires_grad(true);
+    auto mixed = leaf(values);
+    const auto optimizer = make_optimizer(
+        options,
+        NamedTensors{{"plain", plain}, {"last", last}, {"mixed", mixed}});
+    for (int step = 0; step < 3; ++step) {
+      plain.mutable_grad() = gradient.clone();
+      last.mutable_grad() =
+          gradient.contiguous(at::MemoryFormat::ChannelsLast).clone();
+      mixed.mutable_grad() =
+          gradient.contiguous(at::MemoryFormat::ChannelsLast).clone();
+      optimizer->step();
+    }
+    EXPECT_TRUE(plain.equal(last)) << name;
+    EXPECT_TRUE(plain.equal(mixed)) << name;
+  }
+}
+
+// 67 elements: whole vector blocks and a rest.
+TEST(Optimizer, Bfloat16ParametersAreUpdatedThroughout) {
+  for (const char* name : {"sgd", "adam", "adamw"}) {
+    for (bool nesterov : {false, true}) {
+      auto options = named(name);
+      options.momentum = 0.9;
+      options.nesterov = nesterov;
+      options.weight_decay = 0.1;
+      const auto start = torch::rand({1, 67}, torch::kFloat64).add(1);
+      auto exact = leaf(start);
+      auto rough = leaf(start.to(torch::kBFloat16));
+      const auto optimizer = make_optimizer(
+          options, NamedTensors{{"exact", exact}, {"rough", rough}});
+      for (int step = 0; step < 3; ++step) {
+        set_gradient(exact, torch::ones({1, 67}, torch::kFloat64));
+        set_gradient(rough, torch::ones({1, 67}, torch::kBFloat16));
+        optimizer->step();
+      }
+      const auto difference = (rough.to(torch::kFloat64) - exact).abs().max();
+      EXPECT_LT(difference.item<double>(), 0.03) << name;
+      EXPECT_GT((exact - start).abs().min().item<double>(), 0.2);
+    }
+  }
+}
+
+TEST(Optimizer, StateIsNamedAndLoadsBack) {
+  auto options = named("adamw");
+  const auto values = torch::rand({3, 2}, torch::kFloat64);
+  auto run = [&](auto& p, auto& optimizer, int steps) {
+    for (int step = 0; step < steps; ++step) {
+      set_gradient(p, p.detach() + 1);
+      optimizer->step();
+    }
+  };
+  auto whole = leaf(values);
+  auto optimizer = make_optimizer(options, NamedTensors{{"p", whole}});
+  run(whole, optimizer, 2);
+  NamedTensors saved;
+  for (const auto& [name, tensor] : optimizer->state()) {
+    saved.emplace_back(name, tensor.clone());
+  }
+  auto resumed = leaf(whole.detach());
+  run(whole, optimizer, 3);
+  auto second = make_optimizer(options, NamedTensors{{"p", resumed}});
+  second->load_state(saved);
+  run(resumed, second, 3);
+  EXPECT_TRUE(whole.equal(resumed));
+  EXPECT_EQ(saved[0].first, "p/exp_avg");
+  EXPECT_EQ(saved[2].first, "p/step");
+  EXPECT_EQ(saved[2].second.item<float>(), 2.0f);
+
+  saved[0].second = torch::zeros({4});
+  saved[1].first = "q/exp_avg_sq";
+  const auto before = second->state()[2].second.clone();
+  saved[2].second.fill_(77);
+  const auto text =
+      error_text<CheckpointError>([&] { second->load_state(saved); });
+  EXPECT_THAT(text, HasSubstr("p/exp_avg: shape [4], here [3, 2]"));
+  EXPECT_THAT(text, HasSubstr("p/exp_avg_sq: missing"));
+  EXPECT_THAT(text, HasSubstr("q/exp_avg_sq: not part of"));
+  EXPECT_TRUE(before.equal(second->state()[2].second));
+}
+
+TEST(Optimizer, TiedParametersAreUpdatedOnce) {
+  auto module = std::make_shared<torch::nn::Module>();
+  auto a = module->register_module("a", torch::nn::Linear(2, 2));
+  module->register_module("b", a);
+  {
+    const torch::NoGradGuard no_grad;
+    a->weight.fill_(1);
+  }
+  const auto optimizer = make_optimizer(named("sgd"), *module);
+  EXPECT_EQ(optimizer->parameters().size(), 2u);
+  set_gradient(a->weight, torch::ones({2, 2}));
+  optimizer->step();
+  EXPECT_NEAR(a->weight[0][0].item<float>(), 1 - 0.1 * 1.01, 1e-6);
+}
+
+TEST(Optimizer, RefusesWhatItCannotUpdate) {
+  const auto error = [](auto call) { return error_text<ConfigError>(call); };
+  auto p = leaf(torch::ones({4, 4}));
+  const auto make = [&](NamedTensors list) {
+    return make_optimizer(named("sgd"), list);
+  };
+  EXPECT_THAT(
+      error([&] {
+        make({{"a", p}, {"b", p}});
+      }),
+      HasSubstr("\"b\" is the same tensor as \"a\""));
+  EXPECT_THAT(
+      error([&] {
+        make({{"a", p}, {"a", leaf(p.detach())}});
+      }),
+      HasSubstr("\"a\" is listed twice"));
+  EXPECT_THAT(
+      error([&] {
+        make({{"a", p.detach().t().narrow(0, 0, 2)}});
+      }),
+      HasSubstr("fills its memory"));
+  EXPECT_THAT(
+      error([&] {
+        make({{"a", torch::ones({2}, torch::kInt64)}});
+      }),
+      HasSubstr("floating-point"));
+  EXPECT_THAT(error([&] { make({{"a", p * 2}}); }), HasSubstr("leaf"));
+  EXPECT_THAT(
+      error([&] { make_optimizer(named("lion"), NamedTensors{}); }),
+      HasSubstr("\"lion\" is not an optimizer"));
+  auto options = named("sgd");
+  options.nesterov = true;
+  EXPECT_THAT(
+      error([&] { make_optimizer(options, NamedTensors{}); }),
+      HasSubstr("nesterov=true needs momentum"));
+  options = named("adam");
+  options.beta2 = 1.0;
+  EXPECT_THAT(
+      error([&] { make_optimizer(options, NamedTensors{}); }),
+      HasSubstr("beta2=1 must be in [0, 1)"));
+  auto sparse = make({{"a", p}});
+  p.mutable_grad() = torch::ones({4, 4}).to_sparse();
+  EXPECT_THAT(error([&] { sparse->step(); }), HasSubstr("sparse gradient"));
+}
+
+TEST(Optimizer, NothingToUpdateIsFine) {
+  auto p = leaf(torch::ones({0, 3}));
+  const auto optimizer = make_optimizer(named("adamw"), NamedTensors{{"p", p}});
+  set_gradient(p, torch::ones({0, 3}));
+  optimizer->step();
+  make_optimizer(named("sgd"), NamedTensors{})->step();
+}
+
+TEST(Clip, ScalesToTheNorm) {
+  auto a = leaf(torch::zeros({3}, torch::kFloat64));
+  auto b = leaf(torch::zeros({3}, torch::kFloat32));
+  auto unused = leaf(torch::zeros({5}));
+  set_gradient(a, torch::full({3}, 2.0, torch::kFloat64));
+  set_gradient(b, torch::tensor({2.0, 0.0, 0.0}, torch::kFloat32));
+  EXPECT_DOUBLE_EQ(gradient_norm({a, b, unused}), 4.0);
+  EXPECT_DOUBLE_EQ(clip_gradients({a, b, unused}, 8.0), 4.0);
+  EXPECT_EQ(a.grad()[0].item<double>(), 2.0);
+  EXPECT_DOUBLE_EQ(clip_gradients({a, b, unused}, 1.0), 4.0);
+  EXPECT_DOUBLE_EQ(a.grad()[0].item<double>(), 2.0 / (4.0 + 1e-6));
+  EXPECT_NEAR(gradient_norm({a, b, unused}), 1.0, 1e-6);
+  EXPECT_EQ(gradient_norm({}), 0.0);
+  EXPECT_THROW(clip_gradients({a}, 0.0), ConfigError);
+}
+
+TEST(Clip, SumsOverRanksBeforeTheRoot) {
+  auto a = leaf(torch::zeros({1}));
+  set_gradient(a, torch::full({1}, 3.0));
+  int calls = 0;
+  const double norm = clip_gradients({a}, 1.0, [&](torch::Tensor& squared) {
+    ++calls;
+    EXPECT_EQ(squared.scalar_type(), torch::kFloat64);
+    squared += 16.0;  // the other rank's part
+  });
+  EXPECT_EQ(calls, 1);
+  EXPECT_DOUBLE_EQ(norm, 5.0);
+  EXPECT_NEAR(a.grad().item<float>(), 0.6, 1e-6);
+}
+
+TEST(Clip, LeavesGradientsThatAreNotFinite) {
+  auto a = leaf(torch::zeros({2}));
+  set_gradient(a, torch::tensor({3.0f, INFINITY}));
+  EXPECT_TRUE(std::isinf(clip_gradients({a}, 1.0)));
+  EXPECT_EQ(a.grad()[0].item<float>(), 3.0f);
+  set_gradient(a, torch::tensor({3.0f, NAN}));
+  EXPECT_TRUE(std::isnan(clip_gradients({a}, 1.0)));
+  EXPECT_EQ(a.grad()[0].item<float>(), 3.0f);
+}
+
+}  // namespace
+}  // namespace echelon

@@ -1,0 +1,86 @@
+#include "echelon/optim/schedule.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "echelon/error.h"
+#include "tests/support/error_text.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+
+OptimizerOptions with(const std::string& schedule, int64_t warmup = 0) {
+  OptimizerOptions options;
+  options.schedule = schedule;
+  options.warmup_steps = warmup;
+  return options;
+}
+
+TEST(Schedule, ConstantIsOne) {
+  const Schedule schedule(with("constant"), 10);
+  EXPECT_EQ(schedule.factor(0), 1.0);
+  EXPECT_EQ(schedule.factor(9), 1.0);
+  EXPECT_EQ(schedule.factor(1000), 1.0);
+}
+
+TEST(Schedule, WarmUpRisesEvenlyToOne) {
+  for (const char* name : {"constant", "cosine", "linear"}) {
+    const Schedule schedule(with(name, 4), 100);
+    EXPECT_DOUBLE_EQ(schedule.factor(0), 0.2);
+    EXPECT_DOUBLE_EQ(schedule.factor(1), 0.4);
+    EXPECT_DOUBLE_EQ(schedule.factor(3), 0.8);
+    EXPECT_DOUBLE_EQ(schedule.factor(4), 1.0);
+  }
+}
+
+TEST(Schedule, CosineAndLinearEndAtTheFinalFactor) {
+  auto options = with("cosine", 2);
+  options.final_factor = 0.1;
+  const Schedule cosine(options, 12);
+  EXPECT_DOUBLE_EQ(cosine.factor(7), 0.55);  // half way
+  EXPECT_NEAR(cosine.factor(12), 0.1, 1e-15);
+  EXPECT_NEAR(cosine.factor(500), 0.1, 1e-15);
+  options.schedule = "linear";
+  const Schedule linear(options, 12);
+  EXPECT_DOUBLE_EQ(linear.factor(3), 0.91);
+  EXPECT_DOUBLE_EQ(linear.factor(7), 0.55);
+  EXPECT_DOUBLE_EQ(linear.factor(12), 0.1);
+}
+
+TEST(Schedule, StepDropsEverySoManyStepsAfterTheWarmUp) {
+  auto options = with("step", 1);
+  options.step_every = 3;
+  options.step_factor = 0.5;
+  const Schedule schedule(options, 10);
+  const double expected[] = {0.5, 1, 1, 1, .5, .5, .5, .25, .25, .25};
+  for (int64_t step = 0; step < 10; ++step) {
+    EXPECT_DOUBLE_EQ(schedule.factor(step), expected[step]) << step;
+  }
+}
+
+TEST(Schedule, RefusesWhatMakesNoSense) {
+  const auto error = [](const OptimizerOptions& options, int64_t steps) {
+    return error_text<ConfigError>([&] { Schedule(options, steps); });
+  };
+  EXPECT_THAT(error(with("triangle"), 10), HasSubstr("\"triangle\""));
+  EXPECT_THAT(
+      error(with("cosine", 10), 10),
+      HasSubstr(
+          "warmup_steps=10 must be 0 or more and less than the run's 10"));
+  EXPECT_THAT(error(with("cosine", -1), 10), HasSubstr("warmup_steps=-1"));
+  EXPECT_THAT(error(with("step"), 10), HasSubstr("needs step_every"));
+  auto options = with("cosine");
+  options.final_factor = -0.5;
+  EXPECT_THAT(error(options, 10), HasSubstr("final_factor=-0.5"));
+  options.final_factor = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(error(options, 10), HasSubstr("final_factor"));
+  EXPECT_EQ(error(with("constant"), 0), "no error");
+}
+
+}  // namespace
+}  // namespace echelon
