@@ -16,7 +16,7 @@
 namespace echelon {
 
 /// The interpreter; empty when `make extras` has not been run.
-inline std::string python() {
+inline std::string pytorch_python() {
   const auto variable = [](const char* name) {
     const char* value = std::getenv(name);
     return std::string(value == nullptr ? "" : value);
@@ -33,40 +33,55 @@ inline std::string python() {
 }
 
 #define ECHELON_NEED_PYTHON()                                         \
-  if (::echelon::python().empty()) {                                  \
+  if (::echelon::pytorch_python().empty()) {                                  \
     GTEST_SKIP() << "needs Python's PyTorch: run `make extras` once"; \
   }
 
-/// Runs tests/`script` with `arguments` and returns what it printed. Throws
-/// with its output when it does not end with 0.
-inline std::string run_python(
-    const std::string& script, const std::vector<std::string>& arguments) {
-  const auto quoted = [](const std::string& word) {
-    std::string text = "'";
-    for (char c : word) {
-      text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+namespace detail {
+
+inline std::string run_interpreter(const std::vector<std::string>& words) {
+  std::string command = "OMP_NUM_THREADS=1";
+  for (const auto& word : words) {
+    command += " '";
+    for (const char c : word) {
+      command += c == '\'' ? std::string("'\\''") : std::string(1, c);
     }
-    return text + "'";
-  };
-  std::string command = "OMP_NUM_THREADS=1 " + quoted(python()) + " " +
-                        quoted(ECHELON_SOURCE_DIR "/tests/" + script);
-  for (const auto& argument : arguments) {
-    command += " " + quoted(argument);
+    command += "'";
   }
   std::FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
   if (pipe == nullptr) {
-    throw std::runtime_error("cannot start " + command);
+    throw std::runtime_error("cannot start " + words.at(0));
   }
   std::string output;
-  std::array<char, 4096> buffer;
-  for (size_t n; (n = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
-    output.append(buffer.data(), n);
+  std::array<char, 4096> part;
+  while (const size_t got = std::fread(part.data(), 1, part.size(), pipe)) {
+    output.append(part.data(), got);
   }
   const int status = ::pclose(pipe);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    throw std::runtime_error(command + " failed:\n" + output);
+    throw std::runtime_error("Python failed:\n" + output);
   }
   return output;
+}
+
+}  // namespace detail
+
+/// What the program `code` prints; it finds `arguments` in sys.argv[1:]. Throws
+/// with all of its output when it does not end with 0. One thread.
+inline std::string run_python(
+    const std::string& code, const std::vector<std::string>& arguments) {
+  std::vector<std::string> words = {pytorch_python(), "-c", code};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  return detail::run_interpreter(words);
+}
+
+/// The same for the file tests/`script`.
+inline std::string run_python_script(
+    const std::string& script, const std::vector<std::string>& arguments) {
+  std::vector<std::string> words = {
+      pytorch_python(), ECHELON_SOURCE_DIR "/tests/" + script};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  return detail::run_interpreter(words);
 }
 
 }  // namespace echelon
