@@ -435,7 +435,9 @@ File::File(const std::string& path) : path_(path) {
   }
   map_bytes_ = static_cast<size_t>(status.st_size);
   if (map_bytes_ > 0) {
-    void* map = ::mmap(nullptr, map_bytes_, PROT_READ, MAP_SHARED, fd, 0);
+    // Private and writable: a tensor that shares it may be changed in memory.
+    void* map =
+        ::mmap(nullptr, map_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
     if (map == MAP_FAILED) {
       const int error = errno;
       ::close(fd);

@@ -52,9 +52,9 @@ std::string shape_string(std::span<const int64_t> shape);
 
 /// The header of the file whose whole content is `file`; nothing is kept of it.
 /// Throws CheckpointError that names `path`, the tensor, the values and the
-/// rule: header length, JSON (UTF-8, no duplicate or unknown keys), dtype, shape
-/// (whole numbers, no overflow), data_offsets (in the file, as long as the shape
-/// says, no overlap, no gap, nothing behind the last tensor).
+/// rule: header length, JSON (UTF-8, no duplicate or unknown keys), dtype,
+/// shape (whole numbers, no overflow), data_offsets (in the file, as long as
+/// the shape says, no overlap, no gap, nothing behind the last tensor).
 Header parse(std::span<const std::byte> file, const std::string& path);
 
 /// A file, mapped for reading. Moves, does not copy. The spans that it gives
@@ -76,8 +76,8 @@ class File {
   const TensorInfo* find(const std::string& name) const;
   /// Throws CheckpointError that lists the names that are there.
   const TensorInfo& at(const std::string& name) const;
-  /// The bytes of one of tensors(). Aligned to the dtype if the writer was ours;
-  /// the format itself promises nothing.
+  /// The bytes of one of tensors(). Aligned to the dtype if the writer was
+  /// ours; the format itself promises nothing.
   std::span<const std::byte> bytes(const TensorInfo& tensor) const;
 
  private:
@@ -95,15 +95,16 @@ struct TensorBytes {
   std::span<const std::byte> bytes;
 };
 
-/// Writes `path` so that a reader sees the old file or the whole new one: beside
-/// it, synced, renamed, folder synced. The data starts at a multiple of 64 bytes
-/// and wider dtypes come first (else in the order given), so every tensor is
-/// aligned to its elements.
+/// Writes `path` so that a reader sees the old file or the whole new one:
+/// beside it, synced, renamed, folder synced. The data starts at a multiple of
+/// 64 bytes and wider dtypes come first (else in the order given), so every
+/// tensor is aligned to its elements.
 ///
 /// Throws ConfigError for a list that is wrong (a name twice, unknown dtype,
-/// bytes that do not match the shape) and CheckpointError when the disk does not
-/// take it (full, I/O error, no such folder): path, bytes needed, bytes free.
-/// What was written until then is removed and an older file of that name stays.
+/// bytes that do not match the shape) and CheckpointError when the disk does
+/// not take it (full, I/O error, no such folder): path, bytes needed, bytes
+/// free. What was written until then is removed and an older file of that name
+/// stays.
 void write(
     const std::string& path,
     const std::vector<TensorBytes>& tensors,

@@ -33,13 +33,9 @@ Policy::Orders Policy::on_rank_end(
 }
 
 Policy::Orders Policy::on_remote_failure(TimePoint now) {
-  if (state_ == State::running || state_ == State::settling) {
-    return terminate(now);
-  }
-  if (state_ == State::interrupted && !deadline_) {
-    deadline_ = now + grace_;
-  }
-  return {};
+  return state_ == State::running || state_ == State::settling
+      ? terminate(now)
+      : Orders{};
 }
 
 Policy::Orders Policy::on_stop_signal(int signal) {

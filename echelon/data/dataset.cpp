@@ -1,0 +1,355 @@
+#include "echelon/data/dataset.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "echelon/checkpoint/safetensors.h"
+#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/data/digits.h"
+#include "echelon/data/image.h"
+#include "echelon/data/image_folder.h"
+#include "echelon/data/inspect.h"
+#include "echelon/data/order.h"
+#include "echelon/data/random.h"
+#include "echelon/data/resize.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+int64_t product(const std::vector<int64_t>& shape) {
+  return std::accumulate(
+      shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+void put_class(int64_t label, std::byte* target) {
+  std::memcpy(target, &label, sizeof(label));
+}
+
+class DigitsDataset : public Dataset {
+ public:
+  DigitsDataset() : digits_(load_digits()) {}
+
+  int64_t size() const override { return Digits::kSamples; }
+  SampleSpec spec() const override {
+    return {
+        .input_shape = {1, Digits::kSize, Digits::kSize},
+        .classes = Digits::kClasses};
+  }
+  void load(
+      int64_t index,
+      const SampleContext&,
+      std::byte* input,
+      std::byte* target) const override {
+    const auto& pixels = digits_.pixels[static_cast<size_t>(index)];
+    auto* to = reinterpret_cast<float*>(input);
+    for (size_t i = 0; i < pixels.size(); ++i) {
+      to[i] = static_cast<float>(pixels[i]) / Digits::kMaxInk;
+    }
+    put_class(digits_.labels[static_cast<size_t>(index)], target);
+  }
+
+ private:
+  Digits digits_;
+};
+
+/// Two rounds of a 32-bit mixer per number, without state: the loop becomes
+/// vector code.
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && \
+    !defined(__SANITIZE_ADDRESS__) && defined(__GNUC__)
+__attribute__((target_clones("avx2", "default")))
+#endif
+void fill_uniform(float* to, int64_t count, uint32_t key, uint32_t other_key) {
+  constexpr float kStep = 1.7320508f / (1 << 23);  // half width: sqrt(3)
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t x = static_cast<uint32_t>(i) * 0x9e3779b9u + key;
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    x ^= (x >> 16) ^ other_key;
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    x ^= x >> 16;
+    // 24 bits, centred: -2^23 + 0.5 .. 2^23 - 0.5.
+    const auto centred = static_cast<int32_t>(x >> 8) - (1 << 23);
+    to[i] = (static_cast<float>(centred) + 0.5f) * kStep;
+  }
+}
+
+class DummyDataset : public Dataset {
+ public:
+  DummyDataset(const DataOptions& options, uint64_t seed)
+      : options_(options), seed_(seed), elements_(product(options.shape)) {}
+
+  int64_t size() const override { return options_.samples; }
+  SampleSpec spec() const override {
+    return {.input_shape = options_.shape, .classes = options_.classes};
+  }
+  void load(
+      int64_t index,
+      const SampleContext&,
+      std::byte* input,
+      std::byte* target) const override {
+    RandomStream random(
+        RandomUse::dummy, {seed_, static_cast<uint64_t>(index)});
+    put_class(
+        static_cast<int64_t>(
+            random.below(static_cast<uint64_t>(options_.classes))),
+        target);
+    const uint64_t key = random.bits();
+    fill_uniform(
+        reinterpret_cast<float*>(input),
+        elements_,
+        static_cast<uint32_t>(key),
+        static_cast<uint32_t>(key >> 32));
+  }
+
+ private:
+  DataOptions options_;
+  uint64_t seed_;
+  int64_t elements_;
+};
+
+class TensorsDataset : public Dataset {
+ public:
+  TensorsDataset(const std::string& path, int64_t classes) {
+    auto tensors = load_tensors(path, {"inputs", "targets"});
+    inputs_ = std::move(tensors[0]);
+    targets_ = tensors[1].to(torch::kInt64);
+    spec_.input_shape = inputs_.sizes().slice(1).vec();
+    spec_.input_dtype = inputs_.scalar_type();
+    spec_.target_shape = targets_.sizes().slice(1).vec();
+    spec_.classes = classes;
+    input_bytes_ = bytes_of_row(inputs_);
+    target_bytes_ = bytes_of_row(targets_);
+  }
+
+  int64_t size() const override { return inputs_.size(0); }
+  SampleSpec spec() const override { return spec_; }
+  void load(
+      int64_t index,
+      const SampleContext&,
+      std::byte* input,
+      std::byte* target) const override {
+    copy_row(inputs_, index, input_bytes_, input);
+    copy_row(targets_, index, target_bytes_, target);
+  }
+
+ private:
+  static size_t bytes_of_row(const torch::Tensor& tensor) {
+    return tensor.nbytes() / static_cast<size_t>(tensor.size(0));
+  }
+  static void copy_row(
+      const torch::Tensor& tensor, int64_t index, size_t bytes, std::byte* to) {
+    const auto* from = static_cast<const std::byte*>(tensor.const_data_ptr());
+    std::memcpy(to, from + static_cast<size_t>(index) * bytes, bytes);
+  }
+
+  torch::Tensor inputs_;
+  torch::Tensor targets_;
+  SampleSpec spec_;
+  size_t input_bytes_ = 0;
+  size_t target_bytes_ = 0;
+};
+
+class ImagesDataset : public Dataset {
+ public:
+  /// `classes` numbers the class folders; empty: those found, in order.
+  ImagesDataset(
+      const DataOptions& options,
+      const std::string& root,
+      const std::vector<std::string>& classes)
+      : options_(options),
+        folder_(scan_image_folder(root)),
+        normalise_(Normalise::from(options.mean, options.std)) {
+    if (classes.empty()) return;
+    for (auto& image : folder_.images) {
+      const auto& name = folder_.classes[static_cast<size_t>(image.label)];
+      image.label = std::lower_bound(classes.begin(), classes.end(), name) -
+                    classes.begin();
+    }
+    folder_.classes = classes;
+  }
+
+  const std::vector<std::string>& classes() const { return folder_.classes; }
+
+  int64_t size() const override {
+    return static_cast<int64_t>(folder_.images.size());
+  }
+  SampleSpec spec() const override {
+    return {
+        .input_shape = {3, options_.image_size, options_.image_size},
+        .classes = static_cast<int64_t>(folder_.classes.size())};
+  }
+  bool may_skip() const override {
+    return options_.bad_image == BadImage::skip;
+  }
+  void load(
+      int64_t index,
+      const SampleContext& context,
+      std::byte* input,
+      std::byte* target) const override {
+    thread_local ImageDecoder decoder;
+    thread_local Resizer resizer;
+    const auto& image = folder_.images[static_cast<size_t>(index)];
+    const auto size = decoder.open(
+        folder_.root + "/" + image.path, options_.max_image_pixels);
+    const ResizePlan plan = plan_for(size, context, index);
+    resizer.run(
+        decoder.decode(plan.shrink()),
+        plan,
+        options_.image_size,
+        normalise_,
+        reinterpret_cast<float*>(input));
+    put_class(image.label, target);
+  }
+
+ private:
+  ResizePlan plan_for(
+      ImageDecoder::Size size,
+      const SampleContext& context,
+      int64_t index) const {
+    if (!context.training) return center_plan(size, options_.image_size);
+    if (options_.crop == Crop::random_resized) {
+      return random_plan(
+          size,
+          options_.image_size,
+          options_.flip,
+          context.seed,
+          context.epoch,
+          index);
+    }
+    ResizePlan plan = center_plan(size, options_.image_size);
+    RandomStream random(
+        RandomUse::augment,
+        {context.seed,
+         static_cast<uint64_t>(context.epoch),
+         static_cast<uint64_t>(index)});
+    plan.flip = options_.flip && random.uniform() < 0.5;
+    return plan;
+  }
+
+  DataOptions options_;
+  ImageFolder folder_;
+  Normalise normalise_;
+};
+
+std::vector<int64_t> all_of(const Dataset& dataset) {
+  std::vector<int64_t> indices(static_cast<size_t>(dataset.size()));
+  std::iota(indices.begin(), indices.end(), int64_t{0});
+  return indices;
+}
+
+std::unique_ptr<Dataset>
+make_checked(const DataOptions& options, uint64_t seed, int64_t classes) {
+  if (options.name == "digits") return std::make_unique<DigitsDataset>();
+  if (options.name == "dummy") {
+    return std::make_unique<DummyDataset>(options, seed);
+  }
+  if (options.name == "tensors") {
+    return std::make_unique<TensorsDataset>(options.path, classes);
+  }
+  return std::make_unique<ImagesDataset>(
+      options, options.path, std::vector<std::string>{});
+}
+
+}  // namespace
+
+Batch empty_batch(const SampleSpec& spec, int64_t n, bool pinned) {
+  const auto make = [&](std::vector<int64_t> shape, torch::Dtype dtype) {
+    shape.insert(shape.begin(), n);
+    return torch::empty(
+        shape, torch::TensorOptions().dtype(dtype).pinned_memory(pinned));
+  };
+  Batch batch;
+  batch.inputs = make(spec.input_shape, spec.input_dtype);
+  batch.targets = make(spec.target_shape, spec.target_dtype);
+  batch.global_count = n;
+  return batch;
+}
+
+void drop_rows(Batch& batch, const std::vector<std::string>& reasons) {
+  const auto n = static_cast<size_t>(batch.inputs.size(0));
+  size_t kept = 0;
+  for (size_t row = 0; row < n; ++row) {
+    if (!reasons[row].empty()) {
+      ++batch.skipped;
+      batch.skip_reasons.push_back(reasons[row]);
+      continue;
+    }
+    for (const auto* tensor : {&batch.inputs, &batch.targets}) {
+      const size_t bytes = tensor->nbytes() / n;
+      auto* data = static_cast<std::byte*>(tensor->data_ptr());
+      std::memmove(data + kept * bytes, data + row * bytes, bytes);
+    }
+    batch.indices[kept++] = batch.indices[row];
+  }
+  if (kept == n) return;
+  batch.inputs = batch.inputs.narrow(0, 0, static_cast<int64_t>(kept));
+  batch.targets = batch.targets.narrow(0, 0, static_cast<int64_t>(kept));
+  batch.indices.resize(kept);
+}
+
+Batch Dataset::get(
+    std::span<const int64_t> indices, const SampleContext& context) const {
+  Batch batch = empty_batch(spec(), static_cast<int64_t>(indices.size()));
+  batch.indices.assign(indices.begin(), indices.end());
+  std::vector<std::string> reasons(indices.size());
+  if (indices.empty()) return batch;
+  const size_t input_bytes = batch.inputs.nbytes() / indices.size();
+  const size_t target_bytes = batch.targets.nbytes() / indices.size();
+  auto* input = static_cast<std::byte*>(batch.inputs.data_ptr());
+  auto* target = static_cast<std::byte*>(batch.targets.data_ptr());
+  for (size_t row = 0; row < indices.size(); ++row) {
+    if (indices[row] < 0 || indices[row] >= size()) {
+      throw ConfigError(
+          "sample " + std::to_string(indices[row]) +
+          " is outside of the data set's " + std::to_string(size()));
+    }
+    try {
+      load(
+          indices[row],
+          context,
+          input + row * input_bytes,
+          target + row * target_bytes);
+    } catch (const DataError& error) {
+      if (!may_skip()) throw;
+      reasons[row] = error.what();
+    }
+  }
+  drop_rows(batch, reasons);
+  return batch;
+}
+
+std::unique_ptr<Dataset>
+make_dataset(const DataOptions& options, uint64_t seed) {
+  return make_checked(options, seed, inspect_data(options).classes);
+}
+
+TrainingData open_data(const DataOptions& options, uint64_t seed) {
+  const int64_t classes = inspect_data(options).classes;
+  TrainingData data;
+  data.train = make_checked(options, seed, classes);
+  if (options.holdout_path.empty()) {
+    auto split = split_samples(data.train->size(), options.holdout, seed);
+    data.train_samples = std::move(split.train);
+    data.holdout_samples = std::move(split.holdout);
+    data.holdout = data.train;
+    return data;
+  }
+  if (options.name == "tensors") {
+    data.holdout =
+        std::make_shared<TensorsDataset>(options.holdout_path, classes);
+  } else {
+    const auto& train = dynamic_cast<const ImagesDataset&>(*data.train);
+    data.holdout = std::make_shared<ImagesDataset>(
+        options, options.holdout_path, train.classes());
+  }
+  data.train_samples = all_of(*data.train);
+  data.holdout_samples = all_of(*data.holdout);
+  return data;
+}
+
+}  // namespace echelon

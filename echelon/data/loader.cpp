@@ -1,0 +1,312 @@
+#include "echelon/data/loader.h"
+
+#include <ATen/Context.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+/// A batch on its way: workers take its rows, next() waits for the last one.
+struct Pending {
+  Batch batch;
+  SampleContext context;
+  int64_t end = 0;  // position in the epoch after this batch
+
+  // under the loader's mutex
+  size_t next_row = 0;
+  size_t rows_done = 0;
+
+  // each written by the one worker that has the row
+  std::vector<std::string> skipped;
+  std::vector<std::exception_ptr> errors;
+
+  size_t rows() const { return batch.indices.size(); }
+};
+
+using PendingPtr = std::shared_ptr<Pending>;
+
+/// Rows [begin, end) of a pending batch.
+struct Task {
+  PendingPtr pending;
+  size_t begin = 0;
+  size_t end = 0;
+};
+
+void load_row(const Dataset& dataset, Pending& pending, size_t row) {
+  auto& batch = pending.batch;
+  const auto at = [&](const torch::Tensor& tensor) {
+    return static_cast<std::byte*>(tensor.data_ptr()) +
+           row * (tensor.nbytes() / pending.rows());
+  };
+  try {
+    dataset.load(
+        batch.indices[row],
+        pending.context,
+        at(batch.inputs),
+        at(batch.targets));
+  } catch (const DataError& error) {
+    if (dataset.may_skip()) {
+      pending.skipped[row] = error.what();
+    } else {
+      pending.errors[row] = std::current_exception();
+    }
+  } catch (...) {
+    pending.errors[row] = std::current_exception();
+  }
+}
+
+/// Tensors of batches that were given out, to be used again once the loader is
+/// the only one that still holds them: fresh memory of this size costs a page
+/// fault for every 4 KiB. Pinned memory is left to its allocator, which knows
+/// of copies to the GPU that still run.
+class BatchMemory {
+ public:
+  BatchMemory(SampleSpec spec, bool pinned, size_t most)
+      : spec_(std::move(spec)), pinned_(pinned), most_(most) {}
+
+  Batch get(int64_t n) {
+    for (auto& kept : kept_) {
+      if (kept.inputs.size(0) == n && unused(kept.inputs) &&
+          unused(kept.targets)) {
+        std::swap(kept, kept_.back());
+        return kept_.back();
+      }
+    }
+    Batch batch = empty_batch(spec_, n, pinned_);
+    if (n > 0 && !pinned_) {
+      if (kept_.size() == most_) kept_.erase(kept_.begin());
+      kept_.push_back(batch);
+    }
+    return batch;
+  }
+
+ private:
+  static bool unused(const torch::Tensor& tensor) {
+    return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+  }
+
+  SampleSpec spec_;
+  bool pinned_;
+  size_t most_;
+  std::vector<Batch> kept_;
+};
+
+void require(bool good, const std::string& rule) {
+  if (!good) throw ConfigError("data loader: " + rule);
+}
+
+}  // namespace
+
+struct Loader::State {
+  State(const Dataset& set, LoaderOptions given)
+      : dataset(set),
+        options(std::move(given)),
+        memory(
+            set.spec(),
+            options.pin_memory && at::globalContext().hasCUDA(),
+            static_cast<size_t>(options.prefetch) + 3) {}
+
+  const Dataset& dataset;
+  const LoaderOptions options;
+  BatchMemory memory;
+  std::vector<int64_t> order;  // of the epoch
+  Position position;
+  int64_t scheduled = 0;  // samples of the epoch given to workers, or done
+
+  std::mutex mutex;
+  std::condition_variable work;   // for workers: rows to load, or stop
+  std::condition_variable ready;  // for next(): a batch is complete
+  std::deque<PendingPtr> queue;   // oldest first
+  bool stop = false;
+  std::vector<std::thread> threads;
+
+  /// The end of the batch that begins at `begin`, or `begin` when there is
+  /// none.
+  int64_t batch_end(int64_t begin) const {
+    const auto total = static_cast<int64_t>(order.size());
+    const int64_t left = total - begin;
+    if (left < options.global_batch && options.drop_last) return begin;
+    return begin + std::min(left, options.global_batch);
+  }
+
+  PendingPtr make_pending(int64_t begin, int64_t end) {
+    const Share share = rank_share(
+        end - begin, options.rank, options.num_ranks, options.rank_batch);
+    auto pending = std::make_shared<Pending>();
+    pending->batch = memory.get(share.size());
+    pending->batch.indices.assign(
+        order.begin() + begin + share.begin, order.begin() + begin + share.end);
+    pending->batch.global_count = end - begin;
+    pending->context = {options.seed, position.epoch, options.training};
+    pending->end = end;
+    pending->skipped.resize(pending->rows());
+    pending->errors.resize(pending->rows());
+    return pending;
+  }
+
+  /// Keeps `prefetch` batches beyond the one that next() is about to give out.
+  void schedule() {
+    while (static_cast<int64_t>(queue.size()) <= options.prefetch) {
+      const int64_t end = batch_end(scheduled);
+      if (end == scheduled) return;
+      auto pending = make_pending(scheduled, end);
+      scheduled = end;
+      {
+        const std::lock_guard lock(mutex);
+        queue.push_back(std::move(pending));
+      }
+      work.notify_all();
+    }
+  }
+
+  /// Under the mutex: some rows that no worker has taken, or nothing.
+  Task take() {
+    for (const auto& pending : queue) {
+      const size_t rows = pending->rows();
+      if (pending->next_row == rows) continue;
+      // Many small samples in one go, but enough pieces for all workers.
+      const size_t pieces = 8 * static_cast<size_t>(options.workers);
+      const size_t piece = std::clamp<size_t>(rows / pieces, 1, 64);
+      const size_t begin = pending->next_row;
+      pending->next_row = std::min(rows, begin + piece);
+      return {pending, begin, pending->next_row};
+    }
+    return {};
+  }
+
+  void run_worker() {
+    ::pthread_setname_np(::pthread_self(), "echelon-loader");
+    std::unique_lock lock(mutex);
+    while (true) {
+      Task task;
+      work.wait(lock, [&] {
+        if (stop) return true;
+        task = take();
+        return task.pending != nullptr;
+      });
+      if (stop) return;
+      lock.unlock();
+      for (size_t row = task.begin; row < task.end; ++row) {
+        load_row(dataset, *task.pending, row);
+      }
+      lock.lock();
+      task.pending->rows_done += task.end - task.begin;
+      if (task.pending->rows_done == task.pending->rows()) ready.notify_all();
+    }
+  }
+
+  void begin(const Position& from) {
+    {
+      // Workers finish the rows that they have, in memory that they hold.
+      const std::lock_guard lock(mutex);
+      queue.clear();
+    }
+    if (order.empty() || from.epoch != position.epoch) {
+      order = epoch_order(
+          options.samples, options.seed, from.epoch, options.shuffle);
+    }
+    position = from;
+    scheduled = from.consumed;
+    schedule();
+  }
+};
+
+Loader::Loader(const Dataset& dataset, LoaderOptions options) {
+  require(options.global_batch > 0, "global_batch must be 1 or more");
+  require(options.workers > 0, "workers must be 1 or more");
+  require(options.prefetch > 0, "prefetch must be 1 or more");
+  for (const int64_t index : options.samples) {
+    require(
+        index >= 0 && index < dataset.size(),
+        "sample " + std::to_string(index) + " is outside of the data set's " +
+            std::to_string(dataset.size()));
+  }
+  rank_share(
+      options.global_batch,
+      options.rank,
+      options.num_ranks,
+      options.rank_batch);
+  state_ = std::make_unique<State>(dataset, std::move(options));
+  for (int64_t i = 0; i < state_->options.workers; ++i) {
+    state_->threads.emplace_back(
+        [state = state_.get()] { state->run_worker(); });
+  }
+  state_->begin({});
+}
+
+Loader::~Loader() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+  }
+  state_->work.notify_all();
+  for (auto& thread : state_->threads) thread.join();
+}
+
+void Loader::start_epoch(int64_t epoch) {
+  require(epoch >= 0, "epoch must be 0 or more");
+  state_->begin({epoch, 0});
+}
+
+std::optional<Batch> Loader::next() {
+  auto& state = *state_;
+  PendingPtr pending;
+  {
+    std::unique_lock lock(state.mutex);
+    if (state.queue.empty()) return std::nullopt;
+    pending = state.queue.front();
+    state.ready.wait(
+        lock, [&] { return pending->rows_done == pending->rows(); });
+    state.queue.pop_front();
+  }
+  state.position.consumed = pending->end;
+  Batch batch = std::move(pending->batch);
+  pending->batch = {};
+  for (const auto& error : pending->errors) {
+    if (error) {
+      batch = {};
+      state.schedule();
+      std::rethrow_exception(error);
+    }
+  }
+  drop_rows(batch, pending->skipped);
+  state.schedule();
+  return batch;
+}
+
+Position Loader::position() const {
+  return state_->position;
+}
+
+void Loader::seek(const Position& position) {
+  const auto total = static_cast<int64_t>(state_->options.samples.size());
+  require(
+      position.epoch >= 0 && position.consumed >= 0 &&
+          position.consumed <= total,
+      "position " + std::to_string(position.consumed) + " of epoch " +
+          std::to_string(position.epoch) + " is outside of the " +
+          std::to_string(total) + " samples of an epoch");
+  state_->begin(position);
+}
+
+int64_t Loader::batches_per_epoch() const {
+  const auto& options = state_->options;
+  const auto total = static_cast<int64_t>(options.samples.size());
+  const int64_t full = total / options.global_batch;
+  const bool rest = total % options.global_batch != 0 && !options.drop_last;
+  return full + (rest ? 1 : 0);
+}
+
+}  // namespace echelon

@@ -1,0 +1,201 @@
+#include "echelon/data/dataset.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "echelon/checkpoint/tensor_file.h"
+#include "tests/data/make_image.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(Dataset, Digits) {
+  const auto digits = make_dataset({}, 0);
+  EXPECT_EQ(digits->size(), 1797);
+  const Batch batch = digits->get(std::vector<int64_t>{0, 1796, 3}, {});
+  EXPECT_EQ(batch.inputs.sizes(), (std::vector<int64_t>{3, 1, 8, 8}));
+  EXPECT_EQ(batch.inputs[0][0][0][3].item<float>(), 13.0f / 16);
+  EXPECT_TRUE(torch::equal(batch.targets, torch::tensor({0, 8, 3})));
+  EXPECT_EQ(batch.global_count, 3);
+  EXPECT_THAT(batch.indices, ElementsAre(0, 1796, 3));
+  EXPECT_LE(batch.inputs.max().item<float>(), 1.0f);
+  EXPECT_THAT(
+      error_text<ConfigError>(
+          [&] { digits->get(std::vector<int64_t>{1797}, {}); }),
+      HasSubstr("sample 1797 is outside of the data set's 1797"));
+  EXPECT_EQ(digits->get({}, {}).inputs.size(0), 0);
+}
+
+TEST(Dataset, DummyIsAFunctionOfSeedAndIndex) {
+  const DataOptions options{
+      .name = "dummy", .samples = 2000, .shape = {3, 16, 20}, .classes = 7};
+  const auto a = make_dataset(options, 1);
+  const std::vector<int64_t> some = {5, 1999, 5};
+  const Batch batch = a->get(some, {});
+  EXPECT_EQ(batch.inputs.sizes(), (std::vector<int64_t>{3, 3, 16, 20}));
+  EXPECT_TRUE(torch::equal(batch.inputs[0], batch.inputs[2]));
+  EXPECT_FALSE(torch::equal(batch.inputs[0], batch.inputs[1]));
+  EXPECT_TRUE(torch::equal(
+      batch.inputs, make_dataset(options, 1)->get(some, {}).inputs));
+  EXPECT_FALSE(torch::equal(
+      batch.inputs, make_dataset(options, 2)->get(some, {}).inputs));
+}
+
+TEST(Dataset, DummyIsUniformAndUncorrelated) {
+  const auto dummy = make_dataset(
+      {.name = "dummy", .samples = 1000, .shape = {1000}, .classes = 4}, 3);
+  std::vector<int64_t> all(1000);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+  const Batch batch = dummy->get(all, {});
+  const auto x = batch.inputs.to(torch::kFloat64);
+  // Means over a million: their deviation is 0.001.
+  EXPECT_NEAR(x.mean().item<double>(), 0.0, 0.006);
+  EXPECT_NEAR(x.var().item<double>(), 1.0, 0.006);
+  EXPECT_LT(x.abs().max().item<double>(), 1.73206);
+  // Neighbours within a sample, and the same place of neighbouring samples.
+  EXPECT_NEAR(
+      (x.slice(1, 1) * x.slice(1, 0, -1)).mean().item<double>(), 0.0, 0.006);
+  EXPECT_NEAR(
+      (x.slice(0, 1) * x.slice(0, 0, -1)).mean().item<double>(), 0.0, 0.006);
+  EXPECT_LT(x.mean(0).abs().max().item<double>(), 0.2);
+  EXPECT_LT(x.mean(1).abs().max().item<double>(), 0.2);
+  const auto count = torch::bincount(batch.targets);
+  EXPECT_EQ(count.size(0), 4);
+  EXPECT_GT(count.min().item<int64_t>(), 180);
+}
+
+TEST(Dataset, TensorsOfAnyShape) {
+  TempFolder folder;
+  const std::string path = folder.path("d.safetensors");
+  const auto inputs = torch::randn({6, 2, 5}, torch::kFloat64);
+  const auto targets = torch::randint(0, 9, {6, 4}, torch::kInt32);
+  save_tensors(path, {{"inputs", inputs}, {"targets", targets}});
+  const auto data = make_dataset({.name = "tensors", .path = path}, 0);
+  const Batch batch = data->get(std::vector<int64_t>{4, 0}, {});
+  EXPECT_TRUE(torch::equal(batch.inputs[0], inputs[4]));
+  EXPECT_TRUE(torch::equal(batch.inputs[1], inputs[0]));
+  EXPECT_TRUE(torch::equal(batch.targets[0], targets[4].to(torch::kInt64)));
+  EXPECT_EQ(data->spec().classes, targets.max().item<int64_t>() + 1);
+}
+
+TEST(OpenData, SplitsOrTakesAHoldoutOfItsOwn) {
+  const TrainingData digits = open_data({}, 4);
+  EXPECT_EQ(digits.train_samples.size(), 1438);
+  EXPECT_EQ(digits.holdout_samples.size(), 359);
+  EXPECT_EQ(digits.train, digits.holdout);
+
+  TempFolder folder;
+  for (const char* name : {"a", "b"}) {
+    save_tensors(
+        folder.path(name),
+        {{"inputs", torch::ones({name[0] == 'a' ? 5 : 2, 3})},
+         {"targets", torch::zeros({name[0] == 'a' ? 5 : 2}, torch::kInt64)}});
+  }
+  const TrainingData both = open_data(
+      {.name = "tensors",
+       .path = folder.path("a"),
+       .holdout_path = folder.path("b")},
+      4);
+  EXPECT_THAT(both.train_samples, ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(both.holdout_samples, ElementsAre(0, 1));
+  EXPECT_EQ(both.holdout->size(), 2);
+}
+
+class Images : public testing::Test {
+ protected:
+  DataOptions options(BadImage bad_image = BadImage::error) const {
+    return {
+        .name = "images",
+        .path = folder_.path("root"),
+        .image_size = 24,
+        .mean = {0, 0, 0},
+        .std = {1, 1, 1},
+        .bad_image = bad_image};
+  }
+  TempFolder folder_;
+};
+
+TEST_F(Images, LabelsFollowTheFolders) {
+  folder_.write("root/b/x.png", make_png(30, 24));
+  folder_.write("root/a/y.jpeg", make_jpeg(24, 24));
+  folder_.write("root/caf\xe9/\xff.jpg", make_jpeg(50, 24));
+  const auto data = make_dataset(options(), 0);
+  const Batch batch = data->get(std::vector<int64_t>{0, 1, 2}, {});
+  EXPECT_TRUE(torch::equal(batch.targets, torch::tensor({0, 1, 2})));
+  EXPECT_EQ(batch.inputs.sizes(), (std::vector<int64_t>{3, 3, 24, 24}));
+  // The PNG's red is 255 * x / 30; its window begins at x = 3.
+  EXPECT_NEAR(batch.inputs[1][0][0][0].item<float>(), 25 / 255.0, 1e-6);
+}
+
+TEST_F(Images, ABrokenOneIsNamedOrLeftOut) {
+  folder_.write("root/a/1.png", make_png(24, 24));
+  folder_.write("root/a/2.jpg", "this is text");
+  folder_.write("root/a/3.png", make_png(25, 24));
+  folder_.write("root/a/4.jpg", make_jpeg(99, 99).substr(0, 900));
+  const std::vector<int64_t> all = {0, 1, 2, 3};
+  EXPECT_THAT(
+      error_text<DataError>([&] { make_dataset(options(), 0)->get(all, {}); }),
+      AllOf(HasSubstr("root/a/2.jpg: broken image"), HasSubstr("neither")));
+
+  const auto skipping = make_dataset(options(BadImage::skip), 0);
+  const Batch batch = skipping->get(all, {});
+  EXPECT_THAT(batch.indices, ElementsAre(0, 2));
+  EXPECT_EQ(batch.skipped, 2);
+  EXPECT_THAT(
+      batch.skip_reasons, ElementsAre(HasSubstr("2.jpg"), HasSubstr("4.jpg")));
+  EXPECT_EQ(batch.global_count, 4);
+  const auto third = skipping->get(std::vector<int64_t>{2}, {});
+  EXPECT_TRUE(torch::equal(batch.inputs[1], third.inputs[0]));
+  EXPECT_EQ(batch.targets.size(0), 2);
+  const Batch none = skipping->get(std::vector<int64_t>{1, 3}, {});
+  EXPECT_EQ(none.inputs.sizes(), (std::vector<int64_t>{0, 3, 24, 24}));
+}
+
+TEST_F(Images, AugmentationDependsOnSeedEpochAndIndexAlone) {
+  folder_.write("root/a/1.png", make_png(60, 50));
+  folder_.write("root/a/2.png", make_png(60, 50));
+  DataOptions augmented = options();
+  augmented.crop = Crop::random_resized;
+  augmented.flip = true;
+  const auto data = make_dataset(augmented, 0);
+  const std::vector<int64_t> both = {0, 1}, second = {1};
+  const SampleContext context{.seed = 7, .epoch = 2};
+  const Batch batch = data->get(both, context);
+  EXPECT_FALSE(torch::equal(batch.inputs[0], batch.inputs[1]));
+  EXPECT_TRUE(
+      torch::equal(batch.inputs[1], data->get(second, context).inputs[0]));
+  EXPECT_FALSE(torch::equal(
+      batch.inputs, data->get(both, {.seed = 7, .epoch = 3}).inputs));
+  EXPECT_FALSE(torch::equal(
+      batch.inputs, data->get(both, {.seed = 8, .epoch = 2}).inputs));
+  // Held-out images are not augmented.
+  EXPECT_TRUE(torch::equal(
+      data->get(both, {.seed = 7, .epoch = 2, .training = false}).inputs,
+      make_dataset(options(), 0)->get(both, context).inputs));
+}
+
+TEST_F(Images, HoldoutFolderUsesTheNumbersOfTheOther) {
+  for (const char* name :
+       {"root/a/1.png",
+        "root/b/1.png",
+        "root/c/1.png",
+        "val/c/1.png",
+        "val/b/1.png"}) {
+    folder_.write(name, make_png(24, 24));
+  }
+  DataOptions both = options();
+  both.holdout_path = folder_.path("val");
+  const TrainingData data = open_data(both, 0);
+  const Batch batch = data.holdout->get(data.holdout_samples, {});
+  EXPECT_TRUE(torch::equal(batch.targets, torch::tensor({1, 2})));
+}
+
+}  // namespace
+}  // namespace echelon

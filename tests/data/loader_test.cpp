@@ -1,0 +1,345 @@
+#include "echelon/data/loader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "tests/support/error_text.h"
+
+namespace echelon {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// Sample i is the number i, augmented to i + epoch / 10. Samples of `bad` are
+/// broken. With a gate, loading waits until it is opened.
+class Numbers : public Dataset {
+ public:
+  explicit Numbers(int64_t n) : n_(n) {}
+
+  std::set<int64_t> bad;
+  bool skip = false;
+  bool foreign_error = false;
+
+  int64_t size() const override { return n_; }
+  SampleSpec spec() const override { return {.input_shape = {1}}; }
+  bool may_skip() const override { return skip; }
+  void load(
+      int64_t index,
+      const SampleContext& context,
+      std::byte* input,
+      std::byte* target) const override {
+    {
+      std::unique_lock lock(mutex_);
+      threads_.insert(std::this_thread::get_id());
+      ++loads_;
+      changed_.notify_all();
+      changed_.wait(lock, [&] { return open_; });
+    }
+    if (bad.contains(index)) {
+      if (foreign_error) throw std::runtime_error("no memory");
+      throw DataError("sample " + std::to_string(index) + " is broken");
+    }
+    const float value =
+        static_cast<float>(index) + static_cast<float>(context.epoch) / 10.0f;
+    std::memcpy(input, &value, sizeof(value));
+    std::memcpy(target, &index, sizeof(index));
+  }
+
+  void set_gate(bool open) {
+    const std::lock_guard lock(mutex_);
+    open_ = open;
+    changed_.notify_all();
+  }
+  void wait_for_loads(int64_t n) const {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return loads_ >= n; });
+  }
+  size_t threads() const {
+    const std::lock_guard lock(mutex_);
+    return threads_.size();
+  }
+
+ private:
+  int64_t n_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  mutable std::set<std::thread::id> threads_;
+  mutable int64_t loads_ = 0;
+  bool open_ = true;
+};
+
+std::vector<int64_t> first(int64_t n) {
+  std::vector<int64_t> values(static_cast<size_t>(n));
+  std::iota(values.begin(), values.end(), 0);
+  return values;
+}
+
+/// Indices of the batches that are left of the epoch.
+std::vector<std::vector<int64_t>> rest_of(Loader& loader) {
+  std::vector<std::vector<int64_t>> batches;
+  while (auto batch = loader.next()) {
+    EXPECT_EQ(
+        batch->inputs.size(0), static_cast<int64_t>(batch->indices.size()));
+    for (size_t i = 0; i < batch->indices.size(); ++i) {
+      EXPECT_EQ(
+          batch->targets[static_cast<int64_t>(i)].item<int64_t>(),
+          batch->indices[i]);
+    }
+    batches.push_back(batch->indices);
+  }
+  return batches;
+}
+
+std::vector<int64_t> joined(const std::vector<std::vector<int64_t>>& batches) {
+  std::vector<int64_t> all;
+  for (const auto& batch : batches) {
+    all.insert(all.end(), batch.begin(), batch.end());
+  }
+  return all;
+}
+
+TEST(Loader, WalksTheOrderOfAnEpoch) {
+  const Numbers data(10);
+  Loader loader(data, {.samples = first(10), .global_batch = 4, .seed = 3});
+  EXPECT_EQ(loader.batches_per_epoch(), 3);
+  const auto batches = rest_of(loader);
+  ASSERT_EQ(batches.size(), 3);
+  EXPECT_EQ(batches[2].size(), 2);
+  EXPECT_EQ(joined(batches), epoch_order(first(10), 3, 0, true));
+  EXPECT_EQ(loader.next(), std::nullopt);
+  EXPECT_EQ(loader.position(), (Position{0, 10}));
+  loader.start_epoch(1);
+  EXPECT_EQ(joined(rest_of(loader)), epoch_order(first(10), 3, 1, true));
+}
+
+TEST(Loader, WithoutShuffleAndLastBatch) {
+  const Numbers data(20);
+  Loader loader(
+      data,
+      {.samples = {2, 3, 5, 7, 11, 13, 17},
+       .global_batch = 3,
+       .shuffle = false,
+       .drop_last = true});
+  EXPECT_EQ(loader.batches_per_epoch(), 2);
+  EXPECT_THAT(
+      rest_of(loader),
+      ElementsAre(ElementsAre(2, 3, 5), ElementsAre(7, 11, 13)));
+}
+
+TEST(Loader, AnyNumberOfRanksSeesTheSameGlobalBatches) {
+  const Numbers data(50);
+  const auto global = [&](int64_t ranks, std::vector<int64_t> rank_batch) {
+    std::vector<std::vector<int64_t>> batches;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      Loader loader(
+          data,
+          {.samples = first(50),
+           .global_batch = 12,
+           .rank = rank,
+           .num_ranks = ranks,
+           .rank_batch = rank_batch,
+           .seed = 9});
+      size_t i = 0;
+      while (auto batch = loader.next()) {
+        batches.resize(std::max(batches.size(), i + 1));
+        EXPECT_EQ(batch->global_count, i < 4 ? 12 : 2);
+        batches[i].insert(
+            batches[i].end(), batch->indices.begin(), batch->indices.end());
+        ++i;
+      }
+      EXPECT_EQ(i, 5) << "every rank sees as many batches";
+    }
+    return batches;
+  };
+  const auto one = global(1, {});
+  EXPECT_EQ(global(2, {}), one);
+  EXPECT_EQ(global(3, {}), one);
+  EXPECT_EQ(global(4, {}), one);
+  EXPECT_EQ(global(2, {11, 1}), one);
+  EXPECT_EQ(global(3, {0, 12, 0}), one);
+}
+
+TEST(Loader, ARankMayGetNothingOfTheLastBatch) {
+  const Numbers data(5);
+  Loader loader(
+      data,
+      {.samples = first(5), .global_batch = 4, .rank = 0, .num_ranks = 4});
+  loader.next();
+  const auto last = loader.next();
+  ASSERT_TRUE(last);
+  EXPECT_EQ(last->inputs.sizes(), (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(last->global_count, 1);
+  EXPECT_EQ(loader.next(), std::nullopt);
+}
+
+TEST(Loader, GoesOnFromAPositionAtOtherRanksAndBatches) {
+  const Numbers data(40);
+  const auto order = epoch_order(first(40), 5, 2, true);
+  Loader before(data, {.samples = first(40), .global_batch = 8, .seed = 5});
+  before.start_epoch(2);
+  before.next();
+  before.next();
+  EXPECT_EQ(before.position(), (Position{2, 16}));
+  for (int64_t ranks : {1, 3}) {
+    std::vector<std::vector<int64_t>> batches(4);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      Loader after(
+          data,
+          {.samples = first(40),
+           .global_batch = 6,
+           .rank = rank,
+           .num_ranks = ranks,
+           .seed = 5});
+      after.seek(before.position());
+      for (auto& batch : batches) {
+        const auto part = after.next()->indices;
+        batch.insert(batch.end(), part.begin(), part.end());
+      }
+      EXPECT_EQ(after.position(), (Position{2, 40}));
+    }
+    EXPECT_EQ(
+        joined(batches), std::vector<int64_t>(order.begin() + 16, order.end()));
+  }
+  EXPECT_THAT(
+      error_text<ConfigError>([&] {
+        before.seek({0, 41});
+      }),
+      HasSubstr("position 41 of epoch 0 is outside of the 40"));
+  before.seek({1, 40});
+  EXPECT_EQ(before.next(), std::nullopt);
+}
+
+TEST(Loader, AugmentsByEpochNotByThread) {
+  const Numbers data(8);
+  Loader loader(
+      data, {.samples = first(8), .global_batch = 8, .shuffle = false});
+  loader.start_epoch(5);
+  EXPECT_NEAR(loader.next()->inputs[3].item<float>(), 3.5f, 1e-6);
+}
+
+TEST(Loader, SpreadsOneBatchOverItsWorkers) {
+  Numbers data(8);
+  data.set_gate(false);
+  Loader loader(
+      data,
+      {.samples = first(8), .global_batch = 8, .workers = 3, .prefetch = 1});
+  data.wait_for_loads(3);  // hangs if one worker had the whole batch
+  data.set_gate(true);
+  rest_of(loader);
+  EXPECT_EQ(data.threads(), 3);
+}
+
+TEST(Loader, PreparesBatchesAhead) {
+  Numbers data(100);
+  Loader loader(
+      data, {.samples = first(100), .global_batch = 10, .prefetch = 3});
+  // Four without any call of next: the one to come and three ahead.
+  data.wait_for_loads(40);
+  loader.next();
+  data.wait_for_loads(50);
+}
+
+TEST(Loader, ErrorsOfWorkersComeOutOfNext) {
+  Numbers data(12);
+  data.bad = {5, 6};
+  Loader loader(
+      data, {.samples = first(12), .global_batch = 4, .shuffle = false});
+  EXPECT_TRUE(loader.next());
+  EXPECT_EQ(
+      error_text<DataError>([&] { loader.next(); }), "sample 5 is broken");
+  EXPECT_THAT(loader.next()->indices, ElementsAre(8, 9, 10, 11));
+  data.foreign_error = true;
+  loader.seek({0, 4});
+  EXPECT_THROW(loader.next(), std::runtime_error);
+}
+
+TEST(Loader, SkipsAndCounts) {
+  Numbers data(12);
+  data.bad = {5, 6, 8, 9, 10, 11};
+  data.skip = true;
+  Loader loader(
+      data, {.samples = first(12), .global_batch = 4, .shuffle = false});
+  EXPECT_EQ(loader.next()->skipped, 0);
+  const auto second = loader.next();
+  EXPECT_THAT(second->indices, ElementsAre(4, 7));
+  EXPECT_EQ(second->inputs.sum().item<float>(), 11.0f);
+  EXPECT_EQ(second->skipped, 2);
+  EXPECT_THAT(second->skip_reasons[1], HasSubstr("sample 6"));
+  EXPECT_EQ(second->global_count, 4);
+  const auto third = loader.next();
+  EXPECT_EQ(third->inputs.size(0), 0);
+  EXPECT_EQ(third->skipped, 4);
+  EXPECT_EQ(loader.position(), (Position{0, 12}));
+}
+
+TEST(Loader, BatchesStayTheCallersOwn) {
+  const Numbers data(400);
+  Loader loader(
+      data,
+      {.samples = first(400),
+       .global_batch = 4,
+       .shuffle = false,
+       .prefetch = 1});
+  std::vector<torch::Tensor> kept;
+  std::vector<float> values;
+  while (auto batch = loader.next()) {
+    // Every third is kept, as a whole or as a view of it.
+    const auto n = batch->indices[0] / 4;
+    if (n % 3 == 0) {
+      kept.push_back(
+          n % 2 == 0 ? batch->inputs : batch->inputs.narrow(0, 1, 1));
+      values.push_back(kept.back().sum().item<float>());
+    }
+  }
+  for (size_t i = 0; i < kept.size(); ++i) {
+    EXPECT_EQ(kept[i].sum().item<float>(), values[i]);
+  }
+}
+
+TEST(Loader, StopsAtAnyTime) {
+  Numbers data(1000);
+  for (int batches = 0; batches < 20; ++batches) {
+    Loader loader(
+        data, {.samples = first(1000), .global_batch = 16, .workers = 3});
+    for (int i = 0; i < batches; ++i) {
+      loader.next();
+      if (i % 5 == 2) loader.start_epoch(i);
+    }
+  }
+  // While workers are in the middle of samples and nobody asks for them.
+  data.set_gate(false);
+  auto loader = std::make_unique<Loader>(
+      data, LoaderOptions{.samples = first(1000), .workers = 3});
+  std::thread opener([&] { data.set_gate(true); });
+  loader.reset();
+  opener.join();
+}
+
+TEST(Loader, RefusesWhatCannotBe) {
+  const Numbers data(4);
+  const auto refused = [&](LoaderOptions options) {
+    return error_text<ConfigError>([&] { Loader(data, options); });
+  };
+  EXPECT_THAT(refused({.global_batch = 0}), HasSubstr("global_batch"));
+  EXPECT_THAT(refused({.workers = 0}), HasSubstr("workers"));
+  EXPECT_THAT(refused({.prefetch = 0}), HasSubstr("prefetch"));
+  EXPECT_THAT(refused({.samples = {4}}), HasSubstr("sample 4 is outside"));
+  EXPECT_THAT(
+      refused({.rank = 2, .num_ranks = 2}), HasSubstr("rank 2 is outside"));
+  Loader empty(data, {.samples = {}});
+  EXPECT_EQ(empty.next(), std::nullopt);
+  EXPECT_EQ(empty.batches_per_epoch(), 0);
+}
+
+}  // namespace
+}  // namespace echelon
