@@ -1,0 +1,358 @@
+#include "echelon/parallel/data/distributed_data_parallel.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "echelon/error.h"
+#include "echelon/parallel/data/coalesced.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+
+// The parameters by their first name; one that modules share comes once.
+std::vector<NamedParameter> unique_parameters(const torch::nn::Module& module) {
+  std::vector<NamedParameter> result;
+  std::unordered_set<c10::TensorImpl*> seen;
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().defined() &&
+        seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      result.push_back({item.key(), item.value()});
+    }
+  }
+  return result;
+}
+
+std::vector<Tensor> buffers_of(const torch::nn::Module& module) {
+  std::vector<Tensor> result;
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) result.push_back(item.value());
+  }
+  return result;
+}
+
+template <class T>
+std::string joined(const T& values) {
+  std::string text;
+  for (const auto value : values) {
+    if (!text.empty()) text += 'x';
+    text += std::to_string(value);
+  }
+  return text.empty() ? "scalar" : text;
+}
+
+std::string describe(
+    const char* kind, const std::string& name, const Tensor& tensor) {
+  std::string text = std::string(kind) + " \"" + name + "\" " +
+      joined(tensor.sizes()) + " " + c10::toString(tensor.scalar_type());
+  if (!tensor.is_contiguous()) text += " strides " + joined(tensor.strides());
+  if (tensor.requires_grad()) text += " trainable";
+  return text;
+}
+
+std::vector<std::string> describe(const torch::nn::Module& module) {
+  std::vector<std::string> lines;
+  for (const auto& [name, tensor] : unique_parameters(module)) {
+    lines.push_back(describe("parameter", name, tensor));
+  }
+  for (const auto& item : module.named_buffers()) {
+    if (item.value().defined()) {
+      lines.push_back(describe("buffer", item.key(), item.value()));
+    }
+  }
+  return lines;
+}
+
+std::string rank_list(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    text += (i ? ", " : "") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+std::string line_at(const std::vector<std::string>& lines, size_t i) {
+  return i < lines.size() ? lines[i] : "nothing more";
+}
+
+// Every rank sees all descriptions, so all of them throw the same.
+void check_same_model(
+    const torch::nn::Module& module, const Group& group, torch::Device device) {
+  const auto all =
+      gather_lines(describe(module), group, device, "compare models");
+  for (size_t i = 0;; ++i) {
+    std::vector<int> same, different;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const bool equal = line_at(all[rank], i) == line_at(all[0], i);
+      (equal ? same : different).push_back(rank);
+    }
+    if (!different.empty()) {
+      throw ConfigError(
+          "[data parallel] the models of axis " + group.axis() +
+          " differ: at position " + std::to_string(i) + ", " +
+          rank_list(same) + " has " + line_at(all[0], i) + ", " +
+          rank_list(different) + " has " + line_at(all[different[0]], i) +
+          "; build the same model on every rank");
+    }
+    if (i >= all[0].size()) return;
+  }
+}
+
+torch::Device device_of(const torch::nn::Module& module) {
+  for (const auto& parameter : module.parameters()) {
+    if (parameter.defined()) return parameter.device();
+  }
+  for (const auto& buffer : module.buffers()) {
+    if (buffer.defined()) return buffer.device();
+  }
+  return torch::kCPU;
+}
+
+ReducerOptions reducer_options(const DistributedDataParallelOptions& options) {
+  return {
+      .bucket_bytes = options.bucket_bytes,
+      .first_bucket_bytes = options.first_bucket_bytes,
+      .in_place_bytes = options.in_place_bytes,
+      .find_unused_parameters = options.find_unused_parameters};
+}
+
+void check_positive(const char* name, int64_t value) {
+  if (value < 1) {
+    throw ConfigError(
+        "[data parallel] " + std::string(name) + "=" + std::to_string(value) +
+        "; at least 1 byte is needed");
+  }
+}
+
+// What the ranks are about to do together, for those that ran out of data.
+constexpr int64_t kEnded = 0;
+constexpr int64_t kBroadcastBuffers = 1;
+constexpr int64_t kBackward = 2;
+constexpr int64_t kCount = 3;
+
+int lowest_active(const std::vector<int64_t>& events) {
+  for (size_t rank = 0; rank < events.size(); ++rank) {
+    if (events[rank] != kEnded) return static_cast<int>(rank);
+  }
+  return -1;
+}
+
+int64_t num_active(const std::vector<int64_t>& events) {
+  return static_cast<int64_t>(events.size()) -
+      std::count(events.begin(), events.end(), kEnded);
+}
+
+}  // namespace
+
+// -------------------------------------------------------------------- NoSync
+
+NoSync::NoSync(std::shared_ptr<GradientReducer> reducer)
+    : reducer_(std::move(reducer)) {
+  if (!reducer_) return;
+  was_enabled_ = reducer_->enabled();
+  reducer_->enable(false);
+}
+
+NoSync::~NoSync() {
+  if (reducer_) reducer_->enable(was_enabled_);
+}
+
+// ---------------------------------------------------------------------- Join
+
+struct DataParallelModule::Join {
+  JoinOptions options;
+  int last_source = 0;  // a rank that was active in the last event
+};
+
+// Tells all ranks what this one does next; returns what each does.
+std::vector<int64_t> DataParallelModule::announce(int64_t event) {
+  Tensor events = torch::zeros({group_.size()}, torch::kInt64);
+  events[group_.rank()] = event;
+  events = events.to(device_of(module_));
+  group_.all_reduce(events, ReduceOp::sum, {.label = "join"}).wait();
+  events = events.cpu();
+  const auto* first = events.const_data_ptr<int64_t>();
+  const std::vector<int64_t> all(first, first + events.numel());
+
+  const int source = lowest_active(all);
+  if (source < 0) return all;
+  join_->last_source = source;
+  std::vector<int> ended;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    if (all[rank] == kEnded) {
+      ended.push_back(rank);
+    } else if (all[rank] != all[source]) {
+      throw CommError(
+          "[join] " + rank_list({source}) + " and " + rank_list({rank}) +
+          " of axis " + group_.axis() +
+          " do different things in one iteration; every rank's iteration makes "
+          "the same calls of the wrapper");
+    }
+  }
+  if (!ended.empty() && join_->options.throw_on_early_termination) {
+    throw DataError(
+        "[join] " + rank_list(ended) + " of axis " + group_.axis() +
+        " ran out of data before the others, and throw_on_early_termination is "
+        "set");
+  }
+  return all;
+}
+
+int64_t DataParallelModule::divisor_of(int64_t active) const {
+  const bool initial = !join_ || join_->options.divide_by_initial_size;
+  return initial ? group_.size() : active;
+}
+
+void DataParallelModule::shadow_until_all_ended() {
+  torch::NoGradGuard no_grad;
+  for (;;) {
+    const auto events = announce(kEnded);
+    const int source = lowest_active(events);
+    if (source < 0) return;
+    switch (events[source]) {
+      case kBroadcastBuffers:
+        broadcast_tensors(buffers_of(module_), source, group_, "buffers");
+        break;
+      case kBackward:
+        reducer_->shadow(
+            {.divisor = divisor_of(num_active(events)), .source = source});
+        break;
+      case kCount:
+        group_
+            .all_reduce(
+                torch::zeros({1}, torch::kInt64).to(device_of(module_)),
+                ReduceOp::sum,
+                {.label = "batch size"})
+            .wait();
+        break;
+    }
+  }
+}
+
+void DataParallelModule::join(
+    const std::function<void()>& body, const JoinOptions& options) {
+  if (!reducer_) return body();
+  if (join_) {
+    throw ConfigError("[join] join() inside of join() of the same wrapper");
+  }
+  join_ = std::make_unique<Join>();
+  join_->options = options;
+  reducer_->on_begin([this] {
+    const auto events = announce(kBackward);
+    return BackwardRound{
+        .divisor = divisor_of(num_active(events)),
+        .source = lowest_active(events)};
+  });
+  const auto leave = [this] {
+    reducer_->on_begin(nullptr);
+    join_.reset();
+  };
+  try {
+    body();
+    shadow_until_all_ended();
+    broadcast_state(join_->last_source);
+  } catch (...) {
+    leave();
+    throw;
+  }
+  leave();
+}
+
+// -------------------------------------------------------------------- module
+
+DataParallelModule::DataParallelModule(
+    torch::nn::Module& module,
+    Group group,
+    DistributedDataParallelOptions options)
+    : module_(module), group_(std::move(group)), options_(std::move(options)) {
+  check_positive("bucket_bytes", options_.bucket_bytes);
+  check_positive("first_bucket_bytes", options_.first_bucket_bytes);
+  check_positive("in_place_bytes", options_.in_place_bytes);
+  if (group_.size() == 1) return;
+  check_same_model(module_, group_, device_of(module_));
+  broadcast_state();
+  std::vector<NamedParameter> parameters;
+  for (const auto& parameter : unique_parameters(module_)) {
+    const bool trained = parameter.tensor.requires_grad();
+    (trained ? parameters : frozen_).push_back(parameter);
+  }
+  if (parameters.empty()) {
+    throw ConfigError(
+        "[data parallel] no parameter of the model requires grad, so there is "
+        "nothing to reduce; use the module without the wrapper");
+  }
+  if (options_.sync_batch_norm) {
+    converted_ = convert_sync_batch_norm(module_, group_);
+  }
+  reducer_ = std::make_shared<GradientReducer>(
+      std::move(parameters),
+      group_,
+      options_.hook ? options_.hook : all_reduce_hook(),
+      reducer_options(options_));
+}
+
+DataParallelModule::~DataParallelModule() = default;
+
+const Group& DataParallelModule::group() const { return group_; }
+
+NoSync DataParallelModule::no_sync() { return NoSync(reducer_); }
+
+void DataParallelModule::broadcast_state(int source) {
+  std::vector<Tensor> state;
+  for (const auto& [_, tensor] : unique_parameters(module_)) {
+    state.push_back(tensor);
+  }
+  for (const auto& buffer : buffers_of(module_)) state.push_back(buffer);
+  broadcast_tensors(state, source, group_, "model state");
+}
+
+Tensor DataParallelModule::global_mean(
+    const Tensor& loss_sum, int64_t local_count) {
+  int64_t divisor = 1, count = local_count;
+  if (reducer_) {
+    const int64_t active =
+        join_ ? num_active(announce(kCount)) : group_.size();
+    divisor = divisor_of(active);
+    const Tensor total =
+        torch::full({1}, local_count, torch::kInt64).to(device_of(module_));
+    group_.all_reduce(total, ReduceOp::sum, {.label = "batch size"}).wait();
+    count = total.item<int64_t>();
+  }
+  if (local_count < 0 || count < 1) {
+    throw DataError(
+        "[data parallel] global_mean: this rank has " +
+        std::to_string(local_count) + " samples, all ranks together " +
+        std::to_string(count) + "; at least one sample is needed");
+  }
+  return loss_sum * (static_cast<double>(divisor) / static_cast<double>(count));
+}
+
+std::vector<std::vector<std::string>> DataParallelModule::buckets() const {
+  if (reducer_) return reducer_->buckets();
+  return {};
+}
+
+void DataParallelModule::before_forward() {
+  if (!reducer_) return;
+  reducer_->before_forward();
+  for (const auto& [name, tensor] : frozen_) {
+    if (tensor.requires_grad()) {
+      throw ConfigError(
+          "[data parallel] \"" + name +
+          "\" was frozen when the wrapper was built and requires grad now, so "
+          "its gradient would not be reduced; build a new wrapper after "
+          "unfreezing");
+    }
+  }
+  const bool reduces = torch::GradMode::is_enabled() && reducer_->enabled();
+  if (!options_.broadcast_buffers || !module_.is_training() || !reduces) return;
+  const auto buffers = buffers_of(module_);
+  if (buffers.empty()) return;
+  const int source = join_ ? lowest_active(announce(kBroadcastBuffers)) : 0;
+  broadcast_tensors(buffers, source, group_, "buffers");
+}
+
+}  // namespace echelon

@@ -1,0 +1,480 @@
+#include "echelon/parallel/data/sync_batch_norm.h"
+
+#include <ATen/ops/batch_norm_native.h>
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+
+// Statistics of a batch, per channel. // C channels, R ranks
+struct Statistics {
+  Tensor mean_C;
+  Tensor variance_C;  // biased
+  int64_t count = 0;  // values per channel
+};
+
+std::vector<int64_t> all_but_channels(const Tensor& input) {
+  std::vector<int64_t> dims = {0};
+  for (int64_t dim = 2; dim < input.dim(); ++dim) dims.push_back(dim);
+  return dims;
+}
+
+// The dtype that sums are taken in.
+torch::Dtype sum_dtype(const Tensor& input) {
+  return input.scalar_type() == torch::kFloat64 ? torch::kFloat64
+                                                : torch::kFloat32;
+}
+
+Statistics local_statistics(const Tensor& input) {
+  const int64_t channels = input.size(1);
+  const auto options = input.options().dtype(sum_dtype(input));
+  const int64_t count = channels == 0 ? 0 : input.numel() / channels;
+  if (count == 0) {
+    return {torch::zeros({channels}, options),
+            torch::zeros({channels}, options),
+            0};
+  }
+  auto [mean, variance] = at::batch_norm_update_stats(input, {}, {}, 0.0);
+  return {mean.to(options.dtype()), variance.to(options.dtype()), count};
+}
+
+// Means and variances of all ranks merged in rank order, in float64: no sum of
+// squares, so nothing cancels. Chan, Golub, LeVeque, 1979.
+Statistics global_statistics(const Statistics& local, const Group& group) {
+  const int64_t channels = local.mean_C.numel();
+  const auto options = local.mean_C.options().dtype(torch::kFloat64);
+  const Tensor own = torch::cat(
+      {local.mean_C.to(torch::kFloat64),
+       local.variance_C.to(torch::kFloat64),
+       torch::full({1}, static_cast<double>(local.count), options)});
+  const Tensor all_R =
+      torch::empty({group.size() * own.numel()}, options);
+  group.all_gather(all_R, own, {.label = "batch norm"}).wait();
+  const Tensor rows = all_R.view({group.size(), own.numel()});
+  const Tensor mean_RC = rows.narrow(1, 0, channels);
+  const Tensor variance_RC = rows.narrow(1, channels, channels);
+  const Tensor count_R1 = rows.narrow(1, 2 * channels, 1);
+  const double count = count_R1.sum().item<double>();
+  if (count < 2) {
+    throw DataError(
+        "[sync batch norm] the " + std::to_string(group.size()) +
+        " ranks of axis " + group.axis() + " have " +
+        std::to_string(static_cast<int64_t>(count)) +
+        " values per channel together; training needs more than one");
+  }
+  const Tensor share_R1 = count_R1 / count;
+  const Tensor mean_C = (share_R1 * mean_RC).sum(0);
+  const Tensor variance_C =
+      (share_R1 * (variance_RC + (mean_RC - mean_C).square())).sum(0);
+  return {mean_C.to(local.mean_C.dtype()),
+          variance_C.to(local.mean_C.dtype()),
+          static_cast<int64_t>(count)};
+}
+
+void update_running(
+    const Tensor& running, const Tensor& statistic, double momentum) {
+  if (!running.defined()) return;
+  running.mul_(1.0 - momentum).add_(statistic.to(running.dtype()), momentum);
+}
+
+// [C] -> [1, C, 1, …]
+Tensor per_channel(const Tensor& values_C, const Tensor& like) {
+  std::vector<int64_t> shape(like.dim(), 1);
+  shape[1] = values_C.numel();
+  return values_C.view(shape);
+}
+
+std::optional<Tensor> optional(const Tensor& tensor) {
+  return tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt;
+}
+
+// The fused kernel of evaluation, with the given statistics.
+Tensor normalise(
+    const Tensor& input,
+    const Tensor& weight,
+    const Tensor& bias,
+    const Statistics& statistics,
+    double eps) {
+  if (input.numel() == 0) return torch::empty_like(input);
+  return std::get<0>(at::native_batch_norm(
+      input,
+      optional(weight),
+      optional(bias),
+      statistics.mean_C,
+      statistics.variance_C,
+      /*training=*/false,
+      0.0,
+      eps));
+}
+
+struct GroupHolder : torch::CustomClassHolder {
+  explicit GroupHolder(Group group) : group(std::move(group)) {}
+  Group group;
+};
+
+class Normalise : public torch::autograd::Function<Normalise> {
+ public:
+  static Tensor forward(
+      torch::autograd::AutogradContext* context,
+      const Tensor& input,
+      const std::optional<Tensor>& weight,
+      const std::optional<Tensor>& bias,
+      const Tensor& mean_C,
+      const Tensor& variance_C,
+      int64_t count,
+      double eps,
+      const Group& group) {
+    context->save_for_backward(
+        {input, weight.value_or(Tensor()), mean_C, variance_C});
+    context->saved_data["count"] = count;
+    context->saved_data["eps"] = eps;
+    context->saved_data["group"] =
+        c10::IValue::make_capsule(c10::make_intrusive<GroupHolder>(group));
+    return normalise(
+        input,
+        weight.value_or(Tensor()),
+        bias.value_or(Tensor()),
+        {mean_C, variance_C, count},
+        eps);
+  }
+
+  // With xhat = (x - mean) / sigma and means over the global batch:
+  //   dx = weight / sigma * (dy - mean(dy) - xhat * mean(dy * xhat))
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      torch::autograd::variable_list grads) {
+    if (torch::GradMode::is_enabled()) {
+      throw ConfigError(
+          "[sync batch norm] backward with create_graph: it cannot be "
+          "differentiated twice; use BatchNorm where second derivatives are "
+          "needed");
+    }
+    const auto saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1];
+    const Tensor &mean_C = saved[2], &variance_C = saved[3];
+    const double eps = context->saved_data["eps"].toDouble();
+    const auto count =
+        static_cast<double>(context->saved_data["count"].toInt());
+    const auto capsule = context->saved_data["group"].toCapsule();
+    const Group& group = static_cast<const GroupHolder&>(*capsule).group;
+
+    const Tensor dy = grads[0].contiguous(x.suggest_memory_format());
+    const Tensor inverse_C = (variance_C + eps).rsqrt();
+    const auto dims = all_but_channels(x);
+    const auto dtype = mean_C.scalar_type();
+    const Tensor xhat =
+        (x.to(dtype) - per_channel(mean_C, x)) * per_channel(inverse_C, x);
+    const Tensor sum_dy_C = dy.sum(dims, false, dtype);
+    const Tensor sum_dy_xhat_C = (dy * xhat).sum(dims, false, dtype);
+
+    Tensor dx;
+    const Tensor sums = torch::cat({sum_dy_C, sum_dy_xhat_C});
+    group.all_reduce(sums, ReduceOp::sum, {.label = "batch norm backward"})
+        .wait();
+    if (context->needs_input_grad(0)) {
+      const int64_t channels = x.size(1);
+      Tensor scale_C = inverse_C;
+      if (weight.defined()) scale_C = scale_C * weight.to(dtype);
+      const Tensor mean_dy = sums.narrow(0, 0, channels) / count;
+      const Tensor mean_dy_xhat = sums.narrow(0, channels, channels) / count;
+      dx = (dy - per_channel(mean_dy, x) -
+            xhat * per_channel(mean_dy_xhat, x))
+               .mul(per_channel(scale_C, x))
+               .to(x.dtype());
+    }
+    const auto to_weight = [&](const Tensor& sum_C) {
+      return weight.defined() ? sum_C.to(weight.dtype()) : sum_C.to(x.dtype());
+    };
+    return {
+        dx,
+        context->needs_input_grad(1) ? to_weight(sum_dy_xhat_C) : Tensor(),
+        context->needs_input_grad(2) ? to_weight(sum_dy_C) : Tensor(),
+        Tensor(),
+        Tensor(),
+        Tensor(),
+        Tensor(),
+        Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor sync_batch_norm(
+    const Tensor& input,
+    const Tensor& weight,
+    const Tensor& bias,
+    const Tensor& running_mean,
+    const Tensor& running_var,
+    double momentum,
+    double eps,
+    const Group& group) {
+  if (input.dim() < 2) {
+    throw ConfigError(
+        "[sync batch norm] the input has " + std::to_string(input.dim()) +
+        " dimensions; [N, C, …] is expected");
+  }
+  Statistics statistics;
+  {
+    torch::NoGradGuard no_grad;
+    statistics = global_statistics(local_statistics(input), group);
+    const auto n = static_cast<double>(statistics.count);
+    update_running(running_mean, statistics.mean_C, momentum);
+    update_running(
+        running_var, statistics.variance_C * (n / (n - 1)), momentum);
+  }
+  return Normalise::apply(
+      input,
+      optional(weight),
+      optional(bias),
+      statistics.mean_C,
+      statistics.variance_C,
+      statistics.count,
+      eps,
+      group);
+}
+
+// -------------------------------------------------------------------- module
+
+namespace {
+
+// The forward of torch::nn's BatchNorm modules, whose members `norm` has.
+template <class Norm>
+Tensor forward_over(Norm& norm, const Tensor& input, const Group& group) {
+  const bool training = norm.is_training();
+  double momentum = norm.options.momentum().value_or(0.0);
+  if (training && norm.num_batches_tracked.defined()) {
+    norm.num_batches_tracked += 1;
+    if (!norm.options.momentum().has_value()) {
+      momentum = 1.0 / norm.num_batches_tracked.template item<double>();
+    }
+  }
+  if (training && group.size() > 1) {
+    return sync_batch_norm(
+        input,
+        norm.weight,
+        norm.bias,
+        norm.running_mean,
+        norm.running_var,
+        momentum,
+        norm.options.eps(),
+        group);
+  }
+  return torch::batch_norm(
+      input,
+      norm.weight,
+      norm.bias,
+      norm.running_mean,
+      norm.running_var,
+      training || !norm.options.track_running_stats(),
+      momentum,
+      norm.options.eps(),
+      /*cudnn_enabled=*/true);
+}
+
+}  // namespace
+
+Tensor sync_batch_norm(
+    torch::nn::BatchNorm1dImpl& module,
+    const Tensor& input,
+    const Group& group) {
+  return forward_over(module, input, group);
+}
+
+Tensor sync_batch_norm(
+    torch::nn::BatchNorm2dImpl& module,
+    const Tensor& input,
+    const Group& group) {
+  return forward_over(module, input, group);
+}
+
+Tensor sync_batch_norm(
+    torch::nn::BatchNorm3dImpl& module,
+    const Tensor& input,
+    const Group& group) {
+  return forward_over(module, input, group);
+}
+
+SyncBatchNormImpl::SyncBatchNormImpl(
+    const torch::nn::BatchNormOptions& options, Group group)
+    : NormImplBase(options), group_(std::move(group)) {}
+
+void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
+  if (input.dim() >= 2 && input.size(1) == options.num_features()) return;
+  std::ostringstream sizes;
+  sizes << input.sizes();
+  throw ConfigError(
+      "[sync batch norm] the input is " + sizes.str() + ", but [N, C, …] with C="
+      + std::to_string(options.num_features()) + " channels is expected");
+}
+
+Tensor SyncBatchNormImpl::forward(const Tensor& input) {
+  _check_input_dim(input);
+  return forward_over(*this, input, group_);
+}
+
+void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "echelon::SyncBatchNorm("
+         << options.num_features() << ", eps=" << options.eps()
+         << ", axis=" << group_.axis() << ", ranks=" << group_.size() << ")";
+}
+
+// ---------------------------------------------------------------- conversion
+
+namespace {
+
+struct Converted {
+  std::weak_ptr<torch::nn::Module> module;
+  Group group;
+};
+
+// Converted modules, by the tensor that their calls are recognised by. Ranks may
+// be threads of one process, so the table belongs to the process.
+class Conversions {
+ public:
+  void add(
+      const Tensor& key,
+      const std::shared_ptr<torch::nn::Module>& module,
+      const Group& group) {
+    std::lock_guard lock(mutex_);
+    table_.insert_or_assign(key.unsafeGetTensorImpl(), Converted{module, group});
+    size_ = table_.size();
+  }
+
+  void remove(const Tensor& key) {
+    std::lock_guard lock(mutex_);
+    table_.erase(key.unsafeGetTensorImpl());
+    size_ = table_.size();
+  }
+
+  /// The group of a converted module that is in training.
+  std::optional<Group> find(const std::optional<Tensor>& key) const {
+    if (size_ == 0 || !key.has_value() || !key->defined()) return std::nullopt;
+    std::lock_guard lock(mutex_);
+    const auto found = table_.find(key->unsafeGetTensorImpl());
+    if (found == table_.end()) return std::nullopt;
+    const auto module = found->second.module.lock();
+    if (!module || !module->is_training()) return std::nullopt;
+    return found->second.group;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<c10::TensorImpl*, Converted> table_;
+  std::atomic<size_t> size_ = 0;
+};
+
+Conversions& conversions() {
+  static Conversions instance;
+  return instance;
+}
+
+Tensor batch_norm_kernel(
+    const Tensor& input,
+    const std::optional<Tensor>& weight,
+    const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& running_mean,
+    const std::optional<Tensor>& running_var,
+    bool training,
+    double momentum,
+    double eps,
+    bool cudnn_enabled) {
+  if (training) {
+    auto group = conversions().find(running_mean);
+    if (!group) group = conversions().find(weight);
+    if (group) {
+      return sync_batch_norm(
+          input,
+          weight.value_or(Tensor()),
+          bias.value_or(Tensor()),
+          running_mean.value_or(Tensor()),
+          running_var.value_or(Tensor()),
+          momentum,
+          eps,
+          *group);
+    }
+  }
+  return at::native::batch_norm(
+      input,
+      weight,
+      bias,
+      running_mean,
+      running_var,
+      training,
+      momentum,
+      eps,
+      cudnn_enabled);
+}
+
+// aten::batch_norm is composed of other operators, so no autograd kernel of it
+// is replaced here.
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
+  library.impl("batch_norm", batch_norm_kernel);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) {
+  library.impl("batch_norm", batch_norm_kernel);
+}
+
+// What batch_norm calls of this module carry; nullopt for another module.
+template <class Impl>
+std::optional<Tensor> key_of(torch::nn::Module& module) {
+  const auto* norm = dynamic_cast<Impl*>(&module);
+  if (norm == nullptr) return std::nullopt;
+  return norm->running_mean.defined() ? norm->running_mean : norm->weight;
+}
+
+}  // namespace
+
+ConvertedBatchNorms::ConvertedBatchNorms(std::vector<Tensor> keys)
+    : keys_(std::move(keys)) {}
+
+ConvertedBatchNorms& ConvertedBatchNorms::operator=(
+    ConvertedBatchNorms&& other) noexcept {
+  std::swap(keys_, other.keys_);
+  return *this;
+}
+
+ConvertedBatchNorms::~ConvertedBatchNorms() {
+  for (const auto& key : keys_) conversions().remove(key);
+}
+
+ConvertedBatchNorms convert_sync_batch_norm(
+    torch::nn::Module& module, const Group& group) {
+  std::vector<Tensor> keys;
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  const auto visit = [&](const std::string& name, torch::nn::Module& child) {
+    auto key = key_of<torch::nn::BatchNorm2dImpl>(child);
+    if (!key) key = key_of<torch::nn::BatchNorm1dImpl>(child);
+    if (!key) key = key_of<torch::nn::BatchNorm3dImpl>(child);
+    if (!key) return;
+    if (!key->defined()) {
+      throw ConfigError(
+          "[sync batch norm] \"" + name +
+          "\" has neither running statistics nor a weight, so its calls cannot "
+          "be recognised; build it as echelon::SyncBatchNorm");
+    }
+    keys.push_back(*key);
+    modules.push_back(child.shared_from_this());
+  };
+  if (group.size() == 1) return {};
+  visit("", module);
+  for (const auto& item : module.named_modules({}, /*include_self=*/false)) {
+    visit(item.key(), *item.value());
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    conversions().add(keys[i], modules[i], group);
+  }
+  return ConvertedBatchNorms(std::move(keys));
+}
+
+}  // namespace echelon

@@ -1,0 +1,537 @@
+#include "echelon/parallel/data/distributed_data_parallel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "echelon/error.h"
+#include "tests/parallel/data/training.h"
+
+namespace echelon {
+namespace {
+
+using nets::Branch;
+using nets::Conv;
+using nets::Mlp;
+using nets::Norm;
+using nets::OneMemory;
+using nets::Shared;
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+using training::batch_of;
+using training::loss_sum;
+using training::own_part;
+using training::Plan;
+using training::with_values;
+
+// The message of the error that `call` throws.
+template <class E>
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+class Parity : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4));
+
+TEST_P(Parity, Mlp) { training::expect_parity<Mlp>(GetParam(), {}); }
+TEST_P(Parity, Conv) { training::expect_parity<Conv>(GetParam(), {}); }
+TEST_P(Parity, SharedParameters) {
+  training::expect_parity<Shared>(GetParam(), {});
+}
+TEST_P(Parity, GradientsInOneMemory) {
+  Plan plan;
+  plan.options.in_place_bytes = 1;
+  training::expect_parity<OneMemory>(GetParam(), plan);
+}
+TEST_P(Parity, OneBucket) {
+  Plan plan;
+  plan.options = {};
+  training::expect_parity<Conv>(GetParam(), plan);
+}
+TEST_P(Parity, EveryGradientInPlace) {
+  Plan plan;
+  plan.options.in_place_bytes = 1;
+  training::expect_parity<Conv>(GetParam(), plan);
+}
+TEST_P(Parity, GradientsSetToZero) {
+  Plan plan;
+  plan.clear = false;
+  training::expect_parity<Conv>(GetParam(), plan);
+}
+TEST_P(Parity, Accumulation) {
+  Plan plan;
+  plan.microbatches = 3;
+  training::expect_parity<Mlp>(GetParam(), plan);
+}
+TEST_P(Parity, UnevenBatches) {
+  Plan plan;
+  plan.batch = 13;
+  const std::vector<std::vector<int64_t>> shares = {
+      {13}, {9, 4}, {9, 0, 4}, {1, 2, 3, 7}};
+  plan.shares = shares[GetParam() - 1];
+  training::expect_parity<Conv>(GetParam(), plan);
+}
+TEST_P(Parity, UnevenBatchesWithAccumulation) {
+  Plan plan;
+  plan.batch = 13;
+  plan.microbatches = 2;
+  training::expect_parity<Mlp>(GetParam(), plan);
+}
+
+// Two ranks, equal parts: each element is (a + b) / 2 in both runs, if the one
+// device adds the two halves in that order.
+TEST(Ddp, TwoRanksGiveTheBitsOfTwoHalvesAddedOnOneDevice) {
+  const Plan plan;
+  parity::Record expected;
+  {
+    auto net = with_values(Conv(), 3);
+    auto optimizer = training::optimizer_of(*net);
+    for (int step = 0; step < plan.steps; ++step) {
+      optimizer.zero_grad();
+      const auto [x, y] = batch_of(plan, step, 0);
+      double loss = 0;
+      for (int half = 0; half < 2; ++half) {
+        const auto part = loss_sum(
+            net(x.narrow(0, half * 6, 6)), y.narrow(0, half * 6, 6));
+        // What global_mean does, and the division after the sum.
+        (part * (2.0 / 12.0) / 2.0).backward();
+        loss += (part * (2.0 / 12.0)).item<double>();
+      }
+      expected.step(*net, loss / 2.0);
+      optimizer.step();
+    }
+    expected.end(*net);
+  }
+  run_ranks(2, [&](World& world) {
+    const auto actual = training::on_ranks(
+        with_values(Conv(), 3 + world.rank()), world.group(), plan);
+    parity::expect_parity(expected, actual, parity::kExact);
+  });
+}
+
+// ------------------------------------------------- parameters that are not used
+
+// Which ranks take the left branch in a step; the others take the right one.
+bool takes_left(int step, int rank) {
+  if (step == 0) return true;   // right: on no rank
+  if (step == 1) return false;
+  return rank == step % 2;      // on some ranks only
+}
+
+TEST_P(Parity, UnusedParameters) {
+  const int num_ranks = GetParam();
+  Plan plan;
+  plan.steps = 5;
+  plan.options.find_unused_parameters = true;
+  // On one device, the parts of the batch go through the branches of the ranks.
+  parity::Record expected;
+  {
+    auto net = with_values(Branch(), 3);
+    auto optimizer = training::optimizer_of(*net);
+    for (int step = 0; step < plan.steps; ++step) {
+      training::zero(optimizer, plan);
+      const auto [x, y] = batch_of(plan, step, 0);
+      Tensor loss = torch::zeros({}, torch::kFloat64);
+      int64_t begin = 0;
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        const int64_t size = even_split(plan.batch, num_ranks)[rank];
+        const auto out =
+            net(x.narrow(0, begin, size), takes_left(step, rank));
+        loss = loss + loss_sum(out, y.narrow(0, begin, size)) / 12.0;
+        begin += size;
+      }
+      loss.backward();
+      expected.step(*net, loss.item<double>());
+      optimizer.step();
+    }
+    expected.end(*net);
+  }
+  run_ranks(num_ranks, [&](World& world) {
+    int step = 0;
+    const auto actual = training::on_ranks<Branch>(
+        with_values(Branch(), 3 + world.rank()),
+        world.group(),
+        plan,
+        [&](auto& ddp, const Tensor& x) {
+          return ddp(x, takes_left(step++, world.rank()));
+        });
+    SCOPED_TRACE("rank " + std::to_string(world.rank()));
+    // "never" has no gradient on any rank and keeps none.
+    parity::expect_parity(expected, actual, parity::kRounding);
+  });
+}
+
+TEST(Ddp, AllParametersUnusedOnOneRank) {
+  run_ranks(2, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    DistributedDataParallel<Mlp> ddp(
+        net, world.group(), {.find_unused_parameters = true});
+    Tensor y = ddp(parity::random({2, 6}, 1));
+    // Rank 1's gradient ends before it reaches a parameter.
+    Tensor copy = y.detach().requires_grad_();
+    if (world.rank() == 0) {
+      y.sum().backward();
+    } else {
+      y.register_hook([](const Tensor& g) { return torch::zeros_like(g); });
+      y.sum().backward();
+    }
+    auto alone = with_values(Mlp(), 3);
+    alone(parity::random({2, 6}, 1)).sum().backward();
+    EXPECT_TRUE(torch::allclose(
+        net->fc1->weight.grad(), alone->fc1->weight.grad() / 2, 1e-12));
+  });
+}
+
+TEST(Ddp, MissingGradientIsAnErrorThatNamesTheParametersInTheSameStep) {
+  const auto error = message_of<ConfigError>([] {
+    run_ranks(2, [](World& world) {
+      auto net = with_values(Branch(), 3);
+      DistributedDataParallel<Branch> ddp(net, world.group());
+      ddp(parity::random({2, 6}, 1), true).sum().backward();
+    });
+  });
+  EXPECT_THAT(error, AllOf(
+      HasSubstr("4 of 8 parameters got no gradient"),
+      HasSubstr("\"right.weight\", \"right.bias\", \"never.weight\""),
+      HasSubstr("find_unused_parameters")));
+}
+
+TEST_P(Parity, FrozenParameters) {
+  const Plan plan;
+  const auto make = [](uint64_t seed) {
+    auto net = with_values(Conv(), seed);
+    net->conv1->weight.set_requires_grad(false);
+    net->fc->bias.set_requires_grad(false);
+    return net;
+  };
+  const auto expected = training::on_one_device(make(3), plan);
+  run_ranks(GetParam(), [&](World& world) {
+    const auto actual =
+        training::on_ranks(make(3 + world.rank()), world.group(), plan);
+    parity::expect_parity(expected, actual, parity::kRounding);
+  });
+}
+
+// A discriminator is frozen while its generator trains.
+TEST(Ddp, FrozenForAWhile) {
+  run_ranks(2, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    DistributedDataParallel<Mlp> ddp(net, world.group());
+    const auto freeze = [&](bool frozen) {
+      for (auto& parameter : net->parameters()) {
+        parameter.set_requires_grad(!frozen);
+      }
+    };
+    Tensor x = parity::random({2, 6}, world.rank()).requires_grad_();
+    freeze(true);
+    const auto before = world.history().count();
+    ddp(x).sum().backward();
+    EXPECT_EQ(world.history().count(), before);
+    EXPECT_FALSE(net->fc1->weight.grad().defined());
+    freeze(false);
+    ddp(x).sum().backward();
+    Tensor gradient = net->fc1->weight.grad().clone();
+    world.group().broadcast(gradient, 0).wait();
+    EXPECT_TRUE(gradient.equal(net->fc1->weight.grad()));
+  });
+}
+
+TEST(Ddp, UnfrozenAfterWrappingIsAnError) {
+  const auto error = message_of<ConfigError>([] {
+    run_ranks(2, [](World& world) {
+      auto net = with_values(Mlp(), 3);
+      net->fc1->bias.set_requires_grad(false);
+      DistributedDataParallel<Mlp> ddp(net, world.group());
+      net->fc1->bias.set_requires_grad(true);
+      ddp(parity::random({2, 6}, 1));
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("\"fc1.bias\" was frozen when"));
+}
+
+// -------------------------------------------------------------------- buffers
+
+TEST(Ddp, BuffersAreThoseOfRankZero) {
+  run_ranks(3, [](World& world) {
+    auto net = with_values(Norm(), 3);
+    DistributedDataParallel<Norm> ddp(net, world.group());
+    net->norm->running_mean.fill_(world.rank());
+    net->norm->num_batches_tracked.fill_(10 * world.rank());
+    const Tensor x = parity::random({4, 6}, world.rank());
+    ddp(x).sum().backward();
+    // Rank 0's buffers, then one update with this rank's batch.
+    EXPECT_EQ(net->norm->num_batches_tracked.item<int64_t>(), 1);
+    EXPECT_LT(net->norm->running_mean.abs().max().item<double>(), 1.0);
+    net->norm->running_mean.fill_(world.rank());
+    net->eval();
+    ddp(x);
+    EXPECT_EQ(net->norm->running_mean[0].item<double>(), world.rank());
+    net->train();
+    DistributedDataParallelOptions keep;
+    keep.broadcast_buffers = false;
+    DistributedDataParallel<Norm> own(net, world.group(), keep);
+    net->norm->num_batches_tracked.fill_(10 * world.rank());
+    own(x).sum().backward();
+    EXPECT_EQ(net->norm->num_batches_tracked.item<int64_t>(),
+              10 * world.rank() + 1);
+  });
+}
+
+TEST_P(Parity, SyncBatchNormByOption) {
+  Plan plan;
+  plan.batch = 13;
+  plan.options.sync_batch_norm = true;
+  training::expect_parity<Norm>(GetParam(), plan, 1e-11);
+}
+
+// ------------------------------------------------------------------ the start
+
+TEST(Ddp, DifferentModelsAreAnErrorThatNamesTheFirstDifference) {
+  const auto error = message_of<ConfigError>([] {
+    run_ranks(3, [](World& world) {
+      auto net = with_values(Mlp(), 3);
+      if (world.rank() == 2) {
+        net->fc2 = net->replace_module(
+            "fc2", torch::nn::Linear(torch::nn::LinearOptions(16, 17)));
+      }
+      DistributedDataParallel<Mlp> ddp(net, world.group());
+    });
+  });
+  EXPECT_THAT(error, AllOf(
+      HasSubstr("ranks 0, 1 has parameter \"fc2.weight\" 16x16 Double"),
+      HasSubstr("rank 2 has parameter \"fc2.weight\" 17x16 Float")));
+}
+
+TEST(Ddp, MissingParametersAreAnError) {
+  const auto error = message_of<ConfigError>([] {
+    run_ranks(2, [](World& world) {
+      auto net = with_values(Mlp(), 3);
+      if (world.rank() == 1) net->unregister_module("fc3");
+      DistributedDataParallel<Mlp> ddp(net, world.group());
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("rank 1 has nothing more"));
+}
+
+TEST(Ddp, NothingToTrainIsAnError) {
+  const auto error = message_of<ConfigError>([] {
+    run_ranks(2, [](World& world) {
+      Mlp net;
+      for (auto& parameter : net->parameters()) {
+        parameter.set_requires_grad(false);
+      }
+      DistributedDataParallel<Mlp> ddp(net, world.group());
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("no parameter of the model requires grad"));
+}
+
+// -------------------------------------------------------------------- buckets
+
+TEST(Ddp, BucketsAreCutInTheOrderOfTheFirstBackward) {
+  run_ranks(2, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    DistributedDataParallelOptions options{
+        .bucket_bytes = 1, .first_bucket_bytes = 1};
+    DistributedDataParallel<Mlp> ddp(net, world.group(), options);
+    const std::vector<std::vector<std::string>> reverse = {
+        {"fc3.bias"}, {"fc3.weight"}, {"fc2.bias"},
+        {"fc2.weight"}, {"fc1.bias"}, {"fc1.weight"}};
+    EXPECT_EQ(ddp.buckets(), reverse);
+    // fc1 after fc3 now: its gradients come first.
+    const Tensor x = parity::random({2, 6}, 1);
+    const auto run = [&] {
+      const Tensor h = net->fc3(net->fc2(torch::ones({2, 16}, torch::kFloat64)));
+      (net->fc1(x).narrow(1, 0, 4) * h.detach() + h).sum().backward();
+    };
+    run();
+    EXPECT_NE(ddp.buckets(), reverse);
+    EXPECT_EQ(ddp.buckets().size(), reverse.size());
+  });
+}
+
+TEST(Ddp, EveryBucketIsInTheHistoryWithItsLabel) {
+  run_ranks(2, [](World& world) {
+    auto net = with_values(Conv(), 3);
+    DistributedDataParallel<Conv> ddp(net, world.group(), Plan().options);
+    const auto steps = [&] { ddp(parity::random({2, 6}, 1)).sum().backward(); };
+    steps();  // the buckets are cut anew after the first
+    const auto before = world.history().count();
+    steps();
+    std::set<std::string> labels;
+    for (const auto& record : world.history().snapshot()) {
+      if (record.operation == "all_reduce") labels.insert(record.label);
+    }
+    const size_t buckets = ddp.buckets().size();
+    EXPECT_GE(buckets, 3u);
+    EXPECT_EQ(world.history().count() - before, buckets);
+    for (size_t i = 0; i < buckets; ++i) {
+      EXPECT_EQ(labels.count("bucket " + std::to_string(i)), 1u) << i;
+    }
+  });
+}
+
+TEST(Ddp, GroupOfOneCostsNothing) {
+  const World world = World::alone();
+  auto net = with_values(Mlp(), 3);
+  DistributedDataParallel<Mlp> ddp(net, world.group());
+  const auto guard = ddp.no_sync();
+  ddp.global_mean(ddp(parity::random({2, 6}, 1)).sum(), 2).backward();
+  int runs = 0;
+  ddp.join([&] { ++runs; });
+  EXPECT_EQ(runs, 1);
+  EXPECT_TRUE(net->fc1->weight.grad().defined());
+  EXPECT_EQ(world.history().count(), 0u);
+}
+
+// ------------------------------------------------------------- how it is held
+
+struct TupleNet : torch::nn::Module {
+  TupleNet() { register_module("fc", fc); }
+  std::tuple<Tensor, std::vector<Tensor>> forward(const Tensor& x, int times) {
+    std::vector<Tensor> outputs;
+    for (int i = 0; i < times; ++i) outputs.push_back(fc(x) * i);
+    return {fc(x), outputs};
+  }
+  torch::nn::Linear fc{6, 4};
+};
+
+TEST(Ddp, WrapsReferencesSharedPointersHoldersAndSequentials) {
+  run_ranks(2, [](World& world) {
+    const Group& group = world.group();
+    const Tensor x = parity::random({2, 6}, world.rank());
+    const auto expect_reduced = [&](const Tensor& gradient) {
+      Tensor first = gradient.clone();
+      group.broadcast(first, 0).wait();
+      EXPECT_TRUE(first.equal(gradient));
+    };
+    TupleNet on_the_stack;
+    parity::give_values(on_the_stack, 3);
+    DistributedDataParallel by_reference(on_the_stack, group);
+    auto [y, more] = by_reference(x, 2);
+    (y.sum() + more[1].sum()).backward();
+    expect_reduced(on_the_stack.fc->weight.grad());
+
+    auto shared = std::make_shared<nets::MlpImpl>();
+    parity::give_values(*shared, 3);
+    DistributedDataParallel by_pointer(shared, group);
+    by_pointer(x).sum().backward();
+    expect_reduced(by_pointer->fc1->weight.grad());
+
+    torch::nn::Sequential sequential(
+        torch::nn::Linear(6, 3), torch::nn::Tanh(), torch::nn::Linear(3, 2));
+    parity::give_values(*sequential, 3);
+    DistributedDataParallel by_holder(sequential, group);
+    by_holder(x).sum().backward();
+    expect_reduced(by_holder->parameters()[0].grad());
+  });
+}
+
+// ------------------------------------------------------------------- backward
+
+// A penalty on the gradient of the input: autograd::grad reaches no parameter
+// and must not reduce.
+TEST(Ddp, GradientPenalty) {
+  const auto loss_of = [](auto& net, const Tensor& input) {
+    Tensor x = input.detach().requires_grad_();
+    Tensor y = net(x);
+    const Tensor gx =
+        torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
+    return y.square().mean() + gx.square().sum(1).mean();
+  };
+  const Tensor x = parity::random({4, 6}, 1);
+  auto expected = with_values(Mlp(), 3);
+  loss_of(expected, x).backward();
+  run_ranks(2, [&](World& world) {
+    auto net = with_values(Mlp(), 3);
+    DistributedDataParallel<Mlp> ddp(net, world.group());
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      // fc3.bias has no part in the penalty, but in y.
+      loss_of(ddp, x.narrow(0, 2 * world.rank(), 2)).backward();
+      EXPECT_TRUE(torch::allclose(
+          net->fc1->weight.grad(), expected->fc1->weight.grad(), 1e-11));
+      EXPECT_TRUE(torch::allclose(
+          net->fc3->bias.grad(), expected->fc3->bias.grad(), 1e-11));
+    }
+  });
+}
+
+// Two forwards, two backwards without zero_grad: gradients add up.
+TEST(Ddp, SeveralBackwardsAddUp) {
+  const Tensor x = parity::random({4, 6}, 1), z = parity::random({4, 6}, 2);
+  auto expected = with_values(Mlp(), 3);
+  (expected(x).square().mean() + expected(z).square().mean()).backward();
+  run_ranks(2, [&](World& world) {
+    auto net = with_values(Mlp(), 3);
+    DistributedDataParallel<Mlp> ddp(net, world.group());
+    const auto part = [&](const Tensor& t) {
+      return t.narrow(0, 2 * world.rank(), 2);
+    };
+    const Tensor a = ddp(part(x)), b = ddp(part(z));
+    a.square().mean().backward();
+    b.square().mean().backward();
+    EXPECT_TRUE(torch::allclose(
+        net->fc1->weight.grad(), expected->fc1->weight.grad(), 1e-11));
+  });
+}
+
+// A step that fails on every rank, say for a NaN, is forgotten by the next one.
+TEST(Ddp, GoesOnAfterAnExceptionInBackward) {
+  run_ranks(2, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    DistributedDataParallel<Mlp> ddp(net, world.group(), Plan().options);
+    const Tensor x = parity::random({2, 6}, world.rank());
+    {
+      const Tensor h = torch::tanh(net->fc1(x));
+      h.register_hook([](const Tensor& g) -> Tensor {
+        throw std::runtime_error("planted");
+      });
+      EXPECT_THROW(net->fc3(net->fc2(h)).sum().backward(), std::runtime_error);
+    }
+    net->zero_grad();
+    ddp(x).sum().backward();
+    for (const auto& item : net->named_parameters()) {
+      Tensor first = item.value().grad().clone();
+      world.group().broadcast(first, 0).wait();
+      EXPECT_TRUE(first.equal(item.value().grad())) << item.key();
+    }
+  });
+}
+
+TEST(Ddp, SparseGradientIsAnError) {
+  const auto error = message_of<ConfigError>([] {
+    run_ranks(2, [](World& world) {
+      torch::nn::Embedding net(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+      DistributedDataParallel<torch::nn::Embedding> ddp(net, world.group());
+      ddp(torch::tensor({1, 2})).sum().backward();
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("the gradient of \"weight\" is sparse"));
+}
+
+TEST(Ddp, NoSampleAtAllIsAnError) {
+  const auto error = message_of<DataError>([] {
+    run_ranks(2, [](World& world) {
+      auto net = with_values(Mlp(), 3);
+      DistributedDataParallel<Mlp> ddp(net, world.group());
+      ddp.global_mean(ddp(parity::random({0, 6}, 1)).sum(), 0);
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("at least one sample is needed"));
+}
+
+}  // namespace
+}  // namespace echelon
