@@ -23,8 +23,7 @@ demo: build
 	@setup/demo.sh
 
 test: build
-	@echo "test: running every test (labels: unit ranks procs browser pytorch gpu)"
-	@ctest --test-dir build --output-on-failure --no-tests=error
+	@setup/test.sh
 
 extras: setup
 	@setup/extras.sh

@@ -5,6 +5,19 @@
 # LABEL: unit, ranks, procs, browser, pytorch, gpu (see doc/testing.md).
 find_package(GTest REQUIRED)
 
+# ECHELON_SOURCE_DIR and ECHELON_BIN_DIR are defined for the files that name
+# them, directly or through a header of tests/; the others compile to the same
+# in every checkout, so the compiler's cache serves them all.
+set(_echelon_places "ECHELON_SOURCE_DIR|ECHELON_BIN_DIR")
+file(GLOB_RECURSE _headers "${PROJECT_SOURCE_DIR}/tests/*.h")
+foreach(_header IN LISTS _headers)
+  file(STRINGS "${_header}" _lines REGEX "ECHELON_(SOURCE|BIN)_DIR")
+  if(_lines)
+    cmake_path(GET _header FILENAME _name)
+    string(APPEND _echelon_places "|include.*/${_name}")
+  endif()
+endforeach()
+
 function(echelon_test)
   cmake_parse_arguments(T "TORCH" "NAME;TIMEOUT;LABEL" "SOURCES;DEPENDS;ARGS;ENVIRONMENT" ${ARGN})
   if(T_TORCH AND NOT ECHELON_WITH_TORCH)
@@ -22,9 +35,14 @@ function(echelon_test)
     DEPENDS ${T_DEPENDS} GTest::gtest GTest::gmock)
   set_target_properties(${T_NAME} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
-  target_compile_definitions(${T_NAME} PRIVATE
-    ECHELON_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
-    ECHELON_BIN_DIR="${PROJECT_BINARY_DIR}/bin")
+  foreach(source IN LISTS T_SOURCES)
+    file(STRINGS "${source}" lines REGEX "${_echelon_places}")
+    if(lines)
+      set_property(SOURCE "${source}" APPEND PROPERTY COMPILE_DEFINITIONS
+        ECHELON_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+        ECHELON_BIN_DIR="${PROJECT_BINARY_DIR}/bin")
+    endif()
+  endforeach()
   add_test(NAME ${T_NAME} COMMAND ${T_NAME} ${T_ARGS})
   set_tests_properties(${T_NAME} PROPERTIES
     LABELS "${T_LABEL}" TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77

@@ -3,31 +3,41 @@
 # environment with Python's PyTorch (2.6 GB, in the user's cache) and Chromium.
 # Tests that miss them are skipped with that reason.
 set -euo pipefail
+source "$(dirname "$0")/fetch.sh"
 
-cache=${ECHELON_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/echelon}
 venv=$cache/pytorch-2.11.0
-mkdir -p "$cache"
-exec 9>"$cache/extras.lock"
-flock 9
-
 if [ ! -e "$venv/complete" ]; then
-  echo "set-up: fetching Python's PyTorch into $venv (2.6 GB, once)"
+  make_cache
+  take_turns extras
+fi
+if [ ! -e "$venv/complete" ]; then
   rm -rf "$venv"
+  need_space "$cache" 9000 "Python's PyTorch"
+  say "fetching Python's PyTorch into $venv (2.6 GB, once)"
+  trap 'say "interrupted; run the same command again to go on"; exit 130' INT TERM
+  mkdir -p "$cache/wheels"
   python3 -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+  pip "$venv/bin/python" install --cache-dir "$cache/wheels" \
     torch==2.11.0 torchvision==0.26.0 numpy safetensors==0.8.0 pillow \
     playwright==1.65.2 jsonschema
+  rm -rf "$cache/wheels"
   touch "$venv/complete"
 fi
 
 if ! command -v chromium >/dev/null; then
   if [ "$(id -u)" -eq 0 ]; then
-    echo "set-up: installing Debian package: chromium"
-    apt-get update >/dev/null
-    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-      chromium fonts-dejavu-core >/dev/null
+    say "installing Debian packages: chromium fonts-dejavu-core"
+    log=$(mktemp)
+    trap 'rm -f "$log"' EXIT
+    export DEBIAN_FRONTEND=noninteractive
+    if ! { apt-get update && apt-get install -y --no-install-recommends \
+      chromium fonts-dejavu-core; } >"$log" 2>&1; then
+      tail -n 20 "$log" >&2
+      say "apt-get could not install Chromium (its last lines are above)"
+      exit 1
+    fi
   else
-    echo "set-up: Chromium is missing; install it with: sudo apt-get install chromium" >&2
-    echo "set-up: the tests labelled 'browser' are skipped until then" >&2
+    say "Chromium is missing; install it with: sudo apt-get install chromium"
+    say "the tests labelled 'browser' are skipped until then"
   fi
 fi

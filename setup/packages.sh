@@ -11,10 +11,19 @@ packages=(
   libgtest-dev libgmock-dev
 )
 
+if ! command -v dpkg-query >/dev/null; then
+  echo "set-up: this is not a Debian system: dpkg-query is missing" >&2
+  echo "set-up: install what corresponds to: ${packages[*]}" >&2
+  echo "set-up: then build with: setup/build.sh" >&2
+  exit 1
+fi
+
+# One question for all: a second run costs nothing.
+installed=$(dpkg-query -W -f='${Status} ${Package}\n' "${packages[@]}" 2>/dev/null |
+  sed -n 's/^install ok installed //p' || true)
 missing=()
 for package in "${packages[@]}"; do
-  if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null |
-    grep -q 'ok installed'; then
+  if ! grep -qxF "$package" <<<"$installed"; then
     missing+=("$package")
   fi
 done
@@ -31,6 +40,6 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
   tail -n 20 "$log" >&2
-  echo "set-up: apt-get could not install the packages above" >&2
+  echo "set-up: apt-get could not install: ${missing[*]} (its last lines are above)" >&2
   exit 1
 fi
