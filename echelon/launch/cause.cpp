@@ -237,6 +237,21 @@ std::optional<Cause> find_cause(const std::vector<RankEnd>& ends) {
       ->cause;
 }
 
+Outcome combine(const std::vector<Outcome>& hosts) {
+  const Outcome* best = nullptr;
+  for (const Outcome& host : hosts) {
+    // A host with a cause, then one that was stopped, then one with a code.
+    const auto weight = [](const Outcome& o) {
+      return o.cause ? (o.cause->consequence ? 3 : 4)
+                     : (o.exit_code != 0 ? 2 : 0) + (o.stopped_by != 0 ? 1 : 0);
+    };
+    if (best == nullptr || weight(host) > weight(*best)) {
+      best = &host;
+    }
+  }
+  return best != nullptr ? *best : Outcome{};
+}
+
 int exit_code_of(int status) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }

@@ -22,12 +22,25 @@ struct RankEnd {
 
 /// What is shown and returned for a failed job.
 struct Cause {
-  int rank = 0;
+  int rank = -1;        // -1: no rank's, but a launcher's
   int exit_code = 1;
   std::string ending;   // "exit code 1", "SIGSEGV (Segmentation fault)"
   std::string text;     // the error itself, a few lines at most
   bool consequence = false;  // it fell because a peer did
+  std::string log;           // its rank's log file, if any
+  std::string host;          // "node 1, 10.0.0.2"; empty on one host
 };
+
+/// How the ranks of one host, or of the job, ended.
+struct Outcome {
+  int exit_code = 0;
+  int stopped_by = 0;  // the signal by which the user stopped it
+  std::optional<Cause> cause;
+};
+
+/// How a job ended whose hosts ended like this, in the order in which they
+/// began to fail: the first cause that is not a consequence of another's.
+Outcome combine(const std::vector<Outcome>& hosts);
 
 /// The cause among ranks that ended, each failed or not: the earliest failure
 /// that is not a consequence of another's, else the earliest. Ranks that were

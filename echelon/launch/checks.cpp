@@ -66,12 +66,13 @@ void check_first_line(const std::string& path) {
   std::string line;
   std::getline(file, line);
   const bool returns = !line.empty() && line.back() == '\r';
-  std::istringstream words(line);
-  std::string interpreter;
-  words >> interpreter;
+  // The kernel takes all up to a blank, a carriage return too.
+  line.erase(0, line.find_first_not_of(" \t"));
+  const std::string interpreter = line.substr(0, line.find_first_of(" \t"));
   if (access(interpreter.c_str(), X_OK) != 0) {
-    refuse(path + " asks for \"" + interpreter +
-           "\" in its first line, which is not there" +
+    refuse(path + " asks for \"" +
+           interpreter.substr(0, interpreter.find('\r')) +
+           (returns ? "\\r" : "") + "\" in its first line, which is not there" +
            (returns ? "; the line ends with a carriage return, `dos2unix` "
                       "removes it"
                     : "; install it or change the line"));

@@ -128,15 +128,18 @@ ScratchFolder::~ScratchFolder() {
   std::filesystem::remove_all(path_, ignored);
 }
 
-Job::Job(const LaunchOptions& options, JobStart start)
+Job::Job(const LaunchOptions& options, JobStart start, Hosts hosts)
     : options_(options),
       start_(std::move(start)),
+      hosts_(std::move(hosts)),
       screen_(STDOUT_FILENO, STDERR_FILENO),
       policy_(options.grace, std::min(kSettle, options.grace)) {}
 
 Job::~Job() {
-  if (start_.master_fd >= 0) {
-    close(start_.master_fd);
+  for (const int fd : {start_.master_fd, start_.claim_fd}) {
+    if (fd >= 0) {
+      close(fd);
+    }
   }
   for (Rank& rank : ranks_) {
     if (rank.guard.socket >= 0) {
@@ -151,14 +154,35 @@ Job::~Job() {
 
 int Job::run() {
   start_ranks();
-  while (!all_empty()) {
+  while (!hosts_.end()) {
     wait_for_events();
-    if (killed_at_ != TimePoint{} &&
-        steady_clock::now() > killed_at_ + kUnkillable) {
-      break;
+    const auto now = steady_clock::now();
+    const bool unkillable =
+        killed_at_ != TimePoint{} && now > killed_at_ + kUnkillable;
+    if (!ended_ && (all_empty() || unkillable)) {
+      ended_ = true;
+      drain_outputs();
+      const Outcome outcome = local_outcome();
+      if (outcome.exit_code != 0) {
+        others_deadline_ = now + options_.grace + kUnkillable;
+      }
+      hosts_.say_outcome(outcome);
+    }
+    if (others_deadline_ && now > *others_deadline_) {
+      hosts_.give_up();
     }
   }
-  return finish();
+  // On other hosts the job may be over before it is here.
+  while (!all_empty() && killed_at_ == TimePoint{}) {
+    obey(policy_.on_remote_failure(steady_clock::now()));
+    wait_for_events();
+  }
+  if (!ended_) {
+    drain_outputs();
+  }
+  report(*hosts_.end());
+  screen_.drain(milliseconds(2000));
+  return hosts_.end()->exit_code;
 }
 
 void Job::start_ranks() {
@@ -244,6 +268,9 @@ int Job::poll_timeout_ms() const {
   if (killed_at_ != TimePoint{}) {
     next = std::min(next, killed_at_ + kUnkillable);
   }
+  if (others_deadline_) {
+    next = std::min(next, *others_deadline_);
+  }
   if (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
         return rank.output.waiting();
       })) {
@@ -263,6 +290,9 @@ void Job::wait_for_events() {
           {screen_.full() ? -1 : rank.output.read_end(stream), POLLIN, 0});
     }
   }
+  for (const int fd : hosts_.files()) {
+    files.push_back({fd, POLLIN, 0});
+  }
   if (poll(files.data(), files.size(), poll_timeout_ms()) < 0 &&
       errno != EINTR) {
     throw Error(std::string("[launch] poll: ") + std::strerror(errno));
@@ -279,6 +309,11 @@ void Job::wait_for_events() {
   for (size_t i = 0; i < ranks_.size(); ++i) {
     if (files[2 + 3 * i].revents != 0) {
       take_report(ranks_[i]);
+    }
+  }
+  for (size_t i = 2 + 3 * ranks_.size(); i < files.size(); ++i) {
+    if (files[i].revents != 0) {
+      take_host(i - 2 - 3 * ranks_.size());
     }
   }
   while (const int signal = signals_.next()) {
@@ -378,10 +413,24 @@ void Job::lose_guard(Rank& rank) {
   rank.guard.pid = -1;
 }
 
+void Job::take_host(size_t index) {
+  for (const HostEvent& event : hosts_.read(index)) {
+    if (event.kind == HostEvent::failed) {
+      obey(policy_.on_remote_failure(steady_clock::now()));
+    } else if (policy_.stopped_by() == 0) {
+      obey(policy_.on_stop_signal(event.signal));
+    }
+  }
+}
+
 void Job::take_signal(int signal) {
   if (signal == SIGTSTP) {
     suspend();
   } else if (asks_to_stop(signal)) {
+    if (ended_ && policy_.stopped_by() != 0) {
+      hosts_.give_up();  // only the other hosts are still waited for
+    }
+    hosts_.say_stopped(signal);
     obey(policy_.on_stop_signal(signal));
   } else {
     send(signal);
@@ -405,6 +454,9 @@ void Job::obey(const Policy::Orders& orders) {
       killed_at_ = steady_clock::now();
     }
     send(signal);
+  }
+  if (policy_.stopping()) {
+    hosts_.say_failed();
   }
 }
 
@@ -430,10 +482,8 @@ void Job::follow_broken_screen() {
   }
 }
 
-int Job::finish() {
+void Job::drain_outputs() {
   const auto now = steady_clock::now();
-  std::vector<RankEnd> ends;
-  bool all_done = true;
   for (Rank& rank : ranks_) {
     for (int stream = 1; stream <= 2; ++stream) {
       for (int i = 0; i < 64 && rank.output.read(stream, now, screen_); ++i) {
@@ -450,47 +500,75 @@ int Job::finish() {
           std::to_string(rank.pid) +
           ") does not die of SIGKILL: it hangs in the kernel");
     }
-    all_done = all_done && rank.ended && rank.end.status == 0;
-    ends.push_back(rank.end);
   }
-  int code = 0;
-  const auto cause = find_cause(ends);
-  const auto interrupted = static_cast<int>(ExitCode::interrupted);
-  if (!start_error_.empty()) {
-    screen_.drain(milliseconds(2000));
-    throw ConfigError(start_error_);
-  }
-  if (cause && cause->exit_code != interrupted) {
-    code = report_cause(*cause);
-  } else if (!all_done) {
-    code = interrupted;
-    for (const RankEnd& end : ends) {
-      for (const ExitCode special :
-           {ExitCode::preempted, ExitCode::do_not_requeue}) {
-        if (exit_code_of(end.status) == static_cast<int>(special)) {
-          code = static_cast<int>(special);
-        }
-      }
-    }
-    if (policy_.stopped_by() != 0) {
-      say("stopped by " + name_of(policy_.stopped_by()));
-    }
-  }
-  screen_.drain(milliseconds(2000));
-  return code;
 }
 
-int Job::report_cause(const Cause& cause) {
-  const std::string name = "rank " + std::to_string(cause.rank);
-  std::string head = name + " ended with " + cause.ending;
-  const int others = static_cast<int>(ranks_.size()) - 1;
-  if (others > 0) {
-    head += others == 1 ? "; the other one was stopped"
-                        : "; the other " + std::to_string(others) +
-                              " were stopped";
+Outcome Job::local_outcome() {
+  const int interrupted = static_cast<int>(ExitCode::interrupted);
+  Outcome outcome;
+  outcome.stopped_by = policy_.stopped_by();
+  if (!start_error_.empty()) {
+    outcome.exit_code = static_cast<int>(ExitCode::configuration);
+    outcome.cause = Cause{.exit_code = outcome.exit_code, .text = start_error_};
+    return outcome;
   }
-  const std::string log = log_path(options_, cause.rank);
-  say(head + (log.empty() ? "" : "; its output: " + log));
+  std::vector<RankEnd> ends;
+  for (const Rank& rank : ranks_) {
+    ends.push_back(rank.end);
+  }
+  auto cause = find_cause(ends);
+  if (cause && cause->exit_code != interrupted) {
+    cause->log = log_path(options_, cause->rank);
+    outcome.exit_code = cause->exit_code;
+    outcome.cause = std::move(cause);
+    return outcome;
+  }
+  for (const Rank& rank : ranks_) {
+    if (rank.end.status == 0 && rank.ended) {
+      continue;
+    }
+    const int code = exit_code_of(rank.end.status);
+    const bool special = code == static_cast<int>(ExitCode::preempted) ||
+                         code == static_cast<int>(ExitCode::do_not_requeue);
+    if (special || outcome.exit_code == 0) {
+      outcome.exit_code = special ? code : interrupted;
+    }
+  }
+  return outcome;
+}
+
+void Job::report(const Outcome& outcome) {
+  if (!outcome.cause) {
+    if (outcome.stopped_by != 0 && outcome.exit_code != 0) {
+      say("stopped by " + name_of(outcome.stopped_by));
+    }
+    return;
+  }
+  const Cause& cause = *outcome.cause;
+  if (cause.rank < 0) {
+    screen_.drain(milliseconds(2000));
+    if (outcome.exit_code == static_cast<int>(ExitCode::configuration)) {
+      throw ConfigError(cause.text);
+    }
+    say(cause.text);
+    return;
+  }
+  const std::string name = "rank " + std::to_string(cause.rank);
+  std::string head = name +
+                     (cause.host.empty() ? "" : " (" + cause.host + ")") +
+                     " ended with " + cause.ending;
+  const auto stopped =
+      std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+        return rank.end.told_to_end;
+      });
+  if (!hosts_.alone()) {
+    head += "; the others were stopped";
+  } else if (stopped > 0) {
+    head += stopped == 1 ? "; the other one was stopped"
+                         : "; the other " + std::to_string(stopped) +
+                               " were stopped";
+  }
+  say(head + (cause.log.empty() ? "" : "; its output: " + cause.log));
   const bool colours = screen_.colours(2);
   std::string text = cause.text;
   for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos;) {
@@ -499,7 +577,6 @@ int Job::report_cause(const Cause& cause) {
   }
   screen_.write(2, (colours ? "\x1b[1;31m" : "") + name + ": " + text +
                        (colours ? "\x1b[0m\n" : "\n"));
-  return cause.exit_code;
 }
 
 void Job::say(const std::string& text) {

@@ -4,11 +4,13 @@
 
 #include <signal.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "echelon/launch/cause.h"
 #include "echelon/launch/guard.h"
+#include "echelon/launch/hosts.h"
 #include "echelon/launch/options.h"
 #include "echelon/launch/output.h"
 #include "echelon/launch/policy.h"
@@ -51,7 +53,7 @@ class ScratchFolder {
 
 class Job {
  public:
-  Job(const LaunchOptions& options, JobStart start);
+  Job(const LaunchOptions& options, JobStart start, Hosts hosts);
   ~Job();
   /// Runs all ranks to their end; see launch.h.
   int run();
@@ -79,18 +81,21 @@ class Job {
   void take_report(Rank& rank);
   void take_end(Rank& rank, const GuardReport& report);
   void lose_guard(Rank& rank);
+  void take_host(size_t index);
   void take_signal(int signal);
   void suspend();
   void obey(const Policy::Orders& orders);
   void send(int signal);
   void follow_broken_screen();
 
-  int finish();
-  int report_cause(const Cause& cause);
+  void drain_outputs();
+  Outcome local_outcome();
+  void report(const Outcome& outcome);
   void say(const std::string& text);
 
   const LaunchOptions& options_;
   JobStart start_;
+  Hosts hosts_;
   SignalFile signals_;
   ScratchFolder scratch_;
   Screen screen_;
@@ -99,6 +104,8 @@ class Job {
   std::string start_error_;     // the program could not be executed
   int64_t ordered_ns_ = 0;      // when ranks were first told to end
   TimePoint killed_at_{};
+  bool ended_ = false;          // all ranks of this host
+  std::optional<TimePoint> others_deadline_;  // to end, after a failure
 };
 
 }  // namespace echelon::launch

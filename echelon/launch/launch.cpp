@@ -3,7 +3,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <utility>
+
 #include "echelon/launch/checks.h"
+#include "echelon/launch/hosts.h"
 #include "echelon/launch/job.h"
 #include "echelon/launch/rendezvous.h"
 
@@ -29,7 +32,12 @@ int run(const LaunchOptions& options) {
   check(options);
   open_standard_files();
   find_program(options.command[0]);
-  return Job(options, start_alone(options)).run();
+  if (options.num_nodes == 1) {
+    return Job(options, start_alone(options), Hosts()).run();
+  }
+  JobStart start;
+  Hosts hosts = Hosts::meet(options, start);
+  return Job(options, std::move(start), std::move(hosts)).run();
 }
 
 }  // namespace echelon::launch

@@ -33,9 +33,13 @@ Policy::Orders Policy::on_rank_end(
 }
 
 Policy::Orders Policy::on_remote_failure(TimePoint now) {
-  return state_ == State::running || state_ == State::settling
-      ? terminate(now)
-      : Orders{};
+  if (state_ == State::running || state_ == State::settling) {
+    return terminate(now);
+  }
+  if (state_ == State::interrupted && !deadline_) {
+    deadline_ = now + grace_;
+  }
+  return {};
 }
 
 Policy::Orders Policy::on_stop_signal(int signal) {

@@ -5,9 +5,13 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 
@@ -99,10 +103,32 @@ BoundSocket bind_master(const std::string& address, int port) {
   return {fd, host, std::atoi(service)};
 }
 
+int claim_port(const std::string& address, int port) {
+  // An abstract name: it lives in the network namespace, as the port does, and
+  // ends with the process.
+  const std::string name = "echelon-master-" + address + "-" +
+                           std::to_string(port);
+  sockaddr_un place{};
+  place.sun_family = AF_UNIX;
+  const size_t size = std::min(name.size(), sizeof place.sun_path - 1);
+  std::copy_n(name.begin(), size, place.sun_path + 1);
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0 || bind(fd, reinterpret_cast<sockaddr*>(&place),
+                     offsetof(sockaddr_un, sun_path) + 1 + size) != 0) {
+    const int error = errno;
+    if (fd >= 0) {
+      close(fd);
+    }
+    refuse_bind(address, port, error);
+  }
+  return fd;
+}
+
 JobStart start_alone(const LaunchOptions& options) {
   const std::string address =
       options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
   const BoundSocket master = bind_master(address, options.master_port);
+  const int claim = claim_port(master.address, master.port);
   if (options.listen_early) {
     listen(master.fd, 1024);
   }
@@ -112,6 +138,7 @@ JobStart start_alone(const LaunchOptions& options) {
   start.place.master_port = master.port;
   start.world_size = options.num_ranks;
   start.master_fd = master.fd;
+  start.claim_fd = claim;
   return start;
 }
 

@@ -1,5 +1,4 @@
-// What the launchers of a job agree on before ranks start, and how they keep in
-// touch: node 0 listens at the master's address, the others connect to it.
+// Where the ranks of a job meet: rank 0's port, and who has which rank.
 #pragma once
 
 #include <optional>
@@ -17,6 +16,11 @@ struct BoundSocket {
   int port = 0;
 };
 
+/// Keeps other launchers of this host off `address` and `port` for as long as
+/// the returned file is open: a port that is bound but not listened on does not.
+/// Throws ConfigError when another job has it.
+int claim_port(const std::string& address, int port);
+
 /// Binds to `address` (a name or a number) and `port` (0: any free one).
 /// Throws ConfigError when the address is not of this host or the port is taken.
 BoundSocket bind_master(const std::string& address, int port);
@@ -26,7 +30,8 @@ struct JobStart {
   JobPlace place;
   int first_rank = 0;
   int world_size = 1;
-  int master_fd = -1;  // on node 0; the caller owns it
+  int master_fd = -1;  // on node 0; the caller owns it, and
+  int claim_fd = -1;   // this: see claim_port
 };
 
 /// A job on this host alone.

@@ -1,0 +1,34 @@
+// How a rank waits: 64 pauses (24 ns each), 8 yields, then it sleeps in the
+// kernel. A longer spin is no faster on a free core and ruins a crowded one.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace echelon::local {
+
+inline constexpr int kSpins = 64;
+inline constexpr int kYields = 8;
+/// A sleeper with something pending looks up this often: for its deadline, and
+/// for a peer that died between changing a word and ringing.
+inline constexpr std::chrono::milliseconds kNap{50};
+
+/// One step of the idle loop before sleeping. False: it is time to sleep.
+bool idle_step(int& idle);
+
+/// A word in shared memory that a rank's thread sleeps on. The sleeper announces
+/// itself, looks again whether there is work, and only then sleeps; whoever makes
+/// work changes it first and rings after. So no ring is lost.
+struct alignas(128) Doorbell {
+  enum : uint32_t { awake = 0, idle = 1, expecting = 2 };
+
+  std::atomic<uint32_t> rings{0};
+  std::atomic<uint32_t> sleepers{0};
+
+  /// Sleeps unless rings != seen; at most `limit` (zero: no limit).
+  void sleep(uint32_t seen, std::chrono::milliseconds limit);
+  void ring();
+};
+
+}  // namespace echelon::local

@@ -1,0 +1,54 @@
+// Reductions over the ranks' buffers, element by element in rank order: the same
+// bits on every rank, whatever the path the bytes took.
+//
+// sum, avg   bfloat16 and float16 add in float32 and round once; 8- to 32-bit
+//            integers add in a wider type and wrap at the end; avg divides the
+//            sum by the number of ranks (integers: towards zero)
+// min, max   a NaN of any rank wins, so that it is not hidden
+// bool       sum and max are "or", min is "and"; avg is refused by the callers
+//
+// The loops exist three times (any x86-64; AVX2 and F16C; AVX-512); the CPU at
+// hand chooses once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace echelon::local {
+
+enum class Dtype : uint8_t {
+  float32, float64, bfloat16, float16, int8, uint8, int16, int32, int64, boolean
+};
+enum class Reduction : uint8_t { sum, avg, min, max };
+
+size_t size_of(Dtype dtype);          // bytes of one element
+const char* name_of(Dtype dtype);     // "float32"
+const char* name_of(Reduction op);    // "sum"
+
+/// outs[*][i] <- op over inputs[0..num_inputs)[i], for i in [0, count). An output
+/// may be one of the inputs, and no other overlap is allowed.
+void reduce(
+    Dtype dtype,
+    Reduction op,
+    int num_inputs,
+    const void* const* inputs,
+    int num_outputs,
+    void* const* outputs,
+    size_t count);
+
+/// Which of the three is used here: "x86-64", "avx2" or "avx512".
+const char* reduce_kernels();
+
+namespace detail {
+
+using ReduceFunction = void (*)(
+    Dtype, Reduction, int, const void* const*, int, void* const*, size_t);
+void reduce_baseline(
+    Dtype, Reduction, int, const void* const*, int, void* const*, size_t);
+void reduce_avx2(
+    Dtype, Reduction, int, const void* const*, int, void* const*, size_t);
+void reduce_avx512(
+    Dtype, Reduction, int, const void* const*, int, void* const*, size_t);
+
+}  // namespace detail
+}  // namespace echelon::local

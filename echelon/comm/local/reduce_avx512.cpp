@@ -1,0 +1,2 @@
+#define ECHELON_REDUCE reduce_avx512
+#include "echelon/comm/local/reduce_kernels.h"

@@ -1,0 +1,2 @@
+#define ECHELON_REDUCE reduce_baseline
+#include "echelon/comm/local/reduce_kernels.h"

@@ -1,0 +1,76 @@
+#include "echelon/comm/local/work.h"
+
+#include <ATen/core/jit_type.h>
+
+#include "echelon/comm/local/failure.h"
+
+namespace echelon::local {
+
+LocalWork::LocalWork(
+    int rank, c10d::OpType type, std::vector<at::Tensor> results)
+    : Work(rank, type),
+      results_(std::move(results)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()))) {}
+
+void LocalWork::finish(std::exception_ptr error) {
+  if (error != nullptr) {
+    future_->setError(error);
+  } else {
+    future_->markCompleted(c10::IValue(results_));
+  }
+}
+
+bool LocalWork::isCompleted() {
+  for (const auto& operation : operations_) {
+    if (!operation->done()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::exception_ptr LocalWork::exception() const {
+  for (const auto& operation : operations_) {
+    if (operation->done() && operation->error() != nullptr) {
+      return operation->error();
+    }
+  }
+  return nullptr;
+}
+
+bool LocalWork::isSuccess() const {
+  for (const auto& operation : operations_) {
+    if (!operation->done() || operation->error() != nullptr) {
+      return false;
+    }
+  }
+  return true;
+}
+
+int LocalWork::sourceRank() const {
+  return operations_.empty() ? -1 : operations_.front()->source.load();
+}
+
+uint64_t LocalWork::getSequencenumber() const {
+  return operations_.empty() ? 0 : operations_.front()->sequence;
+}
+
+bool LocalWork::wait(std::chrono::milliseconds timeout) {
+  for (const auto& operation : operations_) {
+    if (!operation->wait(timeout)) {
+      throw Timeout(
+          std::string("[local] ") + operation->name + " #" +
+              std::to_string(operation->sequence) + " is not done after " +
+              std::to_string(timeout.count()) +
+              " ms of wait(); it goes on until its own deadline",
+          operation->sequence, {});
+    }
+  }
+  if (auto error = exception()) {
+    std::rethrow_exception(error);
+  }
+  return true;
+}
+
+}  // namespace echelon::local

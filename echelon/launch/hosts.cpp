@@ -1,0 +1,236 @@
+#include "echelon/launch/hosts.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "echelon/error.h"
+#include "echelon/launch/meeting.h"
+
+namespace echelon::launch {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMaxLine = 64 << 10;
+
+std::string to_line(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+json to_json(const Outcome& outcome) {
+  json value = {{"exit_code", outcome.exit_code},
+                {"stopped_by", outcome.stopped_by}};
+  if (outcome.cause) {
+    const Cause& cause = *outcome.cause;
+    value["cause"] = {{"rank", cause.rank},     {"exit_code", cause.exit_code},
+                      {"ending", cause.ending}, {"text", cause.text},
+                      {"log", cause.log},       {"host", cause.host},
+                      {"consequence", cause.consequence}};
+  }
+  return value;
+}
+
+Outcome outcome_from(const json& value) {
+  Outcome outcome{value.at("exit_code"), value.at("stopped_by"), {}};
+  if (value.contains("cause")) {
+    const json& from = value["cause"];
+    Cause cause;
+    cause.rank = from.at("rank");
+    cause.exit_code = from.at("exit_code");
+    cause.ending = from.at("ending");
+    cause.text = from.at("text");
+    cause.log = from.at("log");
+    cause.host = from.at("host");
+    cause.consequence = from.at("consequence");
+    outcome.cause = cause;
+  }
+  return outcome;
+}
+
+Outcome lost(int node, const std::string& address) {
+  Cause cause;
+  cause.text = "the launcher of node " + std::to_string(node) + " (" + address +
+               ") is gone: it was killed, or its host or the network failed";
+  return {static_cast<int>(ExitCode::failure), 0, cause};
+}
+
+}  // namespace
+
+Hosts Hosts::meet(const LaunchOptions& options, JobStart& start) {
+  Hosts hosts(options);
+  Meeting meeting = options.node_rank == 0 ? host_meeting(options)
+                                           : join_meeting(options);
+  start = std::move(meeting.start);
+  for (auto& link : meeting.links) {
+    hosts.peers_.push_back({link.fd, link.node, link.address, link.unread});
+  }
+  hosts.name_ = "node " + std::to_string(options.node_rank) + ", " +
+                start.place.node_address;
+  hosts.outcomes_.resize(options.num_nodes);
+  return hosts;
+}
+
+Hosts::Hosts(Hosts&& other) noexcept
+    : num_nodes_(other.num_nodes_),
+      node_rank_(other.node_rank_),
+      name_(std::move(other.name_)),
+      peers_(std::exchange(other.peers_, {})),
+      outcomes_(std::move(other.outcomes_)) {}
+
+Hosts::~Hosts() {
+  for (const Peer& peer : peers_) {
+    if (peer.fd >= 0) {
+      close(peer.fd);
+    }
+  }
+}
+
+std::vector<int> Hosts::files() const {
+  std::vector<int> files;
+  for (const Peer& peer : peers_) {
+    files.push_back(peer.fd);
+  }
+  return files;
+}
+
+std::vector<HostEvent> Hosts::read(size_t index) {
+  Peer& peer = peers_[index];
+  std::vector<HostEvent> events;
+  char bytes[4096];
+  const ssize_t size = recv(peer.fd, bytes, sizeof bytes, MSG_DONTWAIT);
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) {
+    return events;
+  }
+  if (size > 0) {
+    peer.unread.append(bytes, size);
+  }
+  for (size_t end; (end = peer.unread.find('\n')) != std::string::npos;) {
+    const std::string line = peer.unread.substr(0, end);
+    peer.unread.erase(0, end + 1);
+    take(peer, line, events);
+  }
+  if (size <= 0 || peer.unread.size() > kMaxLine) {
+    lose(peer, events);
+  }
+  return events;
+}
+
+void Hosts::take(
+    const Peer& peer, const std::string& line, std::vector<HostEvent>& events) {
+  const json value = json::parse(line, nullptr, false);
+  if (!value.is_object()) {
+    return;
+  }
+  try {
+    if (value.contains("failed")) {
+      note_failed(peer.node);
+      tell(to_line(value), peer.node);
+      events.push_back({HostEvent::failed});
+    } else if (value.contains("stopped")) {
+      tell(to_line(value), peer.node);
+      said_stopped_ = true;
+      events.push_back({HostEvent::stopped, value.at("stopped")});
+    } else if (value.contains("outcome")) {
+      note_outcome(peer.node, outcome_from(value["outcome"]));
+    } else if (value.contains("end") && !end_) {
+      end_ = outcome_from(value["end"]);
+    }
+  } catch (const json::exception&) {
+    // A line of another version says nothing to us.
+  }
+}
+
+void Hosts::lose(Peer& peer, std::vector<HostEvent>& events) {
+  close(std::exchange(peer.fd, -1));
+  if (end_) {
+    return;
+  }
+  if (node_rank_ != 0) {
+    end_ = lost(peer.node, peer.address);
+    events.push_back({HostEvent::failed});
+  } else if (!outcomes_[peer.node]) {
+    note_failed(peer.node);
+    tell(to_line({{"failed", true}}), peer.node);
+    events.push_back({HostEvent::failed});
+    note_outcome(peer.node, lost(peer.node, peer.address));
+  }
+}
+
+void Hosts::say_failed() {
+  if (!std::exchange(said_failed_, true)) {
+    note_failed(node_rank_);
+    tell(to_line({{"failed", true}}));
+  }
+}
+
+void Hosts::say_stopped(int signal) {
+  if (!std::exchange(said_stopped_, true)) {
+    tell(to_line({{"stopped", signal}}));
+  }
+}
+
+void Hosts::say_outcome(Outcome outcome) {
+  if (outcome.cause) {
+    outcome.cause->host = name_;
+  }
+  if (node_rank_ == 0) {
+    note_outcome(0, std::move(outcome));
+  } else {
+    tell(to_line({{"outcome", to_json(outcome)}}));
+  }
+}
+
+void Hosts::give_up() {
+  for (const Peer& peer : peers_) {
+    if (node_rank_ != 0 && !end_) {
+      end_ = lost(peer.node, peer.address);
+    } else if (node_rank_ == 0 && !outcomes_[peer.node]) {
+      note_outcome(peer.node, lost(peer.node, peer.address));
+    }
+  }
+}
+
+void Hosts::note_failed(int node) {
+  if (std::find(failed_order_.begin(), failed_order_.end(), node) ==
+      failed_order_.end()) {
+    failed_order_.push_back(node);
+  }
+}
+
+void Hosts::note_outcome(int node, Outcome outcome) {
+  if (alone()) {
+    end_ = std::move(outcome);
+    return;
+  }
+  outcomes_[node] = std::move(outcome);
+  for (const auto& one : outcomes_) {
+    if (!one) {
+      return;
+    }
+  }
+  for (int i = 0; i < num_nodes_; ++i) {
+    note_failed(i);  // who did not fail comes after all who did
+  }
+  std::vector<Outcome> ordered;
+  for (const int i : failed_order_) {
+    ordered.push_back(*outcomes_[i]);
+  }
+  end_ = combine(ordered);
+  tell(to_line({{"end", to_json(*end_)}}));
+}
+
+void Hosts::tell(const std::string& line, int except_node) {
+  for (const Peer& peer : peers_) {
+    if (peer.fd >= 0 && peer.node != except_node) {
+      // Lines are short and few: the socket's buffer takes them whole.
+      (void)!send(peer.fd, line.data(), line.size(), MSG_NOSIGNAL);
+    }
+  }
+}
+
+}  // namespace echelon::launch

@@ -1,0 +1,196 @@
+#include "echelon/launch/cause.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+namespace echelon::launch {
+namespace {
+
+int exited(int code) { return code << 8; }
+
+RankEnd end_of(int rank, int status, int64_t time_ns) {
+  RankEnd end;
+  end.rank = rank;
+  end.status = status;
+  end.time_ns = time_ns;
+  return end;
+}
+
+ErrorReport report_of(const std::string& text, bool consequence, int64_t time) {
+  return {text, consequence ? "echelon::CommError" : "std::runtime_error", 1,
+          time, 0, consequence};
+}
+
+TEST(FindCause, NoRankFailed) {
+  EXPECT_FALSE(find_cause({end_of(0, 0, 5), end_of(1, 0, 6)}));
+}
+
+TEST(FindCause, EarliestFailure) {
+  const auto cause = find_cause({end_of(0, exited(3), 20),
+                                 end_of(1, exited(4), 10), end_of(2, 0, 5)});
+  ASSERT_TRUE(cause);
+  EXPECT_EQ(cause->rank, 1);
+  EXPECT_EQ(cause->exit_code, 4);
+}
+
+TEST(FindCause, ALostPeerIsNotTheCause) {
+  auto first = end_of(0, exited(1), 10);
+  first.report = report_of("rank 1 is gone", true, 9);
+  auto second = end_of(1, SIGKILL, 12);
+  const auto cause = find_cause({first, second});
+  ASSERT_TRUE(cause);
+  EXPECT_EQ(cause->rank, 1);
+  EXPECT_EQ(cause->exit_code, 137);
+  EXPECT_NE(cause->text.find("SIGKILL"), std::string::npos);
+}
+
+TEST(FindCause, OnlyConsequencesShowTheEarliest) {
+  auto first = end_of(0, exited(1), 12);
+  first.report = report_of("later", true, 11);
+  auto second = end_of(1, exited(1), 10);
+  second.report = report_of("sooner", true, 9);
+  const auto cause = find_cause({first, second});
+  ASSERT_TRUE(cause);
+  EXPECT_EQ(cause->text, "sooner");
+  EXPECT_TRUE(cause->consequence);
+}
+
+TEST(FindCause, RanksThatWereStoppedAreNot) {
+  auto stopped = end_of(0, SIGTERM, 5);
+  stopped.told_to_end = true;
+  EXPECT_FALSE(find_cause({stopped}));
+  auto failed = end_of(1, exited(2), 9);
+  EXPECT_EQ(find_cause({stopped, failed})->rank, 1);
+}
+
+TEST(FindCause, AStoppedRankWithAnErrorOfItsOwnIs) {
+  auto unwinding = end_of(0, exited(1), 30);
+  unwinding.told_to_end = true;
+  unwinding.report = report_of("disk full", false, 8);
+  auto peer = end_of(1, exited(1), 10);
+  peer.report = report_of("rank 0 is gone", true, 9);
+  const auto cause = find_cause({unwinding, peer});
+  EXPECT_EQ(cause->rank, 0);
+  EXPECT_EQ(cause->text, "std::runtime_error: disk full");
+}
+
+TEST(FindCause, OurOwnErrorsNeedNoTypeName) {
+  auto end = end_of(0, exited(2), 1);
+  end.report = ErrorReport{"[layout] dp=3", "echelon::ConfigError", 2, 1, 0,
+                           false};
+  EXPECT_EQ(find_cause({end})->text, "[layout] dp=3");
+}
+
+TEST(FindCause, ConnectionErrorsOfForeignProgramsAreConsequences) {
+  auto first = end_of(0, exited(1), 1);
+  first.stderr_tail =
+      "Traceback (most recent call last):\n  File \"a.py\"\n"
+      "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:1\n";
+  const auto cause = find_cause({first, end_of(1, SIGSEGV, 2)});
+  EXPECT_EQ(cause->rank, 1);
+  EXPECT_EQ(cause->exit_code, 139);
+}
+
+TEST(FindCause, AMissingLibraryIsASettingToMend) {
+  auto end = end_of(0, exited(127), 1);
+  end.stderr_tail =
+      "./a: error while loading shared libraries: libx.so: cannot open shared "
+      "object file: No such file or directory\n";
+  const auto cause = find_cause({end});
+  EXPECT_EQ(cause->exit_code, 2);
+  EXPECT_NE(cause->text.find("libx.so"), std::string::npos);
+  EXPECT_NE(cause->text.find("LD_LIBRARY_PATH"), std::string::npos);
+}
+
+TEST(FindCause, WithoutWordsTheExitCodeSpeaks) {
+  EXPECT_EQ(find_cause({end_of(0, exited(9), 1)})->text, "exit code 9");
+}
+
+TEST(FindCause, ASignalIsNotExplainedByAnOldWarning) {
+  auto end = end_of(0, SIGSEGV, 1);
+  end.stderr_tail = "warning: slow disk\n";
+  EXPECT_EQ(find_cause({end})->text,
+            "killed by SIGSEGV (Segmentation fault)");
+}
+
+TEST(FindError, UncaughtCppException) {
+  EXPECT_EQ(find_error("step 1\nterminate called after throwing an instance of "
+                       "'std::runtime_error'\n  what():  shape [2, 3] does not "
+                       "fit\n"),
+            "std::runtime_error: shape [2, 3] does not fit");
+}
+
+TEST(FindError, ExceptionTextOfSeveralLinesWithoutBacktrace) {
+  EXPECT_EQ(find_error("terminate called after throwing an instance of "
+                       "'c10::Error'\n  what():  first\nsecond\nException "
+                       "raised from f at a.cpp:1 (most recent call first):\n"
+                       "frame #0: x\nAborted (core dumped)\n"),
+            "c10::Error: first\nsecond");
+}
+
+TEST(FindError, ExceptionWithoutText) {
+  EXPECT_EQ(find_error("terminate called after throwing an instance of 'int'\n"
+                       "Aborted\n"),
+            "int");
+}
+
+TEST(FindError, LastPythonTraceback) {
+  EXPECT_EQ(
+      find_error("Traceback (most recent call last):\n  File \"a\", line 1\n"
+                 "KeyError: 'x'\n\nDuring handling of the above exception, "
+                 "another exception occurred:\n\nTraceback (most recent call "
+                 "last):\n  File \"a\", line 3, in f\n    g()\n"
+                 "ValueError: bad thing\n"),
+      "ValueError: bad thing");
+}
+
+TEST(FindError, Sanitizer) {
+  EXPECT_EQ(find_error("==12==ERROR: AddressSanitizer: heap-use-after-free on "
+                       "0x1\n    #0 0x2 in main\nSUMMARY: x\n"),
+            "==12==ERROR: AddressSanitizer: heap-use-after-free on 0x1");
+}
+
+TEST(FindError, NothingKnown) {
+  EXPECT_EQ(find_error("just\nlines\n"), "");
+  EXPECT_EQ(find_error(""), "");
+}
+
+TEST(LastLines, SkipsNoiseAndEscapes) {
+  EXPECT_EQ(last_lines("one\n\n\x1b[31mtwo\x1b[0m\n10%\r20%\rthree\n\nAborted "
+                       "(core dumped)\n", 3),
+            "two\nthree");
+}
+
+TEST(LastLines, BoundsTheirLength) {
+  EXPECT_LT(last_lines(std::string(10000, 'x'), 1).size(), 500u);
+}
+
+TEST(DescribeStatus, CodesAndSignals) {
+  EXPECT_EQ(describe_status(exited(3)), "exit code 3");
+  EXPECT_EQ(describe_status(SIGABRT), "SIGABRT (Aborted)");
+  EXPECT_EQ(describe_status(SIGABRT | 0x80), "SIGABRT (Aborted), core dumped");
+  EXPECT_EQ(describe_status(exited(139)), "exit code 139 (a shell's for SIGSEGV)");
+  EXPECT_EQ(exit_code_of(SIGKILL), 137);
+}
+
+Outcome failed(int code, bool consequence) {
+  Outcome outcome{code, 0, Cause{}};
+  outcome.cause->consequence = consequence;
+  return outcome;
+}
+
+TEST(Combine, TheFirstCauseThatIsNoConsequence) {
+  EXPECT_EQ(combine({failed(1, true), failed(3, false), failed(4, false)})
+                .exit_code, 3);
+  EXPECT_EQ(combine({failed(5, true), failed(6, true)}).exit_code, 5);
+}
+
+TEST(Combine, StoppedHostsWithoutACause) {
+  EXPECT_EQ(combine({Outcome{0, 0, {}}, Outcome{130, SIGINT, {}}}).exit_code,
+            130);
+  EXPECT_EQ(combine({Outcome{0, SIGINT, {}}, Outcome{0, 0, {}}}).exit_code, 0);
+  EXPECT_EQ(combine({}).exit_code, 0);
+}
+
+}  // namespace
+}  // namespace echelon::launch

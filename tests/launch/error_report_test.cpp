@@ -1,0 +1,164 @@
+// The reporter ends processes, so each case runs in a child.
+#include "echelon/launch/error_report.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+class ErrorReportTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = testing::TempDir() + "/report-" + std::to_string(getpid());
+    std::remove(path_.c_str());
+  }
+  void TearDown() override {
+    std::remove(path_.c_str());
+    std::remove((path_ + ".err").c_str());
+  }
+
+  /// The child's status; its stderr is in stderr_text().
+  int run(const std::function<int()>& body) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      const rlimit none{0, 0};
+      setrlimit(RLIMIT_CORE, &none);
+      setenv("ECHELON_ERROR_FILE", path_.c_str(), 1);
+      setenv("RANK", "3", 1);
+      (void)!std::freopen((path_ + ".err").c_str(), "w", stderr);
+      [&]() noexcept {  // as main: nobody above catches
+        _exit(body());
+      }();
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return status;
+  }
+
+  std::string stderr_text() const {
+    std::ifstream file(path_ + ".err");
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  std::string path_;
+};
+
+TEST_F(ErrorReportTest, AnUncaughtExceptionLeavesItsText) {
+  const int status = run([]() -> int {
+    install_error_reporter();
+    throw std::out_of_range("index 7 of 3");
+  });
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  const auto report = read_error_report(path_);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->message, "index 7 of 3");
+  EXPECT_EQ(report->type, "std::out_of_range");
+  EXPECT_EQ(report->rank, 3);
+  EXPECT_GT(report->time_ns, 0);
+  EXPECT_FALSE(report->consequence);
+  EXPECT_EQ(stderr_text(), "error: index 7 of 3\n");
+}
+
+TEST_F(ErrorReportTest, OurErrorsBringTheirExitCode) {
+  EXPECT_EQ(WEXITSTATUS(run([]() -> int {
+              install_error_reporter();
+              throw ConfigError("[layout] dp=3");
+            })), 2);
+  EXPECT_EQ(read_error_report(path_)->exit_code, 2);
+}
+
+TEST_F(ErrorReportTest, FromAThread) {
+  EXPECT_EQ(WEXITSTATUS(run([]() -> int {
+              install_error_reporter();
+              std::thread([] { throw NumericError("NaN"); }).join();
+              return 0;
+            })), 4);
+  EXPECT_EQ(read_error_report(path_)->message, "NaN");
+}
+
+TEST_F(ErrorReportTest, ALostPeerIsAConsequence) {
+  run([]() -> int {
+    install_error_reporter();
+    throw CommError("rank 2 is gone");
+  });
+  EXPECT_TRUE(read_error_report(path_)->consequence);
+}
+
+TEST_F(ErrorReportTest, ProgramsThatCatchInMain) {
+  EXPECT_EQ(WEXITSTATUS(run([] {
+              try {
+                throw DataError("cut short");
+              } catch (const std::exception& error) {
+                return report_error(error);
+              }
+            })), 3);
+  EXPECT_EQ(read_error_report(path_)->message, "cut short");
+  EXPECT_EQ(stderr_text(), "error: cut short\n");
+}
+
+TEST_F(ErrorReportTest, TheFirstErrorIsKept) {
+  run([] {
+    report_error(std::runtime_error("first"));
+    return report_error(std::runtime_error("second"));
+  });
+  EXPECT_EQ(read_error_report(path_)->message, "first");
+}
+
+TEST_F(ErrorReportTest, NotAnException) {
+  EXPECT_EQ(WEXITSTATUS(run([]() -> int {
+              install_error_reporter();
+              throw 7;
+            })), 1);
+  EXPECT_EQ(read_error_report(path_)->type, "int");
+}
+
+TEST_F(ErrorReportTest, SignalsAreLeftAlone) {
+  const int status = run([]() -> int {
+    install_error_reporter();
+    raise(SIGSEGV);
+    return 0;
+  });
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGSEGV);
+  EXPECT_FALSE(read_error_report(path_));
+}
+
+TEST_F(ErrorReportTest, TerminateWithoutAnExceptionAborts) {
+  const int status = run([]() -> int {
+    install_error_reporter();
+    std::terminate();
+  });
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGABRT);
+  EXPECT_TRUE(read_error_report(path_));
+}
+
+TEST_F(ErrorReportTest, FilesThatAreNoReports) {
+  EXPECT_FALSE(read_error_report(path_));
+  for (const char* text : {"", "{", "[]", "{\"message\": 3}", "null"}) {
+    std::ofstream(path_) << text;
+    EXPECT_FALSE(read_error_report(path_)) << text;
+  }
+}
+
+TEST(WithoutBacktrace, CutsWhatLibTorchAppends) {
+  EXPECT_EQ(without_backtrace("bad shape\nException raised from f at a.cpp:1 "
+                              "(most recent call first):\nframe #0"),
+            "bad shape");
+  EXPECT_EQ(without_backtrace("two\nlines\n"), "two\nlines");
+}
+
+}  // namespace
+}  // namespace echelon

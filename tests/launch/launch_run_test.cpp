@@ -1,0 +1,347 @@
+// Whole jobs on one host: what ranks are given, what a failure looks like.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <iterator>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "tests/launch/process.h"
+
+namespace echelon::testing_support {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+std::vector<std::string> launch(std::vector<std::string> options,
+                                const std::vector<std::string>& program) {
+  options.insert(options.begin(), LAUNCH_RUN);
+  options.push_back("--");
+  options.insert(options.end(), program.begin(), program.end());
+  return options;
+}
+
+/// The lines after the last that begins with "[".
+std::vector<std::string> after_output(const Command& command) {
+  std::vector<std::string> lines;
+  for (const auto& line : command.err_lines()) {
+    if (line.empty() || line[0] != '[') {
+      lines.push_back(line);
+    } else {
+      lines.clear();
+    }
+  }
+  return lines;
+}
+
+TEST(Run, EveryRankKnowsItsPlace) {
+  Command job(launch({"-n", "3"}, {"sh", "-c", R"(echo "R=$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK $ROLE_WORLD_SIZE $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT $ECHELON_GENERATION"; echo "J=$ECHELON_JOB $TORCHELASTIC_RUN_ID $MASTER_PORT"; echo "F=$ECHELON_MASTER_FD."; [ -n "$ECHELON_ERROR_FILE" ])"}));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  std::set<std::string> places;
+  std::set<std::string> jobs;
+  std::istringstream out(job.out());
+  for (std::string line; std::getline(out, line);) {
+    if (line.find("R=") != std::string::npos) places.insert(line);
+    if (line.find("J=") != std::string::npos) jobs.insert(line.substr(4));
+    if (line.find("F=") != std::string::npos) {
+      EXPECT_EQ(line[1] == '0', line.substr(4) != "F=.") << line;
+    }
+  }
+  EXPECT_THAT(places, ElementsAre("[0] R=0 0 3 3 0 1 0 3 127.0.0.1 0 0",
+                                  "[1] R=1 1 3 3 0 1 1 3 127.0.0.1 0 0",
+                                  "[2] R=2 2 3 3 0 1 2 3 127.0.0.1 0 0"));
+  ASSERT_EQ(jobs.size(), 1u);
+  std::istringstream words(*jobs.begin());
+  std::string job_id, run_id, port;
+  words >> job_id >> run_id >> port;
+  EXPECT_EQ(job_id, "J=" + run_id);
+  EXPECT_GT(std::stoi(port), 0);
+}
+
+TEST(Run, UncaughtExceptionIsTheLastThingPrinted) {
+  Command job(launch({"-n", "4"}, {LAUNCH_RANK, "throw", "2"}));
+  EXPECT_EQ(job.wait(), 1);
+  const auto last = after_output(job);
+  ASSERT_EQ(last.size(), 2u) << job.err();
+  EXPECT_EQ(last[0],
+            "echelon: rank 2 ended with exit code 1; the other 3 were stopped");
+  EXPECT_EQ(last[1], "rank 2: std::runtime_error: batch 7 does not fit");
+  EXPECT_TRUE(job.living().empty());
+}
+
+TEST(Run, UncaughtExceptionOfAProgramWithoutOurReporter) {
+  Command job(launch({"-n", "2"}, {LAUNCH_RANK, "throw-bare", "1"}));
+  EXPECT_EQ(job.wait(), 134);
+  const auto last = after_output(job);
+  ASSERT_EQ(last.size(), 2u) << job.err();
+  EXPECT_THAT(last[0], StartsWith("echelon: rank 1 ended with SIGABRT"));
+  EXPECT_EQ(last[1], "rank 1: std::runtime_error: batch 7 does not fit");
+}
+
+TEST(Run, ExitCodeOfAnErrorType) {
+  Command job(launch({"-n", "2"}, {LAUNCH_RANK, "config", "0"}));
+  EXPECT_EQ(job.wait(), 2);
+  EXPECT_EQ(after_output(job).back(), "rank 0: [layout] dp=3, but 4 ranks");
+}
+
+TEST(Run, ExitCodeAlone) {
+  Command job(launch({"-n", "3"}, {LAUNCH_RANK, "exit", "1", "42"}));
+  EXPECT_EQ(job.wait(), 42);
+  EXPECT_EQ(after_output(job).back(), "rank 1: exit code 42");
+  EXPECT_TRUE(job.living().empty());
+}
+
+TEST(Run, SignalsHaveNames) {
+  Command segv(launch({"-n", "2"}, {LAUNCH_RANK, "segv", "1"}));
+  EXPECT_EQ(segv.wait(), 139);
+  EXPECT_THAT(after_output(segv).back(),
+              StartsWith("rank 1: killed by SIGSEGV (Segmentation fault)"));
+  Command kill(launch({"-n", "2"}, {LAUNCH_RANK, "kill", "0"}));
+  EXPECT_EQ(kill.wait(), 137);
+  EXPECT_THAT(after_output(kill).back(),
+              StartsWith("rank 0: killed by SIGKILL (Killed)"));
+}
+
+TEST(Run, ARankThatLostItsPeerIsNotTheCause) {
+  Command job(launch({"-n", "3"}, {LAUNCH_RANK, "lost", "1"}));
+  EXPECT_EQ(job.wait(), 137);
+  EXPECT_THAT(after_output(job).back(), StartsWith("rank 1: killed by SIGKILL"));
+}
+
+TEST(Run, PythonTraceback) {
+  Command job(launch({"-n", "2"}, {"python3", "-c", "import os, time\n"
+      "if os.environ['RANK'] == '1': raise ValueError('no such column')\n"
+      "time.sleep(1000)"}));
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_EQ(after_output(job).back(), "rank 1: ValueError: no such column");
+  EXPECT_TRUE(job.living().empty());
+}
+
+TEST(Run, RanksThatIgnoreSigtermAreKilled) {
+  Command job(launch({"-n", "3", "--grace-ms", "100"},
+                     {LAUNCH_RANK, "ignore-term", "1", "5"}));
+  EXPECT_EQ(job.wait(), 5);
+  EXPECT_EQ(after_output(job).back(), "rank 1: exit code 5");
+  EXPECT_TRUE(job.living().empty());
+}
+
+TEST(Run, LogsHoldAllThatARankWrote) {
+  TempFolder folder;
+  const std::string logs = folder.path() + "/deep/log";
+  Command job(launch({"-n", "2", "--log", logs},
+                     {"sh", "-c", "echo out $RANK; echo err $RANK >&2; printf "
+                                  "'end\\001'"}));
+  EXPECT_EQ(job.wait(), 0);
+  for (const std::string rank : {"0", "1"}) {
+    const std::string log = read_file(logs + "/rank-" + rank + ".log");
+    EXPECT_EQ(count(log, "out " + rank + "\n"), 1) << log;
+    EXPECT_EQ(count(log, "err " + rank + "\n"), 1) << log;
+    EXPECT_EQ(count(log, "end\001"), 1) << log;
+    EXPECT_EQ(log.size(), 16u);
+  }
+  EXPECT_THAT(job.out(), HasSubstr("[1] out 1\n"));
+  EXPECT_THAT(job.err(), HasSubstr("[0] err 0\n"));
+}
+
+TEST(Run, AFloodIsKeptWholeAndItsEndToo) {
+  TempFolder folder;
+  const int lines = 500000;  // 100 MB
+  Command job(launch({"-n", "2", "--log", folder.path()},
+                     {LAUNCH_RANK, "flood", std::to_string(lines)}));
+  EXPECT_EQ(job.wait(), 3);
+  EXPECT_THAT(after_output(job).back(), HasSubstr("the last words"));
+  const auto one = [&](const std::string& rank) {
+    const std::string log = read_file(folder.path() + "/rank-" + rank + ".log");
+    return count(log, "x\n") == lines && count(log, "the last words\n") == 1;
+  };
+  EXPECT_TRUE(one("0") || one("1"));  // the other one may have been stopped
+}
+
+TEST(Run, BinaryOutputAndLongLines) {
+  TempFolder folder;
+  Command job(launch({"-n", "2", "--log", folder.path()},
+                     {"sh", "-c", "head -c 3000000 /dev/zero; head -c 1000000 "
+                                  "/dev/urandom >&2; echo; echo done"}));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(count(job.out(), "] done\n"), 2);
+  EXPECT_EQ(std::filesystem::file_size(folder.path() + "/rank-1.log"),
+            4000006u);
+}
+
+TEST(Run, PlainOutputIsTheRanksOwn) {
+  Command job(launch({"-n", "1", "--plain"}, {"printf", "a\\rb\\001c"}));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.out(), "a\rb\001c");
+}
+
+TEST(Run, RankZeroAloneOnTheTerminal) {
+  TempFolder folder;
+  Command job(launch({"-n", "2", "--rank-zero", "--log", folder.path()},
+                     {"sh", "-c", "printf \"10%%\\r$RANK\"; echo e$RANK >&2"}));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.out(), "10%\r0");
+  EXPECT_EQ(job.err(), "e0\n");
+  EXPECT_EQ(read_file(folder.path() + "/rank-0.log"), "e0\n");
+  const std::string other = read_file(folder.path() + "/rank-1.log");
+  EXPECT_EQ(count(other, "10%\r1") + count(other, "e1\n"), 2) << other;
+}
+
+TEST(Run, StandardInputGoesToRankZero) {
+  Command job({"sh", "-c", std::string("echo question | ") + LAUNCH_RUN +
+                               " -n 2 -- cat"});
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.out(), "[0] question\n");
+}
+
+TEST(Run, AReaderThatLeavesEndsTheJob) {
+  Command job({"sh", "-c",
+               std::string(LAUNCH_RUN) + " -n 2 -- yes | head -n 1"});
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+}
+
+TEST(Run, StartingFailsBeforeAnyRank) {
+  TempFolder folder;
+  const auto refused = [&](std::vector<std::string> options,
+                           const std::string& program) {
+    Command job(launch(std::move(options), {program}));
+    EXPECT_EQ(job.wait(), 2) << job.err();
+    EXPECT_EQ(job.out(), "");
+    EXPECT_EQ(job.err_lines().size(), 1u) << job.err();
+    return job.err();
+  };
+  EXPECT_THAT(refused({"-n", "2"}, "./no-such-program"),
+              HasSubstr("./no-such-program"));
+  EXPECT_THAT(refused({"-n", "0"}, "true"), HasSubstr("-n 0"));
+  EXPECT_THAT(refused({"-n", "-2"}, "true"), HasSubstr("-n -2"));
+  EXPECT_THAT(refused({"-n", "9999"}, "true"), HasSubstr("1 to 1024"));
+  EXPECT_THAT(refused({"-n", "2"}, folder.path()), HasSubstr("folder"));
+  EXPECT_THAT(refused({"-n", "2"}, folder.script("text", "no first line\n")),
+              HasSubstr("#!"));
+  EXPECT_THAT(refused({"-n", "2", "--log", "/dev/null/x"}, "true"),
+              HasSubstr("/dev/null/x"));
+  EXPECT_THAT(refused({"-n", "1", "--master-addr", "192.0.2.77"}, "true"),
+              HasSubstr("not an address of this host"));
+  EXPECT_THAT(refused({"-n", "1", "--master-addr", "no-such-host.invalid"},
+                      "true"), HasSubstr("no-such-host.invalid"));
+}
+
+TEST(Run, AMissingLibraryIsOneClearError) {
+  TempFolder folder;
+  const std::string script = folder.script(
+      "program", "#!/bin/sh\necho './p: error while loading shared libraries: "
+                 "libx.so.1: cannot open shared object file: No such file or "
+                 "directory' >&2\nexit 127\n");
+  Command job(launch({"-n", "2"}, {script}));
+  EXPECT_EQ(job.wait(), 2);
+  EXPECT_THAT(job.err(), HasSubstr("libx.so.1"));
+  EXPECT_THAT(job.err_lines().back(), HasSubstr("LD_LIBRARY_PATH"));
+}
+
+TEST(Run, TooFewProcessesAllowed) {
+  if (geteuid() != 0) {
+    GTEST_SKIP() << "needs root: a user without processes is made up";
+  }
+  // A user id of its own: the limit counts the user's other processes too.
+  TempFolder folder;
+  const std::string program = folder.path() + "/run";
+  std::filesystem::copy_file(LAUNCH_RUN, program);
+  std::filesystem::permissions(folder.path(), std::filesystem::perms(0755));
+  Command job({"setpriv", "--reuid", std::to_string(100000 + getpid()),
+               "--clear-groups", "prlimit", "--nproc=6", program, "-n", "8",
+               "--", "sleep", "1000"},
+              {"TMPDIR=/tmp"});
+  EXPECT_EQ(job.wait(), 2) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr("ulimit -u"));
+  EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
+}
+
+TEST(Run, TwoJobsAtATimeAreStrangers) {
+  Command a(launch({"-n", "4"}, {LAUNCH_RANK, "meet"}));
+  Command b(launch({"-n", "3"}, {LAUNCH_RANK, "meet"}));
+  EXPECT_EQ(a.wait(), 0) << a.err();
+  EXPECT_EQ(b.wait(), 0) << b.err();
+  EXPECT_EQ(count(a.out(), "sum 6\n"), 4) << a.out();
+  EXPECT_EQ(count(b.out(), "sum 3\n"), 3) << b.out();
+}
+
+TEST(Run, APortHasOneJob) {
+  Command a(launch({"-n", "1"},
+                   {"sh", "-c", "echo port $MASTER_PORT.; sleep 1000"}));
+  ASSERT_TRUE(a.until_output(".\n"));
+  const std::string port =
+      a.out().substr(9, a.out().find('.') - 9);
+  Command b(launch({"-n", "1", "--master-port", port}, {"true"}));
+  EXPECT_EQ(b.wait(), 2);
+  EXPECT_THAT(b.err(), HasSubstr("port " + port + ": the port is in use"));
+}
+
+TEST(Run, TheStoreListensOnLoopbackAlone) {
+  Command job(launch({"-n", "2"}, {LAUNCH_RANK, "listen"}));
+  ASSERT_TRUE(job.until_output("listening"));
+  // The rank's socket by its inode, in every table of listening sockets.
+  std::set<std::string> inodes;
+  for (const pid_t pid : job.living()) {
+    std::error_code gone;
+    for (const auto& entry : std::filesystem::directory_iterator(
+             "/proc/" + std::to_string(pid) + "/fd", gone)) {
+      const std::string to =
+          std::filesystem::read_symlink(entry.path(), gone).string();
+      if (to.rfind("socket:[", 0) == 0) {
+        inodes.insert(to.substr(8, to.size() - 9));
+      }
+    }
+  }
+  int listening = 0;
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::istringstream lines(read_file(table));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::vector<std::string> fields{
+          std::istream_iterator<std::string>(words), {}};
+      if (fields.size() > 9 && fields[3] == "0A" && inodes.contains(fields[9])) {
+        ++listening;
+        EXPECT_THAT(fields[1], StartsWith("0100007F:")) << line;
+      }
+    }
+  }
+  EXPECT_EQ(listening, 1);
+}
+
+TEST(Run, PythonsStoreCanOpenTheMasterPort) {
+  // As torch.distributed does: rank 0 listens on MASTER_PORT of all interfaces.
+  Command job(launch({"-n", "2"}, {"python3", "-c", R"(
+import os, socket, time
+port = int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    door = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    link, _ = door.accept()
+    print("got", link.recv(1))
+else:
+    while True:
+        try:
+            socket.create_connection((os.environ["MASTER_ADDR"], port)).send(b"x")
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+)"}));
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_THAT(job.out(), HasSubstr("[0] got b'x'"));
+}
+
+TEST(Run, ScratchFilesAreRemoved) {
+  TempFolder folder;
+  Command job(launch({"-n", "2"}, {LAUNCH_RANK, "throw", "0"}),
+              {"TMPDIR=" + folder.path()});
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+}  // namespace
+}  // namespace echelon::testing_support

@@ -1,0 +1,139 @@
+#include "echelon/launch/output.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+namespace echelon::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::ElementsAre;
+
+class LineCutterTest : public testing::Test {
+ protected:
+  LineCutter::Sink sink() {
+    return [this](std::string_view line) { lines_.emplace_back(line); };
+  }
+  LineCutter::TimePoint at(int ms) {
+    return LineCutter::TimePoint() + std::chrono::hours(1) + milliseconds(ms);
+  }
+  LineCutter cutter_;
+  std::vector<std::string> lines_;
+};
+
+TEST_F(LineCutterTest, WholeLinesOnly) {
+  cutter_.feed("one\ntw", at(0), sink());
+  EXPECT_THAT(lines_, ElementsAre("one"));
+  cutter_.feed("o\n\nthree", at(1), sink());
+  EXPECT_THAT(lines_, ElementsAre("one", "two", ""));
+  cutter_.finish(sink());
+  EXPECT_THAT(lines_, ElementsAre("one", "two", "", "three"));
+  cutter_.finish(sink());
+  EXPECT_EQ(lines_.size(), 4u);
+}
+
+TEST_F(LineCutterTest, ACarriageReturnStartsTheLineAnew) {
+  cutter_.feed("10%\r20%\r", at(0), sink());
+  cutter_.feed("30%\nnext\r\n", at(1), sink());
+  EXPECT_THAT(lines_, ElementsAre("30%", "next"));
+}
+
+TEST_F(LineCutterTest, APromptIsShownAfterHalfASecond) {
+  cutter_.feed("name? ", at(0), sink());
+  cutter_.feed_idle(at(400), sink());
+  EXPECT_TRUE(lines_.empty());
+  cutter_.feed_idle(at(500), sink());
+  EXPECT_THAT(lines_, ElementsAre("name? "));
+  EXPECT_FALSE(cutter_.waiting());
+}
+
+TEST_F(LineCutterTest, ALongLineComesInPieces) {
+  const std::string line(3 * LineCutter::kMaxLine, 'x');
+  cutter_.feed(line + "\nend\n", at(0), sink());
+  std::string all;
+  for (const auto& piece : lines_) {
+    EXPECT_LE(piece.size(), LineCutter::kMaxLine);
+    all += piece;
+  }
+  EXPECT_EQ(all, line + "end");
+  EXPECT_EQ(lines_.back(), "end");
+}
+
+TEST(Tail, KeepsTheLastBytes) {
+  Tail tail;
+  for (int i = 0; i < 100000; ++i) {
+    tail.add(std::to_string(i) + "\n");
+  }
+  const std::string text = tail.text();
+  EXPECT_EQ(text.size(), Tail::kBytes);
+  EXPECT_EQ(text.substr(text.size() - 12), "99998\n99999\n");
+  tail.add(std::string(1 << 20, 'y'));
+  EXPECT_EQ(tail.text(), std::string(Tail::kBytes, 'y'));
+}
+
+TEST(SafeForTerminal, KeepsColoursAndDropsTheRest) {
+  EXPECT_EQ(safe_for_terminal("a\tb"), "a\tb");
+  EXPECT_EQ(safe_for_terminal("\x1b[31mred\x1b[0m"),
+            "\x1b[31mred\x1b[0m\x1b[0m");
+  EXPECT_EQ(safe_for_terminal("\x1b[2Jx\x1b]y\a\x7f"), "xy??");
+  EXPECT_EQ(safe_for_terminal("end\x1b["), "end");
+  EXPECT_EQ(safe_for_terminal("end\x1b"), "end");
+  EXPECT_EQ(safe_for_terminal(std::string_view("\0z", 2)), "?z");
+}
+
+TEST(RankPrefix, AlignsNumbers) {
+  EXPECT_EQ(rank_prefix(3, 4, false), "[3] ");
+  EXPECT_EQ(rank_prefix(3, 16, false), "[ 3] ");
+  EXPECT_EQ(rank_prefix(0, 2, true), "\x1b[36m[0]\x1b[0m ");
+}
+
+TEST(Screen, AReaderThatDoesNotReadBlocksNobody) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  Screen screen(ends[1], ends[1]);
+  const std::string block(64 << 10, 'a');
+  std::string sent;
+  while (!screen.full()) {
+    screen.write(1, block);
+    sent += block;
+    screen.pump();  // returns although nobody reads
+  }
+  EXPECT_EQ(screen.pending_file(), ends[1]);
+  screen.drain(milliseconds(10));
+  fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  std::string got;
+  char bytes[4096];
+  while (screen.pending_file() >= 0) {
+    for (ssize_t size; (size = read(ends[0], bytes, sizeof bytes)) > 0;) {
+      got.append(bytes, size);
+    }
+    screen.pump();
+  }
+  close(ends[1]);
+  for (ssize_t size; (size = read(ends[0], bytes, sizeof bytes)) > 0;) {
+    got.append(bytes, size);
+  }
+  close(ends[0]);
+  EXPECT_EQ(got, sent);
+}
+
+TEST(Screen, AReaderThatIsGoneIsNoticed) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  close(ends[0]);
+  signal(SIGPIPE, SIG_IGN);
+  Screen screen(ends[1], ends[1]);
+  screen.write(1, "x");
+  screen.pump();
+  EXPECT_TRUE(screen.broken(1));
+  EXPECT_EQ(screen.pending_file(), -1);
+  close(ends[1]);
+}
+
+}  // namespace
+}  // namespace echelon::launch

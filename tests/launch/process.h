@@ -1,0 +1,63 @@
+// A command as a test runs it: started, watched, signalled, and always ended.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace echelon::testing_support {
+
+/// A folder that is removed with what is in it.
+class TempFolder {
+ public:
+  TempFolder();
+  ~TempFolder();
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+  const std::string& path() const { return path_; }
+  /// Writes an executable file and returns its path.
+  std::string script(const std::string& name, const std::string& text) const;
+
+ private:
+  std::string path_;
+};
+
+class Command {
+ public:
+  /// Starts `words` in a process group of its own. Every process below it has
+  /// marker() in its environment, so that those left over can be found.
+  explicit Command(const std::vector<std::string>& words,
+                   const std::vector<std::string>& environment = {});
+  /// Kills what is left.
+  ~Command();
+  Command(const Command&) = delete;
+  Command& operator=(const Command&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void signal(int number) const;
+  /// Waits for the end; 128 + number for a signal; -1 when it hangs.
+  int wait();
+  /// Waits until `done()` or about a minute has passed; says which.
+  static bool until(const std::function<bool()>& done);
+  /// Waits until stdout contains `text` `times` times.
+  bool until_output(const std::string& text, int times = 1) const;
+
+  std::string out() const;  // stdout so far
+  std::string err() const;  // stderr so far
+  std::vector<std::string> err_lines() const;
+  /// Processes that have the marker, and are not zombies.
+  std::vector<pid_t> living() const;
+
+ private:
+  TempFolder folder_;
+  std::string marker_;
+  pid_t pid_ = -1;
+  int status_ = -1;
+};
+
+int count(const std::string& text, const std::string& part);
+std::string read_file(const std::string& path);
+
+}  // namespace echelon::testing_support

@@ -1,0 +1,135 @@
+// A rank for the launcher's tests: does what its first argument says.
+#include <arpa/inet.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "echelon/error.h"
+#include "echelon/launch/error_report.h"
+
+namespace {
+
+int number(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atoi(text) : -1;
+}
+
+[[noreturn]] void wait_forever() {
+  for (;;) {
+    pause();
+  }
+}
+
+void say(const char* text) {
+  std::printf("%s\n", text);
+  std::fflush(stdout);
+}
+
+// Until a byte of every other rank has come to rank 0, and one back to each.
+void meet_through_sockets() {
+  const int rank = number("RANK");
+  const int size = number("WORLD_SIZE");
+  if (rank == 0) {
+    const int door = number("ECHELON_MASTER_FD");
+    if (listen(door, 64) != 0) {
+      throw std::runtime_error(std::string("listen: ") + std::strerror(errno));
+    }
+    int sum = 0;
+    int links[64];
+    for (int i = 1; i < size; ++i) {
+      links[i] = accept(door, nullptr, nullptr);
+      char byte = 0;
+      if (read(links[i], &byte, 1) != 1) throw std::runtime_error("read");
+      sum += byte;
+    }
+    const char answer = static_cast<char>(sum);
+    for (int i = 1; i < size; ++i) {
+      if (write(links[i], &answer, 1) != 1) throw std::runtime_error("write");
+    }
+    std::printf("sum %d\n", sum);
+    return;
+  }
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(number("MASTER_PORT"));
+  inet_pton(AF_INET, std::getenv("MASTER_ADDR"), &address.sin_addr);
+  for (;;) {
+    const int link = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(link, reinterpret_cast<sockaddr*>(&address),
+                sizeof address) == 0) {
+      char byte = static_cast<char>(rank);
+      if (write(link, &byte, 1) != 1 || read(link, &byte, 1) != 1) {
+        throw std::runtime_error("exchange");
+      }
+      std::printf("sum %d\n", byte);
+      return;
+    }
+    close(link);
+    usleep(2000);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  const int rank = number("RANK");
+  const bool chosen = argc > 2 && rank == std::atoi(argv[2]);
+  if (what == "throw" || what == "config" || what == "lost") {
+    echelon::install_error_reporter();
+  }
+  if (what == "meet") {
+    meet_through_sockets();
+    return 0;
+  }
+  if (what == "listen") {
+    if (rank == 0) {
+      listen(number("ECHELON_MASTER_FD"), 1);
+      say("listening");
+    }
+    wait_forever();
+  }
+  if (what == "flood") {
+    const std::string line(199, 'x');
+    for (int i = 0; i < std::atoi(argv[2]); ++i) {
+      std::printf("%s\n", line.c_str());
+    }
+    std::fprintf(stderr, "the last words\n");
+    return 3;
+  }
+  if (what == "ignore-term") {
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+  }
+  say("ready");
+  if (!chosen && what == "lost") {
+    // As comm/ does when a peer is gone: first, and with a consequence.
+    throw echelon::CommError("rank 1 is gone");
+  }
+  if (!chosen) {
+    wait_forever();
+  }
+  if (what == "throw" || what == "throw-bare") {
+    throw std::runtime_error("batch 7 does not fit");
+  }
+  if (what == "config") {
+    throw echelon::ConfigError("[layout] dp=3, but 4 ranks");
+  }
+  if (what == "lost") {
+    usleep(300000);
+    raise(SIGKILL);
+  }
+  if (what == "segv") {
+    raise(SIGSEGV);
+  }
+  if (what == "kill") {
+    raise(SIGKILL);
+  }
+  return argc > 3 ? std::atoi(argv[3]) : 0;
+}
