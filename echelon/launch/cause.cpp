@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <regex>
 
 #include "echelon/error.h"
 
@@ -79,9 +80,15 @@ bool contains(const std::string& text, const char* part) {
   return text.find(part) != std::string::npos;
 }
 
+// "./wrapper: line 3: 4711 Killed    program": what bash says of a child.
+bool is_shell_report(const std::string& line) {
+  static const std::regex pattern(": line [0-9]+: +[0-9]+ [A-Z]");
+  return std::regex_search(line, pattern);
+}
+
 // What shells and the runtime add after the error itself.
 bool is_noise(const std::string& line) {
-  return line.empty() || starts_with(line, "Aborted") ||
+  return line.empty() || is_shell_report(line) || starts_with(line, "Aborted") ||
          starts_with(line, "note: run with `RUST_BACKTRACE") ||
          contains(line, "Aborted (core dumped)") ||
          contains(line, "Aborted                 ");

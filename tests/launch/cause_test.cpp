@@ -161,6 +161,13 @@ TEST(LastLines, SkipsNoiseAndEscapes) {
             "two\nthree");
 }
 
+TEST(LastLines, AShellsReportOfItsChildIsNoise) {
+  EXPECT_EQ(last_lines("bad\n./w: line 3:  5029 Killed       \"$@\"\n", 3),
+            "bad");
+  EXPECT_EQ(last_lines("./w: line 3: no-such: command not found\n", 3),
+            "./w: line 3: no-such: command not found");
+}
+
 TEST(LastLines, BoundsTheirLength) {
   EXPECT_LT(last_lines(std::string(10000, 'x'), 1).size(), 500u);
 }

@@ -1,0 +1,305 @@
+// Jobs of several hosts: network namespaces, each with a launcher of its own,
+// and launchers that meet on loopback.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <set>
+#include <sstream>
+
+#include "tests/launch/process.h"
+
+namespace echelon::testing_support {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+int free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* raw = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_EQ(bind(fd, raw, size), 0);
+  EXPECT_EQ(getsockname(fd, raw, &size), 0);
+  close(fd);
+  return ntohs(address.sin_port);
+}
+
+std::string last_line(const Command& job) {
+  const auto lines = job.err_lines();
+  return lines.empty() ? "" : lines.back();
+}
+
+/// Two launchers of one job that meet on this host's loopback.
+class Loopback : public testing::Test {
+ protected:
+  std::vector<std::string> node(int rank,
+                                const std::vector<std::string>& program,
+                                std::vector<std::string> more = {}) const {
+    std::vector<std::string> words = {
+        LAUNCH_RUN, "--nnodes", "2", "--node-rank", std::to_string(rank),
+        "--master-addr", "127.0.0.1", "--master-port", std::to_string(port_),
+        "-n", rank == 0 ? "2" : "3"};
+    words.insert(words.end(), more.begin(), more.end());
+    words.push_back("--");
+    words.insert(words.end(), program.begin(), program.end());
+    return words;
+  }
+  int port_ = free_port();
+};
+
+TEST_F(Loopback, RanksAreNumberedOverHosts) {
+  const std::vector<std::string> program = {
+      "sh", "-c", "echo \"$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE "
+                  "$GROUP_RANK $GROUP_WORLD_SIZE $MASTER_ADDR $MASTER_PORT "
+                  "$ECHELON_NODE_ADDRESS $ECHELON_JOB.$TORCHELASTIC_RUN_ID\""};
+  Command b(node(1, program));  // comes first, and waits
+  Command a(node(0, program));
+  EXPECT_EQ(a.wait(), 0) << a.err();
+  EXPECT_EQ(b.wait(), 0) << b.err();
+  std::set<std::string> lines;
+  std::set<std::string> jobs;
+  std::istringstream text(a.out() + b.out());
+  for (std::string line; std::getline(text, line);) {
+    lines.insert(line.substr(0, line.rfind(' ')));
+    jobs.insert(line.substr(line.rfind(' ')));
+  }
+  const std::string end = " 127.0.0.1 " + std::to_string(port_) + " 127.0.0.1";
+  EXPECT_THAT(lines, testing::ElementsAre("[0] 0 0 5 2 0 2" + end,
+                                          "[1] 1 1 5 2 0 2" + end,
+                                          "[2] 2 0 5 3 1 2" + end,
+                                          "[3] 3 1 5 3 1 2" + end,
+                                          "[4] 4 2 5 3 1 2" + end));
+  EXPECT_EQ(jobs.size(), 1u);
+}
+
+TEST_F(Loopback, AFailureIsToldOnBothHosts) {
+  Command a(node(0, {LAUNCH_RANK, "throw", "3"}));
+  Command b(node(1, {LAUNCH_RANK, "throw", "3"}));
+  EXPECT_EQ(a.wait(), 1);
+  EXPECT_EQ(b.wait(), 1);
+  for (const Command* job : {&a, &b}) {
+    EXPECT_EQ(last_line(*job), "rank 3: std::runtime_error: batch 7 does not "
+                               "fit");
+    EXPECT_THAT(job->err(), HasSubstr("rank 3 (node 1, 127.0.0.1) ended with"));
+    EXPECT_TRUE(job->living().empty());
+  }
+}
+
+TEST_F(Loopback, ALostPeerOnAnotherHostIsNotTheCause) {
+  Command a(node(0, {LAUNCH_RANK, "lost", "4"}));
+  Command b(node(1, {LAUNCH_RANK, "lost", "4"}));
+  EXPECT_EQ(a.wait(), 137);
+  EXPECT_EQ(b.wait(), 137);
+  EXPECT_THAT(last_line(a), StartsWith("rank 4: killed by SIGKILL"));
+}
+
+TEST_F(Loopback, CtrlCOnOneHostStopsAll) {
+  Command a(node(0, {LAUNCH_RANK, "wait"}));
+  Command b(node(1, {LAUNCH_RANK, "wait"}));
+  ASSERT_TRUE(a.until_output("ready", 2));
+  ASSERT_TRUE(b.until_output("ready", 3));
+  b.signal(SIGINT);
+  EXPECT_EQ(a.wait(), 130);
+  EXPECT_EQ(b.wait(), 130);
+  EXPECT_EQ(last_line(a), "echelon: stopped by SIGINT");
+}
+
+TEST_F(Loopback, ALauncherThatIsKilledEndsTheJobElsewhere) {
+  for (const int victim : {0, 1}) {
+    port_ = free_port();
+    Command a(node(0, {LAUNCH_RANK, "ignore-term"}, {"--grace-ms", "100"}));
+    Command b(node(1, {LAUNCH_RANK, "ignore-term"}, {"--grace-ms", "100"}));
+    ASSERT_TRUE(a.until_output("ready", 2));
+    ASSERT_TRUE(b.until_output("ready", 3));
+    Command& killed = victim == 0 ? a : b;
+    Command& other = victim == 0 ? b : a;
+    killed.signal(SIGKILL);
+    EXPECT_EQ(killed.wait(), 137);
+    EXPECT_EQ(other.wait(), 1);
+    EXPECT_THAT(last_line(other),
+                HasSubstr("the launcher of node " + std::to_string(victim) +
+                          " (127.0.0.1) is gone"));
+    EXPECT_TRUE(other.living().empty());
+    EXPECT_TRUE(Command::until([&] { return killed.living().empty(); }));
+  }
+}
+
+TEST_F(Loopback, MissingHostsAreNamed) {
+  Command a(node(0, {"true"}, {"--join-ms", "200"}));
+  EXPECT_EQ(a.wait(), 2);
+  EXPECT_THAT(a.err(), AllOf(HasSubstr("after 0.2 s node 1 of 2"),
+                             HasSubstr("--master-addr")));
+  Command b(node(1, {"true"}, {"--join-ms", "200"}));
+  EXPECT_EQ(b.wait(), 2);
+  EXPECT_THAT(b.err(), AllOf(HasSubstr("node 0 does not answer at 127.0.0.1, "
+                                       "port " + std::to_string(port_)),
+                             HasSubstr("refused")));
+  EXPECT_EQ(a.err_lines().size() + b.err_lines().size(), 2u);
+}
+
+TEST_F(Loopback, HostsThatDisagreeAreRefused) {
+  Command a(node(0, {LAUNCH_RANK, "wait"}));
+  auto words = node(1, {"true"});
+  words[2] = "3";
+  Command b(words);
+  EXPECT_EQ(b.wait(), 2);
+  EXPECT_THAT(b.err(), HasSubstr("--nnodes 2, this one has 3"));
+  Command c(node(1, {LAUNCH_RANK, "wait"}));
+  ASSERT_TRUE(a.until_output("ready", 2));
+  a.signal(SIGTERM);
+  EXPECT_EQ(a.wait(), 130);
+  EXPECT_EQ(c.wait(), 130);
+}
+
+TEST_F(Loopback, SomethingElseOnThePort) {
+  Command server({"python3", "-c",
+                  "import socket\n"
+                  "s = socket.create_server(('127.0.0.1', " +
+                      std::to_string(port_) + "))\n"
+                  "print('up', flush=True)\n"
+                  "while True:\n"
+                  "    c, _ = s.accept()\n"
+                  "    c.sendall(b'SSH-2.0-other\\r\\n')\n"});
+  ASSERT_TRUE(server.until_output("up"));
+  Command b(node(1, {"true"}));
+  EXPECT_EQ(b.wait(), 2);
+  EXPECT_THAT(b.err(), HasSubstr("not a launcher"));
+  Command a(node(0, {"true"}));
+  EXPECT_EQ(a.wait(), 2);
+  EXPECT_THAT(a.err(), HasSubstr("the port is in use"));
+}
+
+int run(const std::vector<std::string>& words) { return Command(words).wait(); }
+
+/// Two network namespaces with a cable between them.
+class Namespaces : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) {
+      GTEST_SKIP() << "needs root: network namespaces are made";
+    }
+    if (run({"ip", "-V"}) != 0) {
+      GTEST_SKIP() << "needs the program ip (Debian package iproute2)";
+    }
+    const std::string id = std::to_string(getpid());
+    for (int i = 0; i < 2; ++i) {
+      names_[i] = "echelon-" + id + "-" + std::to_string(i);
+      cables_[i] = "ech" + id.substr(id.size() > 6 ? id.size() - 6 : 0) +
+                   (i == 0 ? "a" : "b");
+      if (run({"ip", "netns", "add", names_[i]}) != 0) {
+        GTEST_SKIP() << "this system allows no network namespaces";
+      }
+    }
+    if (run({"ip", "link", "add", cables_[0], "type", "veth", "peer", "name",
+             cables_[1]}) != 0) {
+      GTEST_SKIP() << "this system has no veth devices";
+    }
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_EQ(run({"ip", "link", "set", cables_[i], "netns", names_[i]}), 0);
+      ASSERT_EQ(run({"ip", "-n", names_[i], "addr", "add", address(i) + "/24",
+                     "dev", cables_[i]}), 0);
+      ASSERT_EQ(run({"ip", "-n", names_[i], "link", "set", cables_[i], "up"}),
+                0);
+      ASSERT_EQ(run({"ip", "-n", names_[i], "link", "set", "lo", "up"}), 0);
+    }
+  }
+  void TearDown() override {
+    for (const auto& name : names_) {
+      if (!name.empty()) {
+        run({"ip", "netns", "del", name});
+      }
+    }
+  }
+  static std::string address(int node) {
+    return "10.83.0." + std::to_string(node + 1);
+  }
+  std::vector<std::string> node(int rank,
+                                const std::vector<std::string>& program,
+                                std::vector<std::string> more = {}) const {
+    std::vector<std::string> words = {
+        "ip", "netns", "exec", names_[rank], LAUNCH_RUN, "--nnodes", "2",
+        "--node-rank", std::to_string(rank), "--master-addr", address(0), "-n",
+        "2"};
+    words.insert(words.end(), more.begin(), more.end());
+    words.push_back("--");
+    words.insert(words.end(), program.begin(), program.end());
+    return words;
+  }
+  std::string names_[2];
+  std::string cables_[2];
+};
+
+TEST_F(Namespaces, RanksOfTwoHostsMeet) {
+  Command a(node(0, {LAUNCH_RANK, "meet"}));
+  Command b(node(1, {LAUNCH_RANK, "meet"}));
+  EXPECT_EQ(a.wait(), 0) << a.err();
+  EXPECT_EQ(b.wait(), 0) << b.err();
+  EXPECT_EQ(count(a.out(), "sum 6\n"), 2) << a.out();
+  EXPECT_EQ(count(b.out(), "sum 6\n"), 2) << b.out();
+}
+
+TEST_F(Namespaces, EachHostKnowsItsOwnAddress) {
+  const std::vector<std::string> program = {
+      "sh", "-c", "echo $MASTER_ADDR $MASTER_PORT $ECHELON_NODE_ADDRESS"};
+  Command a(node(0, program));
+  Command b(node(1, program));
+  EXPECT_EQ(a.wait(), 0) << a.err();
+  EXPECT_EQ(b.wait(), 0) << b.err();
+  EXPECT_THAT(a.out(), HasSubstr("[0] 10.83.0.1 29500 10.83.0.1\n"));
+  EXPECT_THAT(b.out(), HasSubstr("[3] 10.83.0.1 29500 10.83.0.2\n"));
+}
+
+TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
+  Command a(node(0, {LAUNCH_RANK, "listen"}, {"--listen"}));
+  Command b(node(1, {LAUNCH_RANK, "listen"}, {"--listen"}));
+  ASSERT_TRUE(a.until_output("listening"));
+  Command sockets({"ip", "netns", "exec", names_[0], "cat", "/proc/net/tcp",
+                   "/proc/net/tcp6"});
+  EXPECT_EQ(sockets.wait(), 0);
+  int listening = 0;
+  std::istringstream lines(sockets.out());
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(" 0A ") != std::string::npos) {
+      ++listening;
+      EXPECT_THAT(line, HasSubstr("0100530A:733C")) << "10.83.0.1:29500";
+    }
+  }
+  EXPECT_EQ(listening, 1);
+}
+
+TEST_F(Namespaces, AHostWithoutARouteIsTold) {
+  Command a({"ip", "netns", "exec", names_[1], LAUNCH_RUN, "--nnodes", "2",
+             "--node-rank", "1", "--master-addr", "203.0.113.5", "--", "true"});
+  EXPECT_EQ(a.wait(), 2);
+  EXPECT_THAT(a.err(), HasSubstr("203.0.113.5, port 29500: Network is "
+                                 "unreachable"));
+  Command b({"ip", "netns", "exec", names_[1], LAUNCH_RUN, "--nnodes", "2",
+             "--node-rank", "0", "--master-addr", address(0), "--", "true"});
+  EXPECT_EQ(b.wait(), 2);
+  EXPECT_THAT(b.err(), AllOf(HasSubstr("not an address of this host"),
+                             HasSubstr("10.83.0.2")));
+}
+
+TEST_F(Namespaces, ACutCableEndsTheJobOnBothSides) {
+  Command a(node(0, {LAUNCH_RANK, "wait"}));
+  Command b(node(1, {LAUNCH_RANK, "wait"}));
+  ASSERT_TRUE(a.until_output("ready", 2));
+  ASSERT_TRUE(b.until_output("ready", 2));
+  ASSERT_EQ(run({"ip", "-n", names_[1], "link", "set", cables_[1], "down"}), 0);
+  EXPECT_EQ(a.wait(), 1);
+  EXPECT_EQ(b.wait(), 1);
+  EXPECT_THAT(last_line(a), HasSubstr("node 1 (10.83.0.2) is gone"));
+  EXPECT_THAT(last_line(b), HasSubstr("node 0 (10.83.0.1) is gone"));
+}
+
+}  // namespace
+}  // namespace echelon::testing_support

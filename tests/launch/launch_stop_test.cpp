@@ -1,0 +1,224 @@
+// Signals to the launcher, ranks that are stopped, and that nothing is left
+// behind, however the launcher ends.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "tests/launch/process.h"
+
+namespace echelon::testing_support {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+std::vector<std::string> launch(std::vector<std::string> options,
+                                const std::vector<std::string>& program) {
+  options.insert(options.begin(), LAUNCH_RUN);
+  options.push_back("--");
+  options.insert(options.end(), program.begin(), program.end());
+  return options;
+}
+
+bool nothing_left(const Command& job) {
+  return Command::until([&] { return job.living().empty(); });
+}
+
+/// The processes of a job that run `program`, from /proc/PID/exe.
+std::vector<pid_t> running(const Command& job, const std::string& program) {
+  std::vector<pid_t> found;
+  for (const pid_t pid : job.living()) {
+    std::error_code gone;
+    if (std::filesystem::read_symlink("/proc/" + std::to_string(pid) + "/exe",
+                                      gone).filename() == program) {
+      found.push_back(pid);
+    }
+  }
+  return found;
+}
+
+std::string name_of(pid_t pid) {
+  std::string name = read_file("/proc/" + std::to_string(pid) + "/comm");
+  return name.substr(0, name.find('\n'));
+}
+
+// Ends at SIGINT and SIGTERM as a trainer does: after its step, with 0.
+constexpr const char* kPolite =
+    "trap 'echo ending; exit 0' INT TERM HUP; echo ready; "
+    "while :; do sleep 0.05; done";
+
+TEST(Stop, CtrlCLetsRanksEndCleanly) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Command job(launch({"-n", "3"}, {"sh", "-c", kPolite}));
+    ASSERT_TRUE(job.until_output("ready", 3));
+    job.signal(signal);
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    EXPECT_EQ(count(job.out(), "ending"), 3);
+    EXPECT_EQ(count(job.err(), "echelon:"), 0) << job.err();
+    EXPECT_TRUE(job.living().empty());
+  }
+}
+
+TEST(Stop, CtrlCThatRanksDoNotCatch) {
+  Command job(launch({"-n", "3"}, {LAUNCH_RANK, "wait"}));
+  ASSERT_TRUE(job.until_output("ready", 3));
+  job.signal(SIGINT);
+  EXPECT_EQ(job.wait(), 130);
+  EXPECT_EQ(job.err_lines().back(), "echelon: stopped by SIGINT");
+  EXPECT_TRUE(job.living().empty());
+}
+
+TEST(Stop, SecondCtrlCKills) {
+  Command job(launch({"-n", "2", "--grace-ms", "100000"},
+                     {"sh", "-c", "trap 'echo later' INT TERM; echo ready; "
+                                  "while :; do sleep 0.05; done"}));
+  ASSERT_TRUE(job.until_output("ready", 2));
+  job.signal(SIGINT);
+  ASSERT_TRUE(job.until_output("later", 2));
+  EXPECT_EQ(job.living().empty(), false);
+  job.signal(SIGINT);
+  EXPECT_EQ(job.wait(), 130);
+  EXPECT_TRUE(job.living().empty());
+}
+
+TEST(Stop, ARankThatWantsToBeQueuedAgainSaysSo) {
+  Command job(launch({"-n", "2"},
+                     {"sh", "-c", "trap 'exit 75' TERM; echo ready; "
+                                  "while :; do sleep 0.05; done"}));
+  ASSERT_TRUE(job.until_output("ready", 2));
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 75);
+}
+
+TEST(Stop, AnErrorWhileEndingIsTold) {
+  Command job(launch({"-n", "2", "--grace-ms", "200"}, {"sh", "-c",
+      "trap 'if [ $RANK = 1 ]; then echo \"{\\\"message\\\":\\\"disk full\\\","
+      "\\\"type\\\":\\\"echelon::Error\\\",\\\"exit_code\\\":1,\\\"time_ns\\\":1,"
+      "\\\"rank\\\":1,\\\"consequence\\\":false}\" > $ECHELON_ERROR_FILE; "
+      "exit 1; fi; exit 0' INT; echo ready; while :; do sleep 0.05; done"}));
+  ASSERT_TRUE(job.until_output("ready", 2));
+  job.signal(SIGINT);
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_EQ(job.err_lines().back(), "rank 1: disk full");
+}
+
+TEST(Stop, OtherSignalsArePassedOn) {
+  Command job(launch({"-n", "2"},
+                     {"sh", "-c", "trap 'echo got; exit 0' USR1; echo ready; "
+                                  "while :; do sleep 0.05; done"}));
+  ASSERT_TRUE(job.until_output("ready", 2));
+  job.signal(SIGUSR1);
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(count(job.out(), "got"), 2);
+}
+
+TEST(Stop, CtrlZStopsAndContinuesTheRanks) {
+  Command job(launch({"-n", "2"}, {"sh", "-c", kPolite}));
+  ASSERT_TRUE(job.until_output("ready", 2));
+  job.signal(SIGTSTP);
+  const auto stopped = [&] {
+    int count = 0;
+    for (const pid_t pid : job.living()) {
+      count += read_file("/proc/" + std::to_string(pid) + "/stat")
+                       .find(") T ") != std::string::npos;
+    }
+    return count;
+  };
+  EXPECT_TRUE(Command::until([&] { return stopped() >= 3; }));
+  job.signal(SIGCONT);
+  EXPECT_TRUE(Command::until([&] { return stopped() == 0; }));
+  job.signal(SIGINT);
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.err(), "");
+}
+
+TEST(Stop, AStoppedRankIsNamedAndCanStillBeEnded) {
+  Command job(launch({"-n", "3"}, {LAUNCH_RANK, "wait"}));
+  ASSERT_TRUE(job.until_output("ready", 3));
+  const auto ranks = running(job, "launch_rank");
+  ASSERT_EQ(ranks.size(), 3u);
+  kill(ranks[0], SIGSTOP);
+  ASSERT_TRUE(Command::until([&] {
+    return job.err().find("was stopped by SIGSTOP; `kill -CONT " +
+                          std::to_string(ranks[0])) != std::string::npos;
+  })) << job.err();
+  kill(ranks[1], SIGSEGV);
+  EXPECT_EQ(job.wait(), 139);
+  EXPECT_TRUE(job.living().empty());
+}
+
+// What a user's wrapper does: set things up, then start the real program below.
+constexpr const char* kWrapper =
+    "#!/bin/bash\n\"$@\" &\nwait $!\nexit $?\n";
+
+TEST(Orphans, NoneAfterSigkillOfTheLauncher) {
+  TempFolder folder;
+  const std::string wrapper = folder.script("wrapper", kWrapper);
+  const std::vector<std::vector<std::string>> programs = {
+      {LAUNCH_RANK, "wait"},
+      {LAUNCH_RANK, "ignore-term"},
+      {wrapper, LAUNCH_RANK, "ignore-term"},
+      {wrapper, wrapper, LAUNCH_RANK, "wait"},
+      // Detached: a session of its own, its parent gone.
+      {"bash", "-c", std::string("setsid ") + LAUNCH_RANK +
+                         " ignore-term & disown; sleep 1000"},
+  };
+  for (const auto& program : programs) {
+    TempFolder scratch;
+    Command job(launch({"-n", "4"}, program), {"TMPDIR=" + scratch.path()});
+    ASSERT_TRUE(job.until_output("ready", 4)) << job.err();
+    job.signal(SIGKILL);
+    EXPECT_EQ(job.wait(), 137);
+    EXPECT_TRUE(nothing_left(job)) << program[0] << " " << program[1];
+    EXPECT_TRUE(std::filesystem::is_empty(scratch.path()));
+  }
+}
+
+TEST(Orphans, NoneAfterSigkillOfTheLauncherWhileRanksStart) {
+  for (int delay_us = 0; delay_us < 20000; delay_us += 2000) {
+    Command job(launch({"-n", "8"}, {"sh", "-c", "sleep 1000 & sleep 1000"}));
+    usleep(delay_us);
+    job.signal(SIGKILL);
+    EXPECT_EQ(job.wait(), 137);
+    EXPECT_TRUE(nothing_left(job));
+  }
+}
+
+TEST(Orphans, NoneWhenARanksMainProcessEndsFirst) {
+  Command job(launch({"-n", "2"},
+                     {"sh", "-c", "setsid sleep 1000 & echo ready"}));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_TRUE(job.living().empty());
+}
+
+TEST(Orphans, NoneWhenAGuardIsKilled) {
+  Command job(launch({"-n", "2"}, {"sh", "-c", "sh -c 'echo ready; sleep 1000; "
+                                               "echo' & wait"}));
+  ASSERT_TRUE(job.until_output("ready", 2));
+  const auto living = job.living();
+  const auto guard = std::find_if(
+      living.begin(), living.end(),
+      [](pid_t pid) { return name_of(pid) == "echelon-guard"; });
+  ASSERT_NE(guard, living.end());
+  kill(*guard, SIGKILL);
+  EXPECT_EQ(job.wait(), 137) << job.err();
+  EXPECT_THAT(job.err_lines().back(), HasSubstr("killed by SIGKILL"));
+  EXPECT_TRUE(job.living().empty());
+}
+
+TEST(Orphans, NoneWhenTheRankIsKilledAboveAWrapper) {
+  TempFolder folder;
+  const std::string wrapper = folder.script("wrapper", kWrapper);
+  Command job(launch({"-n", "2"}, {wrapper, LAUNCH_RANK, "kill", "1"}));
+  EXPECT_EQ(job.wait(), 137);
+  EXPECT_THAT(job.err_lines().back(),
+              StartsWith("rank 1: exit code 137 (a shell's for SIGKILL)"));
+  EXPECT_TRUE(job.living().empty());
+}
+
+}  // namespace
+}  // namespace echelon::testing_support
