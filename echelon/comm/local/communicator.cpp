@@ -156,7 +156,8 @@ Until Communicator::arrive(Operation& operation, bool pause) {
 void Communicator::quiesce() {
   const auto begin = Operation::Clock::now();
   for (int r = 0; r < size_; ++r) {
-    while (r != rank_ && memory_.touching(r).load() != 0 &&
+    const auto& left = attachment_->segment().rank(ranks_[r]).left;
+    while (r != rank_ && memory_.touching(r).load() != 0 && left.load() == 0 &&
            Operation::Clock::now() - begin < std::chrono::seconds(1)) {
       sched_yield();
     }

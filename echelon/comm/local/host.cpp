@@ -6,7 +6,7 @@
 
 #include "echelon/comm/local/attachment.h"
 #include "echelon/comm/local/failure.h"
-#include "echelon/comm/local/monitor.h"
+#include "echelon/comm/local/keep_memory.h"
 
 namespace echelon::local {
 namespace {
@@ -92,6 +92,7 @@ void Attachment::watch(std::unique_ptr<Monitor> monitor) {
 }
 
 std::shared_ptr<Hub> make_hub(int size) {
+  keep_freed_memory();
   return std::make_shared<ThreadHub>(size);
 }
 

@@ -62,8 +62,9 @@ struct alignas(128) RankBlock {
   Doorbell engine;   // the progress thread sleeps here
   Doorbell waiters;  // threads in Operation::wait sleep here
   std::atomic<int64_t> pid{0};
-  std::atomic<uint32_t> left{0};  // 1: it left on purpose
-  /// Held by the rank's life: the kernel marks it when the rank's thread dies.
+  std::atomic<uint64_t> pid_namespace{0};  // of processes
+  std::atomic<uint32_t> left{0};           // 1: on purpose, 2: lost
+  /// Of processes: the kernel marks it when the owner dies.
   alignas(128) std::atomic<uint32_t> alive{0};
 };
 

@@ -1,0 +1,54 @@
+// Memory for big tensors that the other processes of the host can map: a memory
+// file with a best-fit allocator. Freed blocks are kept and joined with their
+// neighbours, so that a training step touches no fresh page; what exceeds 1 GiB
+// and the memory in use goes back to the system.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+namespace echelon::local {
+
+class Arena {
+ public:
+  static constexpr size_t kMinBytes = 64 << 10;
+
+  /// Addresses for all of this machine's memory. Throws CommError.
+  Arena();
+  ~Arena();
+  Arena(const Arena&) = delete;
+
+  /// Page-aligned; null when the addresses are used up.
+  void* allocate(size_t bytes);
+  void release(void* data);
+
+  int descriptor() const { return descriptor_; }
+  char* base() const { return base_; }
+  size_t bytes() const { return bytes_; }
+  size_t used_bytes() const;
+
+  /// The one of this process, which lives as long as it does.
+  static Arena& of_process();
+
+ private:
+  struct Block {
+    size_t bytes;
+    size_t touched;  // upper bound of what is in memory
+  };
+  void insert_free(size_t offset, Block block);
+
+  int descriptor_ = -1;
+  char* base_ = nullptr;
+  size_t bytes_ = 0;
+  mutable std::mutex mutex_;
+  std::map<size_t, size_t> used_;                    // offset -> bytes
+  std::map<size_t, Block> free_;                     // by offset
+  std::set<std::pair<size_t, size_t>> free_by_size_;  // (bytes, offset)
+  size_t used_bytes_ = 0;
+  size_t kept_bytes_ = 0;  // free, but in memory
+};
+
+}  // namespace echelon::local
