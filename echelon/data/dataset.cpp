@@ -154,6 +154,11 @@ class TensorsDataset : public Dataset {
   size_t target_bytes_ = 0;
 };
 
+/// A JPEG is decoded at a reduced size only as far as this much is left for the
+/// antialiasing resize to do; with less the result is visibly sharper than that
+/// of the whole image.
+constexpr double kLeftToResize = 2.0;
+
 class ImagesDataset : public Dataset {
  public:
   /// `classes` numbers the class folders; empty: those found, in order.
@@ -198,7 +203,7 @@ class ImagesDataset : public Dataset {
         folder_.root + "/" + image.path, options_.max_image_pixels);
     const ResizePlan plan = plan_for(size, context, index);
     resizer.run(
-        decoder.decode(plan.shrink()),
+        decoder.decode(plan.shrink() / kLeftToResize),
         plan,
         options_.image_size,
         normalise_,

@@ -271,6 +271,7 @@ void Resizer::make_weights(
       std::min(pixels, static_cast<int64_t>(std::ceil(end))) - low_pixel;
   const double scale = (end - begin) / static_cast<double>(resized);
   const double support = std::max(scale, 1.0);
+  const double inverse = 1.0 / support;
   const auto reach = static_cast<int64_t>(std::ceil(2.0 * support));
   weights.taps = (std::min(reach, line) + 1) / 2 * 2;
   const auto taps = static_cast<size_t>(weights.taps);
@@ -290,7 +291,7 @@ void Resizer::make_weights(
     share.clear();
     for (int64_t p = from; p < to; ++p) {
       const double distance =
-          std::abs((static_cast<double>(p) - center + 0.5) / support);
+          std::abs((static_cast<double>(p) - center + 0.5) * inverse);
       share.push_back(std::max(0.0, 1.0 - distance));
       sum += share.back();
     }

@@ -50,9 +50,11 @@ struct Normalise {
   from(const std::vector<double>& mean, const std::vector<double>& std);
 };
 
-/// Does it, bilinear with antialiasing, in the fixed-point arithmetic of
-/// Pillow: bit for bit what Image.resize(..., BILINEAR) gives as long as the
-/// image was not decoded at a reduced size. Keeps its memory. One per thread.
+/// Does it, bilinear with antialiasing, in the fixed-point arithmetic of Pillow's
+/// Image.resize(..., BILINEAR), rows first: equal to the bit as long as the image
+/// was not decoded at a reduced size. (For some tall boxes Pillow 13 begins with
+/// the columns; a pixel may then differ by one step of 255.) Keeps its memory.
+/// One per thread.
 class Resizer {
  public:
   /// output [3, size, size] <- `raster` by `plan`. `size` and the window lie in
