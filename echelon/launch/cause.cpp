@@ -8,6 +8,7 @@
 #include <regex>
 
 #include "echelon/error.h"
+#include "echelon/launch/signals.h"
 
 namespace echelon::launch {
 namespace {
@@ -171,12 +172,6 @@ std::string find_known_line(const std::vector<std::string>& lines) {
 bool loader_failed(const RankEnd& end, const std::string& text) {
   return WIFEXITED(end.status) && WEXITSTATUS(end.status) == 127 &&
          contains(text, "error while loading shared libraries");
-}
-
-std::string signal_name(int signal) {
-  const char* name = sigabbrev_np(signal);
-  return name != nullptr ? std::string("SIG") + name
-                         : "signal " + std::to_string(signal);
 }
 
 Cause describe(const RankEnd& end) {

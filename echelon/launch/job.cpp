@@ -1,17 +1,15 @@
 #include "echelon/launch/job.h"
 
-#include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -35,12 +33,6 @@ constexpr milliseconds kUnkillable{10000};
 bool asks_to_stop(int signal) {
   return signal == SIGINT || signal == SIGTERM || signal == SIGHUP ||
          signal == SIGQUIT;
-}
-
-std::string name_of(int signal) {
-  const char* name = sigabbrev_np(signal);
-  return name != nullptr ? std::string("SIG") + name
-                         : "signal " + std::to_string(signal);
 }
 
 // Four files a rank; the usual soft limit of 1024 is not enough for hundreds.
@@ -80,53 +72,6 @@ std::string log_path(const LaunchOptions& options, int rank) {
 }
 
 }  // namespace
-
-SignalFile::SignalFile() {
-  sigset_t wanted;
-  sigemptyset(&wanted);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2,
-                           SIGTSTP, SIGWINCH}) {
-    struct sigaction action {};
-    sigaction(signal, nullptr, &action);
-    if (action.sa_handler != SIG_IGN) {  // as nohup leaves SIGHUP
-      sigaddset(&wanted, signal);
-    }
-  }
-  sigprocmask(SIG_BLOCK, &wanted, &before_);
-  fd_ = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
-  struct sigaction ignore {};
-  ignore.sa_handler = SIG_IGN;
-  sigaction(SIGPIPE, &ignore, &pipe_before_);
-}
-
-SignalFile::~SignalFile() {
-  close(fd_);
-  sigaction(SIGPIPE, &pipe_before_, nullptr);
-  sigprocmask(SIG_SETMASK, &before_, nullptr);
-}
-
-int SignalFile::next() {
-  signalfd_siginfo info;
-  return read(fd_, &info, sizeof info) == sizeof info
-      ? static_cast<int>(info.ssi_signo)
-      : 0;
-}
-
-ScratchFolder::ScratchFolder() {
-  const char* base = std::getenv("TMPDIR");
-  path_ = std::string(base != nullptr && *base != '\0' ? base : "/tmp") +
-          "/echelon-XXXXXX";
-  if (mkdtemp(path_.data()) == nullptr) {
-    throw ConfigError("[launch] cannot make a folder " + path_ + ": " +
-                      std::strerror(errno) +
-                      "; TMPDIR names the place for it");
-  }
-}
-
-ScratchFolder::~ScratchFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 Job::Job(const LaunchOptions& options, JobStart start, Hosts hosts)
     : options_(options),
@@ -351,7 +296,7 @@ void Job::take_report(Rank& rank) {
       break;
     case GuardReport::stopped:
       if (report.value != SIGTSTP) {
-        say(name + " was stopped by " + name_of(report.value) +
+        say(name + " was stopped by " + signal_name(report.value) +
             "; `kill -CONT " + std::to_string(report.pid) + "` continues it");
       }
       break;
@@ -540,7 +485,7 @@ Outcome Job::local_outcome() {
 void Job::report(const Outcome& outcome) {
   if (!outcome.cause) {
     if (outcome.stopped_by != 0 && outcome.exit_code != 0) {
-      say("stopped by " + name_of(outcome.stopped_by));
+      say("stopped by " + signal_name(outcome.stopped_by));
     }
     return;
   }

@@ -2,8 +2,6 @@
 // ends, signals and time, and carries out what the Policy orders.
 #pragma once
 
-#include <signal.h>
-
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,40 +14,10 @@
 #include "echelon/launch/policy.h"
 #include "echelon/launch/rank_output.h"
 #include "echelon/launch/rendezvous.h"
+#include "echelon/launch/scratch.h"
+#include "echelon/launch/signals.h"
 
 namespace echelon::launch {
-
-/// Signals of the launcher as the job wants them; as before when destroyed.
-class SignalFile {
- public:
-  SignalFile();
-  ~SignalFile();
-  SignalFile(const SignalFile&) = delete;
-  SignalFile& operator=(const SignalFile&) = delete;
-  int fd() const { return fd_; }
-  /// The next signal that has come; 0 when there is none.
-  int next();
-  /// What ranks start with.
-  const sigset_t* mask_before() const { return &before_; }
-
- private:
-  int fd_;
-  sigset_t before_;
-  struct sigaction pipe_before_;
-};
-
-/// A folder of our own for the ranks' error files; removed when destroyed.
-class ScratchFolder {
- public:
-  ScratchFolder();
-  ~ScratchFolder();
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 class Job {
  public:

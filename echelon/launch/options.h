@@ -26,7 +26,7 @@ struct LaunchOptions {
   // master_addr and master_port, and a node_rank of its own.
   int num_nodes = 1;
   int node_rank = 0;
-  std::string master_addr;         // of node 0; empty on one host: 127.0.0.1
+  std::string master_addr;         // of node 0; one host always uses 127.0.0.1
   int master_port = 0;             // 0: on one host any free one, else 29500
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
 

@@ -125,9 +125,10 @@ int claim_port(const std::string& address, int port) {
 }
 
 JobStart start_alone(const LaunchOptions& options) {
-  const std::string address =
-      options.master_addr.empty() ? "127.0.0.1" : options.master_addr;
-  const BoundSocket master = bind_master(address, options.master_port);
+  if (!options.master_addr.empty()) {
+    close(bind_master(options.master_addr, 0).fd);  // a typing error is told
+  }
+  const BoundSocket master = bind_master("127.0.0.1", options.master_port);
   const int claim = claim_port(master.address, master.port);
   if (options.listen_early) {
     listen(master.fd, 1024);

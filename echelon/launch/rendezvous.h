@@ -34,7 +34,8 @@ struct JobStart {
   int claim_fd = -1;   // this: see claim_port
 };
 
-/// A job on this host alone.
+/// A job on this host alone: its store is for 127.0.0.1, whatever master_addr
+/// of this host is given.
 JobStart start_alone(const LaunchOptions& options);
 
 }  // namespace echelon::launch

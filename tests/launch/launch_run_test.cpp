@@ -314,6 +314,13 @@ TEST(Run, TheStoreListensOnLoopbackAlone) {
   EXPECT_EQ(listening, 1);
 }
 
+TEST(Run, OneHostUsesLoopbackWhateverTheMastersAddress) {
+  Command job(launch({"-n", "1", "--master-addr", "0.0.0.0"},
+                     {"sh", "-c", "echo $MASTER_ADDR"}));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(job.out(), "[0] 127.0.0.1\n");
+}
+
 TEST(Run, PythonsStoreCanOpenTheMasterPort) {
   // As torch.distributed does: rank 0 listens on MASTER_PORT of all interfaces.
   Command job(launch({"-n", "2"}, {"python3", "-c", R"(
