@@ -13,9 +13,12 @@
 #include "echelon/error.h"
 
 // Everything below works on blocks of 16 counters in plain loops without
-// branches, which the compiler turns into vector instructions. Logarithm, sine
-// and cosine are our own for that reason, and so that the bits do not depend on
-// the version of a mathematics library.
+// branches, which the compiler turns into vector instructions: once for any
+// x86-64, once for AVX2, chosen when the program runs. Logarithm, sine and
+// cosine are our own for that reason, and so that the bits depend neither on
+// the version of a mathematics library nor on the processor: only operations
+// that IEEE 754 rounds exactly, and none fused (see CMakeLists.txt).
+#define ECHELON_INLINE [[gnu::always_inline]] inline
 
 namespace echelon {
 namespace {
@@ -32,7 +35,7 @@ struct PhiloxWords {
   Words a, b, c, d;
 };
 
-void philox(uint64_t key, uint64_t first, PhiloxWords& out) {
+ECHELON_INLINE void philox(uint64_t key, uint64_t first, PhiloxWords& out) {
   uint32_t a[kCounters], b[kCounters], c[kCounters], d[kCounters];
   for (int i = 0; i < kCounters; ++i) {
     const uint64_t counter = first + static_cast<uint64_t>(i);
@@ -44,6 +47,7 @@ void philox(uint64_t key, uint64_t first, PhiloxWords& out) {
   uint32_t key_low = static_cast<uint32_t>(key);
   uint32_t key_high = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
+#pragma GCC unroll 1  // unrolled, g++ 12 no longer makes vectors of it
     for (int i = 0; i < kCounters; ++i) {
       const uint64_t p = uint64_t{0xD2511F53} * a[i];
       const uint64_t q = uint64_t{0xCD9E8D57} * c[i];
@@ -64,7 +68,7 @@ void philox(uint64_t key, uint64_t first, PhiloxWords& out) {
 // (word + 1/2) / 2^32, exactly: in (0, 1), symmetric around 1/2. The word goes
 // into the mantissa of 2^52, which vector units can do where they cannot
 // convert unsigned numbers.
-double unit(uint32_t word) {
+ECHELON_INLINE double unit(uint32_t word) {
   const double shifted =
       std::bit_cast<double>(uint64_t{0x4330000000000000} | word);
   return (shifted - 4503599627370495.5) * 0x1p-32;
@@ -72,7 +76,7 @@ double unit(uint32_t word) {
 
 // Natural logarithm of a normal number: 2 artanh((m - 1) / (m + 1)) of the
 // mantissa m in [sqrt(1/2), sqrt(2)), plus the exponent. Error below 1e-14.
-double logarithm(double x) {
+ECHELON_INLINE double logarithm(double x) {
   constexpr uint64_t kRoot = 0x3FE6A09E667F3BCD;  // sqrt(1/2)
   constexpr uint64_t kMantissa = 0x000FFFFFFFFFFFFF;
   const uint64_t bits = std::bit_cast<uint64_t>(x);
@@ -98,7 +102,7 @@ double logarithm(double x) {
 
 // cos and sin of 2 pi u, u in (0, 1): the Taylor series within an eighth of a
 // turn, then the quadrant. Error below 1e-14.
-void circle(double u, double& cosine, double& sine) {
+ECHELON_INLINE void circle(double u, double& cosine, double& sine) {
   constexpr double kRound = 0x1.8p52;  // adding it rounds to a whole number
   const double turned = 4.0 * u + kRound;
   const uint64_t quadrant = std::bit_cast<uint64_t>(turned);
@@ -131,8 +135,8 @@ void circle(double u, double& cosine, double& sine) {
 }
 
 // Two independent normal numbers from two words.
-void box_muller(
-    const Words& first, const Words& second, Reals& even, Reals& odd) {
+ECHELON_INLINE void
+box_muller(const Words& first, const Words& second, Reals& even, Reals& odd) {
   for (int i = 0; i < kCounters; ++i) {
     const double radius = std::sqrt(-2.0 * logarithm(unit(first[i])));
     double cosine;
@@ -143,7 +147,7 @@ void box_muller(
   }
 }
 
-void interleave(
+ECHELON_INLINE void interleave(
     const Reals& a,
     const Reals& b,
     const Reals& c,
@@ -157,7 +161,7 @@ void interleave(
   }
 }
 
-void uniform_block(const PhiloxWords& words, Block& out) {
+ECHELON_INLINE void uniform_block(const PhiloxWords& words, Block& out) {
   Reals a, b, c, d;
   for (int i = 0; i < kCounters; ++i) {
     a[i] = 2.0 * unit(words.a[i]) - 1.0;
@@ -168,14 +172,49 @@ void uniform_block(const PhiloxWords& words, Block& out) {
   interleave(a, b, c, d, out);
 }
 
-void normal_block(const PhiloxWords& words, Block& out) {
+ECHELON_INLINE void normal_block(const PhiloxWords& words, Block& out) {
   Reals a, b, c, d;
   box_muller(words.a, words.b, a, b);
   box_muller(words.c, words.d, c, d);
   interleave(a, b, c, d, out);
 }
 
-using BlockMaker = void (*)(const PhiloxWords&, Block&);
+// Block number `index` of a stream.
+ECHELON_INLINE void
+make_block(bool normal, uint64_t key, uint64_t index, Block& out) {
+  PhiloxWords words;
+  philox(key, index * kCounters, words);
+  if (normal) {
+    normal_block(words, out);
+  } else {
+    uniform_block(words, out);
+  }
+}
+
+using BlockMaker = void (*)(uint64_t key, uint64_t index, Block& out);
+
+template <bool normal>
+void make_any(uint64_t key, uint64_t index, Block& out) {
+  make_block(normal, key, index, out);
+}
+
+#if defined(__x86_64__)
+template <bool normal>
+[[gnu::target("avx2")]] void
+make_avx2(uint64_t key, uint64_t index, Block& out) {
+  make_block(normal, key, index, out);
+}
+
+template <bool normal>
+BlockMaker block_maker() {
+  return __builtin_cpu_supports("avx2") ? make_avx2<normal> : make_any<normal>;
+}
+#else
+template <bool normal>
+BlockMaker block_maker() {
+  return make_any<normal>;
+}
+#endif
 
 template <typename T>
 void fill_range(
@@ -185,13 +224,12 @@ void fill_range(
     int64_t end,
     double scale,
     BlockMaker make) {
-  PhiloxWords words;
   Block block;
   for (int64_t at = begin; at < end;) {
-    const int64_t base = at / kBlock * kBlock;
+    const int64_t index = at / kBlock;
+    const int64_t base = index * kBlock;
     const int64_t stop = std::min(end, base + kBlock);
-    philox(key, static_cast<uint64_t>(base / 4), words);
-    make(words, block);
+    make(key, static_cast<uint64_t>(index), block);
     for (; at < stop; ++at) {
       out[at - begin] =
           static_cast<T>(scale * block[static_cast<size_t>(at - base)]);
@@ -240,7 +278,12 @@ void fill_uniform(
     std::string_view name,
     int64_t first_element,
     double bound) {
-  fill(slice, parameter_key(seed, name), first_element, bound, uniform_block);
+  fill(
+      slice,
+      parameter_key(seed, name),
+      first_element,
+      bound,
+      block_maker<false>());
 }
 
 void fill_normal(
@@ -254,7 +297,7 @@ void fill_normal(
       parameter_key(seed, name),
       first_element,
       standard_deviation,
-      normal_block);
+      block_maker<true>());
 }
 
 void fill_initial(

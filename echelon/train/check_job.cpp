@@ -8,8 +8,8 @@
 
 #include "echelon/error.h"
 #include "echelon/layout/layout.h"
+#include "echelon/models/check_weights.h"
 #include "echelon/models/parameter_list.h"
-#include "echelon/train/check_weights.h"
 
 namespace echelon {
 namespace {

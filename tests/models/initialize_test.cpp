@@ -58,6 +58,19 @@ TEST(Initialize, ValuesAreFixedForever) {
   EXPECT_EQ(parameter_key(0, ""), 3244421341483603138u);
   EXPECT_EQ(parameter_key(7, "layer1.0.conv1.weight"), 17617537325656089426u);
   EXPECT_EQ(parameter_key(8, "layer1.0.conv1.weight"), 14644069311732551147u);
+  // The exact bits, on every processor.
+  const auto checksum = [](const torch::Tensor& x) {
+    return x.view(torch::kInt64)
+        .mul(torch::arange(1, x.numel() + 1))
+        .sum()
+        .item<int64_t>();
+  };
+  EXPECT_EQ(
+      checksum(filled(fill_uniform, 10007, 1.0, torch::kFloat64)),
+      -4244732760104632320);
+  EXPECT_EQ(
+      checksum(filled(fill_normal, 10007, 1.0, torch::kFloat64)),
+      6894659110754849877);
 }
 
 TEST(Initialize, AShardIsTheSliceOfTheWholeBitForBit) {

@@ -1,4 +1,4 @@
-#include "echelon/train/check_weights.h"
+#include "echelon/models/check_weights.h"
 
 #include <algorithm>
 #include <set>
@@ -22,8 +22,16 @@ std::string quoted(const std::string& name) {
   return "\"" + name + "\"";
 }
 
-// One line for each tensor that differs.
-std::vector<std::string> differences(
+// BatchNorm's counter of batches is used only without a momentum, which none
+// of our models does; files of old PyTorch releases lack it.
+bool may_be_missing(const ParameterInfo& parameter) {
+  return parameter.kind == ParameterInfo::Kind::buffer &&
+         parameter.name.ends_with("num_batches_tracked");
+}
+
+}  // namespace
+
+std::vector<std::string> weights_differences(
     const safetensors::File& file,
     const std::vector<ParameterInfo>& parameters) {
   std::vector<std::string> lines;
@@ -36,6 +44,7 @@ std::vector<std::string> differences(
   for (const auto& parameter : parameters) {
     const auto* tensor = file.find(parameter.name);
     if (tensor == nullptr) {
+      if (may_be_missing(parameter)) continue;
       const std::string guess = config::nearest(parameter.name, unused);
       lines.push_back(
           quoted(parameter.name) + " is missing" +
@@ -61,15 +70,13 @@ std::vector<std::string> differences(
   return lines;
 }
 
-}  // namespace
-
 void check_weights(
     const std::string& path,
     const std::vector<ParameterInfo>& parameters,
     const std::string& place) {
   std::vector<std::string> lines;
   try {
-    lines = differences(safetensors::File(path), parameters);
+    lines = weights_differences(safetensors::File(path), parameters);
   } catch (const Error& error) {
     throw DataError(place + ": " + error.what());
   }

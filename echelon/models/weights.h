@@ -1,0 +1,34 @@
+// A model's weights in a safetensors file, under the names of a state dict:
+// what Python's safetensors package reads and writes for the same model.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "echelon/checkpoint/safetensors.h"
+
+namespace echelon {
+
+/// Every parameter and buffer by name, in the order of Python's state_dict: a
+/// module's parameters, then its buffers, then its children. The module's own
+/// tensors, not copies. Undefined ones are left out.
+std::vector<std::pair<std::string, torch::Tensor>>
+state_dict(const torch::nn::Module& module);
+
+/// Copies a file's tensors into the module, on whatever device it lives. The
+/// rules are those of check_weights.h. Throws DataError that lists every tensor
+/// that does not fit, and then changes nothing; CheckpointError when the file
+/// is missing or malformed.
+void load_weights(torch::nn::Module& module, const std::string& path);
+
+/// Writes state_dict(module), atomically. Throws CheckpointError when the disk
+/// does not take it.
+void save_weights(
+    const torch::nn::Module& module,
+    const std::string& path,
+    const safetensors::Metadata& metadata = {{"format", "pt"}});
+
+}  // namespace echelon
