@@ -9,9 +9,12 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <sstream>
+#include <thread>
 
 #include "echelon/error.h"
 
@@ -51,6 +54,27 @@ int bind_loopback(int port) {
   return fd;
 }
 
+/// Returns when somebody listens at the loopback port, or after three seconds.
+/// After a refusal TCPStore waits up to a second, while rank 0 is usually a few
+/// milliseconds late.
+void wait_for_listener(int port, std::chrono::milliseconds timeout) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const auto deadline = std::chrono::steady_clock::now() +
+      std::min(timeout, std::chrono::milliseconds(3000));
+  while (std::chrono::steady_clock::now() < deadline) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return;
+    const bool listens = ::connect(fd, reinterpret_cast<sockaddr*>(&address),
+                                   sizeof(address)) == 0;
+    ::close(fd);
+    if (listens) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
 std::string without_stack(const std::exception& error) {
   if (const auto* c10_error = dynamic_cast<const c10::Error*>(&error)) {
     return c10_error->what_without_backtrace();
@@ -72,6 +96,9 @@ c10::intrusive_ptr<c10d::Store> connect(
   }
   const std::string host =
       one_host(env) && !env.store_is_served ? "127.0.0.1" : env.master_addr;
+  if (!serve && host == "127.0.0.1") {
+    wait_for_listener(env.master_port, timeout);
+  }
   try {
     return c10::make_intrusive<c10d::TCPStore>(host, options);
   } catch (const std::exception& error) {

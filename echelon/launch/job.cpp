@@ -525,9 +525,10 @@ void Job::report(const Outcome& outcome) {
 }
 
 void Job::say(const std::string& text) {
-  // A progress line of rank 0 may stand where we write.
-  const bool clear =
-      options_.terminal == Terminal::rank_zero && screen_.is_terminal(2);
+  // A progress line of rank 0 may stand where we write, or the terminal's ^C.
+  const bool clear = screen_.is_terminal(2) &&
+                     (options_.terminal == Terminal::rank_zero ||
+                      policy_.stopped_by() != 0);
   screen_.write(2, (clear ? "\r\x1b[K" : "") + ("echelon: " + text + "\n"));
 }
 
