@@ -121,15 +121,22 @@ void StatusPage::publish(std::string_view line) {
 
 std::string StatusPage::read() const {
   std::string line;
-  // A writer that died half way leaves an odd version: show what is there.
-  for (int i = 0; i < 1000; ++i) {
+  uint64_t last = 0;
+  // A writer that died half way leaves an odd version that stays: then show what
+  // is there.
+  for (int unchanged = 0; unchanged < 1000; ++unchanged) {
     const uint64_t before = version.load(std::memory_order_acquire);
     line = copy_words(
         words, std::min<size_t>(length.load(std::memory_order_relaxed), sizeof(words)));
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (before % 2 == 0 && version.load(std::memory_order_relaxed) == before) {
+    const uint64_t after = version.load(std::memory_order_relaxed);
+    if (before % 2 == 0 && after == before) {
       break;
     }
+    if (after != last) {
+      unchanged = 0;
+    }
+    last = after;
     sched_yield();
   }
   return line;
