@@ -29,10 +29,9 @@ struct Axes {
   }
   double at_x(double x) const { return kWidth * share_x(x); }
   double at_y(double y) const {
-    const double share = logarithmic
-                             ? std::log(std::max(y, low) / low) /
-                                   std::log(high / low)
-                             : (y - low) / (high - low);
+    const double share =
+        logarithmic ? std::log(std::max(y, low) / low) / std::log(high / low)
+                    : (y - low) / (high - low);
     return height * (1 - std::clamp(share, 0.0, 1.0));
   }
 };
@@ -55,6 +54,7 @@ void find_range(const std::vector<Drawn>& drawn, Axes& axes) {
       if (smooth) highs.push_back(b.high);
     }
   }
+  if (axes.first_x > 0 && axes.first_x < 0.1 * axes.last_x) axes.first_x = 0;
   if (highs.empty()) return;
   std::sort(highs.begin(), highs.end());
   const double most = highs[(highs.size() - 1) * 98 / 100];
@@ -71,8 +71,8 @@ void choose_scale(YScale scale, Axes& axes) {
     return;
   }
   if (scale == YScale::from_zero) axes.low = std::min(axes.low, 0.0);
-  axes.logarithmic = scale == YScale::automatic && axes.low > 0 &&
-                     axes.high > 30 * axes.low;
+  axes.logarithmic =
+      scale == YScale::automatic && axes.low > 0 && axes.high > 30 * axes.low;
   if (axes.logarithmic) {
     axes.low /= 1.15;
     axes.high *= 1.15;
@@ -101,11 +101,6 @@ std::vector<double> y_ticks(const Axes& axes) {
   return ticks;
 }
 
-std::string fixed(double value, int decimals) {
-  return decimals == 0 ? format_count(value)
-                       : coordinate(value, decimals);
-}
-
 std::vector<std::string> y_labels(
     const Chart& chart, const std::vector<double>& ticks, bool logarithmic) {
   std::vector<std::string> labels;
@@ -116,10 +111,10 @@ std::vector<std::string> y_labels(
     } else if (chart.scale == YScale::share) {
       labels.push_back(
           coordinate(100 * tick, std::max(0, decimals - 2)) + " %");
-    } else if (logarithmic || decimals > 4 || std::abs(tick) >= 1e6) {
-      labels.push_back(format_number(tick));
+    } else if (logarithmic || decimals > 4 || std::abs(tick) >= 1e4) {
+      labels.push_back(format_compact(tick));
     } else {
-      labels.push_back(fixed(tick, decimals));
+      labels.push_back(coordinate(tick, decimals));
     }
   }
   return labels;
@@ -133,41 +128,48 @@ void draw_y_axis(Markup& page, const Chart& chart, const Axes& axes) {
     const auto at = coordinate(y);
     page.empty(
         "line",
-        {{"class", "grid"}, {"x1", "0"}, {"x2", "100%"}, {"y1", at},
+        {{"class", "grid"},
+         {"x1", "0"},
+         {"x2", "100%"},
+         {"y1", at},
          {"y2", at}});
     page.leaf(
         "text",
-        {{"class", "tick"}, {"x", "-8"}, {"y", coordinate(y + 4)},
+        {{"class", "tick"},
+         {"x", "-8"},
+         {"y", coordinate(y + 4)},
          {"text-anchor", "end"}},
         labels[i]);
   }
 }
 
-void draw_x_axis(Markup& page, const Axes& axes) {
+void draw_x_axis(Markup& page, const Chart& chart, const Axes& axes) {
   const auto y = std::to_string(axes.height);
   page.empty(
       "line",
       {{"class", "axis"}, {"x1", "0"}, {"x2", "100%"}, {"y1", y}, {"y2", y}});
-  const auto ticks = whole_ticks(axes.first_x, axes.last_x, 5);
+  const auto ticks =
+      whole_ticks(axes.first_x, axes.last_x, chart.height > 150 ? 5 : 3);
   for (size_t i = 0; i < ticks.size(); ++i) {
     const double share = axes.share_x(ticks[i]);
     // Labels stay inside of the plot; every second one goes on narrow screens.
-    const char* anchor =
-        share < 0.04 ? "start" : share > 0.96 ? "end" : "middle";
+    const char* anchor = share < 0.04   ? "start"
+                         : share > 0.96 ? "end"
+                                        : "middle";
     page.leaf(
         "text",
         {{"class", i % 2 == 1 ? "tick minor" : "tick"},
          {"x", coordinate(100 * share) + "%"},
          {"y", std::to_string(axes.height + 18)},
          {"text-anchor", anchor}},
-        format_count(ticks[i]));
+        format_compact(ticks[i]));
   }
 }
 
 std::string path_of(
     const std::vector<Bucket>& buckets,
     const Axes& axes,
-    double Bucket::* value) {
+    double Bucket::*value) {
   std::string path;
   for (const auto& b : buckets) {
     path += path.empty() ? "M" : "L";
@@ -181,14 +183,16 @@ std::string path_of(
 std::string band_of(const std::vector<Bucket>& buckets, const Axes& axes) {
   std::string path = path_of(buckets, axes, &Bucket::high);
   for (auto b = buckets.rbegin(); b != buckets.rend(); ++b) {
-    path += "L" + coordinate(axes.at_x((b->first_x + b->last_x) / 2), 1) +
-            " " + coordinate(axes.at_y(b->low), 1);
+    path += "L" + coordinate(axes.at_x((b->first_x + b->last_x) / 2), 1) + " " +
+            coordinate(axes.at_y(b->low), 1);
   }
   return path + "Z";
 }
 
 void draw_path(
-    Markup& page, const std::string& css, const std::string& path,
+    Markup& page,
+    const std::string& css,
+    const std::string& path,
     size_t points) {
   page.empty(
       "path",
@@ -199,7 +203,9 @@ void draw_path(
 }
 
 void draw_dots(
-    Markup& page, const std::string& color, const std::vector<Bucket>& buckets,
+    Markup& page,
+    const std::string& color,
+    const std::vector<Bucket>& buckets,
     const Axes& axes) {
   std::string path;
   for (const auto& b : buckets) {
@@ -277,7 +283,7 @@ void draw_chart(Markup& page, const Chart& chart) {
   page.leaf("title", {{"id", chart.id + "-t"}}, chart.title);
   page.leaf("desc", {{"id", chart.id + "-d"}}, chart.description);
   draw_y_axis(page, chart, axes);
-  draw_x_axis(page, axes);
+  draw_x_axis(page, chart, axes);
   page.open(
       "svg",
       {{"class", "curves"},

@@ -15,12 +15,12 @@ namespace echelon {
 enum class CurveStyle {
   raw_and_smooth,  // every value pale, a smoothed line on top
   line,
-  dots,            // a line with a dot at each point
+  dots,  // a line with a dot at each point
 };
 
 struct Curve {
-  std::string name;  // in the legend, when there are several
-  std::string color; // class: "c1" or "c2"
+  std::string name;   // in the legend, when there are several
+  std::string color;  // class: "c1" or "c2"
   CurveStyle style = CurveStyle::line;
   std::vector<Point> points;
 };
@@ -33,13 +33,13 @@ enum class YScale {
 };
 
 struct Chart {
-  std::string id;           // unique in the page
+  std::string id;  // unique in the page
   std::string title;
   std::string headline;     // the one value to take away: "0.041 at the end"
   std::string description;  // for those who do not see it
   YScale scale = YScale::fit;
-  bool seconds = false;     // values are seconds; ticks get a fitting unit
-  int height = 200;         // of the plot, in pixels
+  bool seconds = false;  // values are seconds; ticks get a fitting unit
+  int height = 200;      // of the plot, in pixels
   size_t max_buckets = 360;
   std::vector<Curve> curves;
 };

@@ -246,8 +246,7 @@ Timeline read_chrome_trace(const std::filesystem::path& path) {
   return parse_chrome_trace(read_text_file(path), path.string());
 }
 
-Timeline parse_chrome_trace(
-    const std::string& text, const std::string& place) {
+Timeline parse_chrome_trace(const std::string& text, const std::string& place) {
   std::string reason;
   try {
     return read_timeline(Json::parse(text));

@@ -178,8 +178,7 @@ class Drawing {
   void draw() {
     draw_axis();
     const int64_t length = range_.end - range_.begin;
-    auto bars =
-        at_most(bars_of(picture_.ranks), picture_.max_bars, length);
+    auto bars = at_most(bars_of(picture_.ranks), picture_.max_bars, length);
     auto collectives =
         at_most(collectives_of(picture_.ranks), picture_.max_bars / 2, length);
     for (size_t i = 0; i < picture_.ranks.size(); ++i) {
@@ -204,7 +203,10 @@ class Drawing {
       const auto x = coordinate(100 * share, 3) + "%";
       page_.empty(
           "line",
-          {{"class", "grid"}, {"x1", x}, {"x2", x}, {"y1", "-4"},
+          {{"class", "grid"},
+           {"x1", x},
+           {"x2", x},
+           {"y1", "-4"},
            {"y2", bottom}});
       page_.leaf(
           "text",
@@ -212,8 +214,10 @@ class Drawing {
            {"x", x},
            {"y", std::to_string(height() + 16)},
            {"text-anchor",
-            share < 0.04 ? "start" : share > 0.96 ? "end" : "middle"}},
-          format_seconds(ticks[i]));
+            share < 0.04   ? "start"
+            : share > 0.96 ? "end"
+                           : "middle"}},
+          ticks[i] == 0 ? "0" : format_seconds(ticks[i]));
     }
   }
 
@@ -224,8 +228,7 @@ class Drawing {
     const auto& rank = picture_.ranks[index];
     const int y = index * rows_.rank();
     page_.open(
-        "g",
-        {{"class", "rank"}, {"data-rank", std::to_string(rank.rank)}});
+        "g", {{"class", "rank"}, {"data-rank", std::to_string(rank.rank)}});
     const int label_y = y + std::max(rows_.compute - 4, 8);
     page_.leaf(
         "text",
@@ -234,16 +237,47 @@ class Drawing {
          {"y", std::to_string(label_y)},
          {"text-anchor", "end"}},
         "rank " + std::to_string(rank.rank));
+    draw_share(rank, y);
     draw_bar({2 * index, "idle", rank.window, "idle"}, false);
     if (rows_.has_communication) {
       draw_bar({2 * index + 1, "idle", rank.window, "idle"}, false);
     }
-    for (const auto* list : {&bars, &collectives}) {
-      for (const auto& bar : *list) {
-        if (bar.row / 2 == index) draw_bar(bar, true);
-      }
+    for (const auto& bar : bars) {
+      if (bar.row / 2 == index) draw_bar(bar, true);
+    }
+    for (const auto& bar : collectives) {
+      if (bar.row / 2 != index) continue;
+      if (rows_.communication >= 8) draw_cut(bar);
+      draw_bar(bar, true);
     }
     page_.close();
+  }
+
+  void draw_share(const StepActivity& rank, int y) {
+    if (!rows_.has_communication || rows_.communication < 11) return;
+    const double share =
+        static_cast<double>(total_length(rank.exposed)) /
+        static_cast<double>(rank.window.end - rank.window.begin);
+    page_.leaf(
+        "text",
+        {{"class", "share minor"},
+         {"x", "-8"},
+         {"y", std::to_string(y + rows_.rank() - rows_.gap)},
+         {"text-anchor", "end"}},
+        format_percent(share) + " exposed");
+  }
+
+  // Where a collective follows another without a pause.
+  void draw_cut(const Bar& bar) {
+    const int y = bar.row / 2 * rows_.rank() + rows_.compute + rows_.between;
+    const auto x = percent(bar.time.begin);
+    page_.empty(
+        "line",
+        {{"class", "cut"},
+         {"x1", x},
+         {"x2", x},
+         {"y1", std::to_string(y)},
+         {"y2", std::to_string(y + rows_.communication)}});
   }
 
   void draw_bar(const Bar& bar, bool titled) {
@@ -284,10 +318,11 @@ void draw_key(Markup& page, const char* color, const char* text) {
   page.open("span", {{"class", "key"}});
   page.open(
       "svg",
-      {{"class", "swatch"}, {"width", "18"}, {"height", "12"},
+      {{"class", "swatch"},
+       {"width", "18"},
+       {"height", "12"},
        {"aria-hidden", "true"}});
-  page.empty(
-      "rect", {{"class", color}, {"width", "18"}, {"height", "12"}});
+  page.empty("rect", {{"class", color}, {"width", "18"}, {"height", "12"}});
   page.close().text(text).close();
 }
 
@@ -314,7 +349,9 @@ void draw_lanes(Markup& page, const LanesPicture& picture) {
 void draw_lanes_pattern(Markup& page) {
   page.open(
       "svg",
-      {{"class", "defs"}, {"width", "0"}, {"height", "0"},
+      {{"class", "defs"},
+       {"width", "0"},
+       {"height", "0"},
        {"aria-hidden", "true"}});
   page.open("defs").open(
       "pattern",

@@ -14,9 +14,9 @@
 namespace echelon {
 
 struct LanesPicture {
-  std::string id;           // unique in the page
-  std::string title;        // "Step 57, a typical one"
-  std::string description;  // for those who do not see it
+  std::string id;                   // unique in the page
+  std::string title;                // "Step 57, a typical one"
+  std::string description;          // for those who do not see it
   std::vector<StepActivity> ranks;  // of one step, by rank
   /// More bars than this are drawn joined where the gaps are the smallest.
   size_t max_bars = 1200;

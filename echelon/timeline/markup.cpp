@@ -29,8 +29,7 @@ size_t sequence_length(std::string_view text) {
 
 bool forbidden(char c) {
   const auto byte = static_cast<uint8_t>(c);
-  return byte == 0x7f ||
-         (byte < 0x20 && c != '\t' && c != '\n' && c != '\r');
+  return byte == 0x7f || (byte < 0x20 && c != '\t' && c != '\n' && c != '\r');
 }
 
 }  // namespace

@@ -29,8 +29,8 @@ class Markup {
   Markup& close();
   Markup& text(std::string_view text);
   /// An element with text alone.
-  Markup& leaf(
-      std::string_view tag, Attributes attributes, std::string_view text);
+  Markup&
+  leaf(std::string_view tag, Attributes attributes, std::string_view text);
   /// An SVG element without content: <rect …/>.
   Markup& empty(std::string_view tag, Attributes attributes);
   /// As it is: a style sheet of ours, or the result of another Markup.

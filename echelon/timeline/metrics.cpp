@@ -122,11 +122,11 @@ int64_t whole_lines_size(int file, int64_t size) {
   return 0;
 }
 
-[[noreturn]] void fail(
-    const std::filesystem::path& path, int error, int64_t lines) {
+[[noreturn]] void
+fail(const std::filesystem::path& path, int error, int64_t lines) {
   throw Error(
-      "[metrics] cannot write " + path.string() + ": " +
-      std::strerror(error) + "; the " + std::to_string(lines) +
+      "[metrics] cannot write " + path.string() + ": " + std::strerror(error) +
+      "; the " + std::to_string(lines) +
       " lines that this run wrote before are kept");
 }
 
@@ -150,7 +150,9 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path) : path_(path) {
   }
 }
 
-MetricsWriter::~MetricsWriter() { ::close(file_); }
+MetricsWriter::~MetricsWriter() {
+  ::close(file_);
+}
 
 void MetricsWriter::append(const StepMetrics& metrics) {
   write_line(to_line(metrics));

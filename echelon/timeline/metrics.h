@@ -25,7 +25,7 @@ struct StepMetrics {
   double step_seconds = 0;        // from the end of the step before to its end
   double data_seconds = 0;        // of those, waiting for the batch
   double learning_rate = 0;
-  std::optional<double> grad_norm;    // global 2-norm, before clipping
+  std::optional<double> grad_norm;  // global 2-norm, before clipping
   std::optional<int32_t> slowest_rank;
 
   bool operator==(const StepMetrics&) const = default;

@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "echelon/timeline/units.h"
+
 namespace echelon {
 namespace {
 
@@ -73,7 +75,7 @@ StepBreakdown mean_of(const std::vector<StepBreakdown>& all, int32_t rank) {
   StepBreakdown mean;
   mean.rank = rank;
   if (all.empty()) return mean;
-  constexpr double StepBreakdown::* kFields[] = {
+  constexpr double StepBreakdown::*kFields[] = {
       &StepBreakdown::step_seconds,
       &StepBreakdown::compute_seconds,
       &StepBreakdown::communication_seconds,
@@ -118,9 +120,7 @@ void find_slowest(Diagnosis& diagnosis) {
 }
 
 std::string percent(double part, double whole) {
-  const double share = whole > 0 ? 100 * part / whole : 0;
-  if (share > 0 && share < 1) return "less than 1 %";
-  return std::to_string(std::lround(share)) + " %";
+  return format_percent(whole > 0 ? part / whole : 0);
 }
 
 std::string sentence_for(const Diagnosis& d) {
@@ -128,8 +128,8 @@ std::string sentence_for(const Diagnosis& d) {
   const double step = m.step_seconds;
   if (step <= 0) return "";
   std::string text;
-  const double lost = std::max({m.exposed_seconds, m.data_seconds,
-                                m.idle_seconds});
+  const double lost =
+      std::max({m.exposed_seconds, m.data_seconds, m.idle_seconds});
   if (lost < 0.05 * step) {
     text = "Computation fills " + percent(m.compute_seconds, step) +
            " of the step; " + percent(m.exposed_seconds, step) +
@@ -159,10 +159,11 @@ std::string sentence_for(const Diagnosis& d) {
 }  // namespace
 
 std::vector<Piece> owned_pieces(std::vector<const Span*> track) {
-  std::sort(track.begin(), track.end(), [](const Span* a, const Span* b) {
-    return std::pair(a->begin_ns, -a->end_ns) <
-           std::pair(b->begin_ns, -b->end_ns);
-  });
+  std::stable_sort(
+      track.begin(), track.end(), [](const Span* a, const Span* b) {
+        return std::pair(a->begin_ns, -a->end_ns) <
+               std::pair(b->begin_ns, -b->end_ns);
+      });
   std::vector<std::pair<int64_t, size_t>> edges;
   for (size_t i = 0; i < track.size(); ++i) {
     if (track[i]->begin_ns >= track[i]->end_ns) continue;

@@ -32,7 +32,7 @@ struct Piece {
 struct StepActivity {
   int32_t rank = 0;
   int64_t step = 0;
-  Interval window;          // the step
+  Interval window;            // the step
   std::vector<Piece> pieces;  // of all tracks; they point into the timeline
   Intervals compute;
   Intervals communication;  // any collective on its way

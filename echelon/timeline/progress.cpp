@@ -30,8 +30,8 @@ std::string fixed(double value, int digits) {
 
 // Keeps its width from step to step, unlike format_number.
 std::string loss_text(double loss) {
-  const bool plain = !std::isfinite(loss) ||
-                     (std::abs(loss) < 1e4 && std::abs(loss) >= 1e-3);
+  const bool plain =
+      !std::isfinite(loss) || (std::abs(loss) < 1e4 && std::abs(loss) >= 1e-3);
   return plain ? fixed(loss, 4) : format_number(loss);
 }
 
@@ -78,8 +78,8 @@ std::string repeat(std::string_view text, int count) {
 
 struct Progress::Part {
   std::string text;
-  int importance;      // the least important part goes first
-  const char* style;   // colour
+  int importance;     // the least important part goes first
+  const char* style;  // colour
 };
 
 ProgressOptions progress_options_for(int file) {
@@ -190,7 +190,8 @@ void Progress::draw() {
 }
 
 std::string Progress::eta() const {
-  if (total_steps_ <= 0 || seconds_per_step_ <= 0) return "";
+  const bool known = total_steps_ > 0 && seconds_per_step_ > 0;
+  if (!known || state_.step >= total_steps_) return "";
   const auto left = static_cast<double>(total_steps_ - state_.step);
   return format_clock(std::max(0.0, left * seconds_per_step_));
 }

@@ -22,10 +22,10 @@ struct ProgressOptions {
   bool terminal = false;  // redraw one line; otherwise print lines
   bool color = false;
   bool unicode = false;
-  int64_t every = 10;     // steps between plain lines
-  std::function<int()> columns;                   // default: always 80
-  std::function<int64_t()> now_ns;                // default: steady_now_ns
-  std::function<void(std::string_view)> write;    // default: standard output
+  int64_t every = 10;                           // steps between plain lines
+  std::function<int()> columns;                 // default: always 80
+  std::function<int64_t()> now_ns;              // default: steady_now_ns
+  std::function<void(std::string_view)> write;  // default: standard output
 };
 
 /// For an open file such as 1: a terminal when it is one and TERM is not
@@ -67,13 +67,13 @@ class Progress {
   ProgressState state_;
   bool started_ = false;
   bool finished_ = false;
-  bool drawn_ = false;          // a line is on the terminal, unfinished
-  int drawn_width_ = 0;         // columns that it takes
+  bool drawn_ = false;   // a line is on the terminal, unfinished
+  int drawn_width_ = 0;  // columns that it takes
   int64_t drawn_ns_ = 0;
-  int64_t drawn_step_ = -1;     // of the last line, drawn or printed
+  int64_t drawn_step_ = -1;  // of the last line, drawn or printed
   int64_t rate_step_ = 0;
   int64_t rate_ns_ = 0;
-  double seconds_per_step_ = 0; // smoothed; 0 until known
+  double seconds_per_step_ = 0;  // smoothed; 0 until known
 };
 
 }  // namespace echelon

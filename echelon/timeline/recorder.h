@@ -38,8 +38,8 @@ class Recorder {
 /// Records from construction to destruction; a null recorder costs nothing.
 class ScopedSpan {
  public:
-  ScopedSpan(Recorder* recorder, std::string track, std::string name,
-             SpanKind kind);
+  ScopedSpan(
+      Recorder* recorder, std::string track, std::string name, SpanKind kind);
   ~ScopedSpan();
   ScopedSpan(const ScopedSpan&) = delete;
   ScopedSpan& operator=(const ScopedSpan&) = delete;

@@ -3,27 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <map>
 #include <optional>
 
 #include "echelon/timeline/chart.h"
-#include "echelon/timeline/lanes.h"
 #include "echelon/timeline/markup.h"
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/report_style.h"
+#include "echelon/timeline/report_time.h"
 #include "echelon/timeline/text_file.h"
 #include "echelon/timeline/units.h"
 
 namespace echelon {
 namespace {
-
-// A number and its unit do not part at the end of a line.
-std::string joined_units(std::string text) {
-  for (size_t at = 0; (at = text.find(" %", at)) != std::string::npos;) {
-    text.replace(at, 1, "\u00a0");
-  }
-  return text;
-}
 
 double total_seconds(const ReportInput& input) {
   if (input.total_seconds > 0) return input.total_seconds;
@@ -35,7 +26,7 @@ double total_seconds(const ReportInput& input) {
 }
 
 std::vector<double> finite_values(
-    const std::vector<StepMetrics>& metrics, double StepMetrics::* field) {
+    const std::vector<StepMetrics>& metrics, double StepMetrics::*field) {
   std::vector<double> values;
   for (const auto& m : metrics) {
     if (std::isfinite(m.*field)) values.push_back(m.*field);
@@ -109,10 +100,15 @@ std::vector<Tile> tiles_of(const ReportInput& input, const Diagnosis& d) {
         format_seconds(seconds),
         format_count(static_cast<double>(input.metrics.size())) + " steps"));
   }
-  if (d.mean.step_seconds > 0) {
+  if (d.mean.communication_seconds > 0) {
     tiles.push_back(tile_of(
         "Exposed communication",
         format_percent(d.mean.exposed_seconds / d.mean.step_seconds),
+        "of the step"));
+  } else if (d.mean.step_seconds > 0) {
+    tiles.push_back(tile_of(
+        "Computing",
+        format_percent(d.mean.compute_seconds / d.mean.step_seconds),
         "of the step"));
   }
   return tiles;
@@ -154,7 +150,7 @@ std::vector<Point> points_of(
 
 std::vector<Point> points_of(
     const std::vector<EvaluationMetrics>& evaluations,
-    double EvaluationMetrics::* value) {
+    double EvaluationMetrics::*value) {
   std::vector<Point> points;
   for (const auto& e : evaluations) {
     points.push_back({static_cast<double>(e.step), e.*value});
@@ -182,8 +178,7 @@ Chart loss_chart(const ReportInput& input) {
   Chart chart{.id = "loss", .title = "Loss"};
   chart.scale = YScale::automatic;
   chart.height = 240;
-  auto points =
-      points_of(input.metrics, [](const auto& m) { return m.loss; });
+  auto points = points_of(input.metrics, [](const auto& m) { return m.loss; });
   chart.description = "Training loss by step, " + range_text(points) + ".";
   chart.curves.push_back(
       {"training", "c1", CurveStyle::raw_and_smooth, std::move(points)});
@@ -208,7 +203,7 @@ Chart accuracy_chart(const ReportInput& input) {
       input.evaluations.begin(),
       input.evaluations.end(),
       [](const auto& a, const auto& b) { return a.accuracy < b.accuracy; });
-  chart.headline = "best " + joined_units(format_percent(best->accuracy)) +
+  chart.headline = "best " + unbroken(format_percent(best->accuracy)) +
                    ", step " + format_count(best->step);
   auto points = points_of(input.evaluations, &EvaluationMetrics::accuracy);
   chart.description =
@@ -246,196 +241,42 @@ void draw_curves(Markup& page, const ReportInput& input) {
   page.open("div", {{"class", "grid3"}});
   using M = StepMetrics;
   auto throughput = small_chart(
-      input, "throughput", "Samples per second", YScale::from_zero,
+      input,
+      "throughput",
+      "Samples per second",
+      YScale::from_zero,
       CurveStyle::raw_and_smooth,
       [](const M& m) { return m.samples_per_second; });
   draw_chart(page, throughput);
-  draw_chart(page, small_chart(
-      input, "learning-rate", "Learning rate", YScale::from_zero,
-      CurveStyle::line, [](const M& m) { return m.learning_rate; }));
-  draw_chart(page, small_chart(
-      input, "grad-norm", "Gradient norm", YScale::automatic,
-      CurveStyle::raw_and_smooth,
-      [](const M& m) { return m.grad_norm.value_or(NAN); }));
+  draw_chart(
+      page,
+      small_chart(
+          input,
+          "learning-rate",
+          "Learning rate",
+          YScale::from_zero,
+          CurveStyle::line,
+          [](const M& m) { return m.learning_rate; }));
+  draw_chart(
+      page,
+      small_chart(
+          input,
+          "grad-norm",
+          "Gradient norm",
+          YScale::automatic,
+          CurveStyle::raw_and_smooth,
+          [](const M& m) { return m.grad_norm.value_or(NAN); }));
   page.close();
   page.leaf(
       "p",
       {{"class", "note"}},
       "Horizontal axes count optimizer steps. The pale line is each step, or "
       "its range where steps are too many to draw; the strong line is "
-      "smoothed over one fortieth of the run.");
+      "the mean over a fifteenth of the run around it.");
   page.close();
 }
 
-// --- Where the time went ----------------------------------------------------
-
-struct PickedStep {
-  int64_t step = 0;
-  std::string title;
-};
-
-// The median step, and the slowest when it is another matter.
-std::vector<PickedStep> picked_steps(const Diagnosis& d) {
-  std::map<int64_t, double> longest;
-  for (const auto& b : d.steps) {
-    longest[b.step] = std::max(longest[b.step], b.step_seconds);
-  }
-  if (longest.empty()) return {};
-  std::vector<std::pair<double, int64_t>> sorted;
-  for (const auto& [step, seconds] : longest) sorted.push_back({seconds, step});
-  std::sort(sorted.begin(), sorted.end());
-  const auto& [typical_seconds, typical] = sorted[(sorted.size() - 1) / 2];
-  std::vector<PickedStep> picked = {
-      {typical,
-       "Step " + std::to_string(typical) + ", a typical one: " +
-           format_seconds(typical_seconds)}};
-  // The first recorded step warms caches up; its length says little.
-  const int64_t first = longest.begin()->first;
-  std::erase_if(sorted, [&](const auto& entry) {
-    return entry.second == first;
-  });
-  if (!sorted.empty() && sorted.back().first > 1.4 * typical_seconds) {
-    picked.push_back(
-        {sorted.back().second,
-         "Step " + std::to_string(sorted.back().second) +
-             ", the slowest recorded: " + format_seconds(sorted.back().first)});
-  }
-  return picked;
-}
-
-std::string describe(const std::vector<StepActivity>& ranks) {
-  std::string text = "Timeline of " + std::to_string(ranks.size()) +
-                     (ranks.size() == 1 ? " rank." : " ranks.");
-  for (size_t i = 0; i < ranks.size() && i < 8; ++i) {
-    const auto seconds = [](const Intervals& times) {
-      return format_seconds(1e-9 * static_cast<double>(total_length(times)));
-    };
-    text += " Rank " + std::to_string(ranks[i].rank) + " computes for " +
-            seconds(ranks[i].compute) + " and communicates for " +
-            seconds(ranks[i].communication) + ", " +
-            seconds(ranks[i].exposed) + " of it exposed.";
-  }
-  return text;
-}
-
-void draw_pictures(
-    Markup& page, const ReportInput& input, const Diagnosis& d) {
-  const auto activities = step_activities(input.timeline);
-  draw_lanes_pattern(page);
-  std::vector<LanesPicture> pictures;
-  std::vector<StepActivity> all;
-  for (const auto& picked : picked_steps(d)) {
-    LanesPicture picture{
-        .id = "step-" + std::to_string(picked.step), .title = picked.title};
-    for (const auto& activity : activities) {
-      if (activity.step == picked.step) picture.ranks.push_back(activity);
-    }
-    all.insert(all.end(), picture.ranks.begin(), picture.ranks.end());
-    picture.description = describe(picture.ranks);
-    pictures.push_back(std::move(picture));
-  }
-  for (auto& picture : pictures) {
-    picture.max_bars /= pictures.size();
-    draw_lanes(page, picture);
-    if (&picture == &pictures.front()) draw_lanes_legend(page, all);
-  }
-}
-
-void draw_share_bar(Markup& page, const StepBreakdown& b, double longest) {
-  page.open("td", {{"class", "bar"}});
-  page.open(
-      "svg",
-      {{"width", "100%"}, {"height", "12"}, {"aria-hidden", "true"}});
-  double x = 0;
-  const std::pair<const char*, double> parts[] = {
-      {"bw", b.compute_seconds},
-      {"ex", b.exposed_seconds},
-      {"da", b.data_seconds},
-      {"idle", b.idle_seconds}};
-  for (const auto& [color, seconds] : parts) {
-    const double width = longest > 0 ? 100 * seconds / longest : 0;
-    page.empty(
-        "rect",
-        {{"class", color},
-         {"x", coordinate(x) + "%"},
-         {"width", coordinate(width) + "%"},
-         {"height", "12"}});
-    x += width;
-  }
-  page.close().close();
-}
-
-void draw_row(
-    Markup& page,
-    const std::string& name,
-    const StepBreakdown& b,
-    double longest,
-    bool all) {
-  page.open("tr", {{"class", all ? "all" : "one"}});
-  page.leaf("th", {{"scope", "row"}}, name);
-  for (const double seconds :
-       {b.step_seconds,
-        b.compute_seconds,
-        b.overlapped_seconds,
-        b.exposed_seconds,
-        b.data_seconds,
-        b.idle_seconds}) {
-    page.leaf("td", {}, seconds < 0.5e-9 ? "\u2013" : format_seconds(seconds));
-  }
-  draw_share_bar(page, b, longest);
-  page.close();
-}
-
-void draw_table(Markup& page, const Diagnosis& d) {
-  double longest = 0;
-  for (const auto& b : d.ranks) longest = std::max(longest, b.step_seconds);
-  page.open(
-      "div",
-      {{"class", "scroll"}, {"tabindex", "0"}, {"role", "region"},
-       {"aria-label", "Time of each rank"}});
-  page.open("table").leaf(
-      "caption", {{"class", "hidden"}}, "Mean time per step of each rank");
-  page.open("thead").open("tr");
-  for (const char* head :
-       {"Mean per step", "Step", "Compute", "Overlapped", "Exposed",
-        "Data wait", "Idle"}) {
-    page.leaf("th", {{"scope", "col"}}, head);
-  }
-  page.leaf("th", {{"scope", "col"}}, "Compute, exposed, data, idle");
-  page.close().close().open("tbody");
-  if (d.ranks.size() > 1) draw_row(page, "all ranks", d.mean, longest, true);
-  for (const auto& b : d.ranks) {
-    std::string name = "rank " + std::to_string(b.rank);
-    if (b.rank == d.slowest_rank && d.slowest_excess > 0.02) name += ", slowest";
-    draw_row(page, name, b, longest, false);
-  }
-  page.close().close().close();
-}
-
-std::string table_note(const Diagnosis& d) {
-  std::string note =
-      "Overlapped: communication while something computes, which costs no "
-      "time. Exposed: communication while nothing computes; it includes "
-      "waiting for slower ranks inside of a collective. Recorded: " +
-      std::to_string(d.num_steps) + (d.num_steps == 1 ? " step" : " steps");
-  if (d.num_outliers > 0) {
-    note += "; left out of the means, as over three times the median: " +
-            std::to_string(d.num_outliers);
-  }
-  return note + ".";
-}
-
-void draw_time(Markup& page, const ReportInput& input, const Diagnosis& d) {
-  if (d.steps.empty()) return;
-  page.open("section").leaf("h2", {}, "Where the time went");
-  page.leaf("p", {{"class", "lead"}}, joined_units(d.sentence));
-  draw_pictures(page, input, d);
-  draw_table(page, d);
-  page.leaf("p", {{"class", "note"}}, table_note(d));
-  page.close();
-}
-
-// --- Facts and the page -----------------------------------------------------
+// --- Facts and the page ----------------------------------------------------
 
 void draw_facts(Markup& page, const ReportInput& input) {
   if (input.facts.empty()) return;
@@ -466,7 +307,7 @@ std::string to_html(const ReportInput& input) {
   page.open("body").open("main");
   draw_head(page, input, diagnosis);
   draw_curves(page, input);
-  draw_time(page, input, diagnosis);
+  draw_time_section(page, input.timeline, diagnosis);
   draw_facts(page, input);
   page.leaf(
       "footer",

@@ -18,8 +18,8 @@ struct ReportInput {
   /// Name and value, in the order shown: model, data, layout, ranks, device,
   /// parameters, batch, …
   std::vector<std::pair<std::string, std::string>> facts;
-  std::vector<StepMetrics> metrics;              // by step
-  std::vector<EvaluationMetrics> evaluations;    // by step
+  std::vector<StepMetrics> metrics;            // by step
+  std::vector<EvaluationMetrics> evaluations;  // by step
   Timeline timeline;
   double total_seconds = 0;  // training, first step to last; 0: not known
   /// Why the run ended, when it was not finished: "stopped by the user".

@@ -36,10 +36,9 @@ border:1px solid var(--c2);color:var(--c2);border-radius:6px;
 font-size:14px;font-weight:600;overflow-wrap:anywhere}
 .lead{font-size:17px;line-height:1.5;max-width:46em;color:var(--ink)}
 .note{color:var(--soft);font-size:13px;max-width:60em;margin-top:10px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(158px,1fr));
-gap:1px;background:var(--hair);border:1px solid var(--hair);
+.tiles{display:flex;flex-wrap:wrap;gap:1px;background:var(--hair);border:1px solid var(--hair);
 border-radius:10px;overflow:hidden;margin-top:30px}
-.tile{background:var(--paper);padding:16px 18px 15px}
+.tile{background:var(--paper);padding:16px 18px 15px;flex:1 1 158px}
 .tile dt{color:var(--soft);font-size:13px}
 .tile .value{font-size:27px;line-height:1.25;font-weight:650;
 letter-spacing:-.02em;white-space:nowrap}
@@ -64,11 +63,12 @@ figcaption .keys{margin-left:auto}
 .plot{padding-left:58px}
 .plot svg{display:block;overflow:visible}
 .plot svg.curves{overflow:hidden}
-.lanes .plot{padding-left:62px}
+.lanes .plot{padding-left:92px}
 .lanes{margin-top:26px}
 .grid{stroke:var(--grid);stroke-width:1}
 .axis{stroke:var(--soft);stroke-width:1;stroke-opacity:.55}
 .tick,.name{fill:var(--soft);font-size:12px}
+.name{fill:var(--ink)}.share{fill:var(--soft);font-size:11px}
 .curves path{fill:none}
 .line{stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
 .raw{stroke-width:1;stroke-opacity:.34;stroke-linejoin:round}
@@ -80,10 +80,10 @@ figcaption .keys{margin-left:auto}
 .fw{fill:var(--fw)}.bw{fill:var(--bw)}.op{fill:var(--op)}.ex{fill:var(--ex)}
 .ov{fill:url(#hatch)}.da{fill:var(--da)}.ot{fill:var(--ot)}
 .idle{fill:var(--idle)}
-.co{fill:transparent;stroke:var(--paper);stroke-width:1}
+.co{fill:transparent}.cut{stroke:var(--paper);stroke-width:1.5}
 .hatch-ground{fill:var(--ovg)}.hatch-line{fill:var(--ovl)}
 .rank rect:not(.idle):hover{filter:brightness(1.15)}
-.rank .co:hover{stroke:var(--ink)}
+.rank .co:hover{stroke:var(--ink);stroke-width:1}
 .defs{position:absolute}
 .scroll{overflow-x:auto;margin-top:26px}
 table{border-collapse:collapse;width:100%;font-size:14px;white-space:nowrap}
@@ -93,23 +93,26 @@ th{font-weight:600;color:var(--soft);font-size:13px;vertical-align:bottom}
 tbody th{color:var(--ink);font-size:14px}
 th:first-child,td:first-child{text-align:left;padding-left:0}
 .all th,.all td{font-weight:650}
+details{margin-top:14px}summary{cursor:pointer;color:var(--accent);
+font-size:14px}details .scroll{margin-top:10px}
 td.bar{width:26%;min-width:150px;padding-left:24px}
 td.bar svg{display:block;border-radius:3px}
 .facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(230px,1fr));
 gap:0 40px;margin-top:14px}
-.facts div{padding:9px 0;border-bottom:1px solid var(--hair);min-width:0}
+.facts div{padding:8px 0 14px;border-top:1px solid var(--hair);min-width:0;
+overflow-wrap:anywhere}
 .facts dt{color:var(--soft);font-size:13px}
-.facts dd{overflow-wrap:anywhere}
 footer{margin-top:52px;padding-top:16px;border-top:1px solid var(--hair);
 color:var(--soft);font-size:13px}
 .hidden{position:absolute;width:1px;height:1px;overflow:hidden;
 clip-path:inset(50%)}
 :focus-visible{outline:2px solid var(--accent);outline-offset:3px}
+@media (max-width:960px){th,td{padding-left:14px}
+td.bar{width:18%;min-width:110px}}
 @media (max-width:860px){.grid2,.grid3{grid-template-columns:minmax(0,1fr)}}
 @media (max-width:600px){main{padding:26px 16px 24px}h1{font-size:25px}
-.tiles{grid-template-columns:repeat(2,minmax(0,1fr))}
-.tile{padding:12px 13px}.tile .value{font-size:22px}.minor{display:none}
-.lead{font-size:16px}.plot{padding-left:52px}
+.tile{padding:12px 13px;flex:1 1 40%}.tile .value{font-size:22px}.minor{display:none}
+.lead{font-size:16px}.plot,.lanes .plot{padding-left:52px}
 figcaption .keys{margin-left:0}}
 @media print{:root{color-scheme:light;
 --paper:#fff;--ink:#000;--soft:#444;--hair:#ccc;--grid:#e6e6e6;
@@ -123,7 +126,8 @@ figure,.tiles,tr,.facts div{break-inside:avoid}
 h2,h3{break-after:avoid}h2{margin-top:30px}
 .grid2{grid-template-columns:minmax(0,3fr) minmax(0,2fr)}
 .grid3{grid-template-columns:repeat(3,minmax(0,1fr))}
-.scroll{overflow:visible}}
+.scroll{overflow:visible}
+.lanes .plot{padding-left:92px}}
 )css";
 
 }  // namespace echelon::detail

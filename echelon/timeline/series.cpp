@@ -25,10 +25,26 @@ std::vector<double> ticks_every(double low, double high, double step) {
   return ticks;
 }
 
+// The mean over up to `reach` points on either side of each.
+std::vector<Point> box_mean(const std::vector<Point>& points, size_t reach) {
+  const size_t count = points.size();
+  std::vector<double> sums(count + 1, 0.0);  // of all points before
+  for (size_t i = 0; i < count; ++i) sums[i + 1] = sums[i] + points[i].y;
+  std::vector<Point> result = points;
+  for (size_t i = 0; i < count; ++i) {
+    // As far to the left as to the right, also near the ends.
+    const size_t near = std::min({reach, i, count - 1 - i});
+    if (near == 0) continue;
+    result[i].y = (sums[i + near + 1] - sums[i - near]) /
+                  static_cast<double>(2 * near + 1);
+  }
+  return result;
+}
+
 }  // namespace
 
-std::vector<Bucket> to_buckets(
-    const std::vector<Point>& points, size_t max_buckets) {
+std::vector<Bucket>
+to_buckets(const std::vector<Point>& points, size_t max_buckets) {
   std::vector<Point> finite;
   std::copy_if(
       points.begin(),
@@ -37,9 +53,9 @@ std::vector<Bucket> to_buckets(
       [](const Point& p) { return std::isfinite(p.x) && std::isfinite(p.y); });
   const size_t count = finite.size();
   const size_t num = std::min(count, max_buckets);
-  const double keep = 1 - 1 / std::max(4.0, static_cast<double>(count) / 40);
-  double sum = 0;
-  double weight = 0;
+  // Twice half the width: a triangular window, without a box's corners.
+  const size_t reach = std::max<size_t>(count < 20 ? 1 : 2, count / 60);
+  const auto smooth = box_mean(box_mean(finite, reach), reach);
   std::vector<Bucket> buckets;
   for (size_t b = 0; b < num; ++b) {
     const size_t begin = b * count / num;
@@ -54,10 +70,8 @@ std::vector<Bucket> to_buckets(
       bucket.low = std::min(bucket.low, y);
       bucket.high = std::max(bucket.high, y);
       bucket.mean += y / static_cast<double>(end - begin);
-      sum = keep * sum + (1 - keep) * y;
-      weight = keep * weight + (1 - keep);
+      bucket.smooth += smooth[i].y / static_cast<double>(end - begin);
     }
-    bucket.smooth = sum / weight;
     buckets.push_back(bucket);
   }
   return buckets;

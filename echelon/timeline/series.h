@@ -12,7 +12,7 @@ struct Point {
 };
 
 /// A stretch of a curve: where it is, the least and the greatest value in it,
-/// its mean, and the value of its smoothed curve at the end.
+/// its mean, and the mean of the smoothed curve over it.
 struct Bucket {
   double first_x = 0;
   double last_x = 0;
@@ -23,10 +23,10 @@ struct Bucket {
 };
 
 /// At most `max_buckets` stretches of equally many points; points that are not
-/// finite are left out. The smoothed curve is an exponential mean over about
-/// 1/40 of the points, corrected for its start.
-std::vector<Bucket> to_buckets(
-    const std::vector<Point>& points, size_t max_buckets);
+/// finite are left out. The smoothed curve is a mean over about 1/15 of the
+/// points around each (fewer at the ends), so it does not lag behind.
+std::vector<Bucket>
+to_buckets(const std::vector<Point>& points, size_t max_buckets);
 
 /// Values at equal and round distances (1, 2, 5 times a power of ten) inside
 /// [low, high], about `count` of them.

@@ -23,8 +23,7 @@ struct RankSpans {
 };
 
 /// Replaces the file. Throws Error when it cannot be written.
-void write_span_file(
-    const std::filesystem::path& path, const RankSpans& spans);
+void write_span_file(const std::filesystem::path& path, const RankSpans& spans);
 
 /// Throws DataError with file and line for what it cannot read; a last line
 /// without its end (the rank was killed) is left out.

@@ -16,8 +16,8 @@ namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, int error) {
   throw Error(
-      "[timeline] cannot write " + path.string() + ": " +
-      std::strerror(error) + "; an earlier version of it was kept");
+      "[timeline] cannot write " + path.string() + ": " + std::strerror(error) +
+      "; an earlier version of it was kept");
 }
 
 // Returns 0, or errno of the call that failed.
@@ -35,16 +35,15 @@ int write_all(int file, std::string_view text) {
 
 }  // namespace
 
-void write_text_file(
-    const std::filesystem::path& path, std::string_view text) {
+void write_text_file(const std::filesystem::path& path, std::string_view text) {
   std::error_code ignored;
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);
   }
   auto partial = path;
   partial += "." + std::to_string(::getpid()) + ".partial";
-  const int file = ::open(
-      partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const int file =
+      ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) fail(path, errno);
   int error = write_all(file, text);
   if (::close(file) != 0 && error == 0) error = errno;

@@ -10,8 +10,7 @@ namespace echelon {
 /// Replaces the file at `path`: writes beside it, then renames. Creates missing
 /// folders. Throws Error with the path and the system's reason (disk full, no
 /// permission); an earlier file at `path` is then still there, unchanged.
-void write_text_file(
-    const std::filesystem::path& path, std::string_view text);
+void write_text_file(const std::filesystem::path& path, std::string_view text);
 
 /// Throws DataError when the file cannot be read.
 std::string read_text_file(const std::filesystem::path& path);

@@ -13,7 +13,7 @@ enum class SpanKind {
   backward,
   optimizer,
   communication,
-  data,        // waiting for the next batch
+  data,  // waiting for the next batch
   evaluation,
   other,
 };
@@ -33,13 +33,13 @@ SpanKind span_kind_from_name(const std::string& name);
 /// per collective from its launch to its end; such spans may overlap.
 struct Span {
   int32_t rank = 0;
-  std::string track;      // lane within the rank: "compute", "comm", "loader"
-  std::string name;       // "forward", "all_reduce bucket 0"
+  std::string track;  // lane within the rank: "compute", "comm", "loader"
+  std::string name;   // "forward", "all_reduce bucket 0"
   SpanKind kind = SpanKind::other;
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
-  int64_t step = -1;      // training step, -1 when outside of one
-  int64_t bytes = 0;      // moved by a collective, else 0
+  int64_t step = -1;  // training step, -1 when outside of one
+  int64_t bytes = 0;  // moved by a collective, else 0
 };
 
 struct Timeline {

@@ -20,13 +20,23 @@ std::string not_finite(double value) {
   return value > 0 ? "inf" : "-inf";
 }
 
+// "1.23e-5", "2e299".
+std::string scientific(double value) {
+  const std::string text = print("%.2e", value);
+  std::string digits = text.substr(0, text.find('e'));
+  digits.erase(digits.find_last_not_of('0') + 1);
+  if (digits.back() == '.') digits.pop_back();
+  return digits + "e" +
+         std::to_string(std::stoi(text.substr(text.find('e') + 1)));
+}
+
 }  // namespace
 
 std::string format_number(double value) {
   if (!std::isfinite(value)) return not_finite(value);
   const double size = std::abs(value);
   if (size == 0) return "0";
-  if (size >= 99999.5 || size < 0.00095) return print("%.2e", value);
+  if (size >= 99999.5 || size < 0.00095) return scientific(value);
   if (size >= 99.95) return format_count(value);
   int digits = 2 - static_cast<int>(std::floor(std::log10(size)));
   std::string text = print("%.*f", std::min(digits, 6), value);
@@ -45,6 +55,19 @@ std::string format_count(double value) {
     digits.insert(i, ",");
   }
   return (value <= -0.5 ? "-" : "") + digits;
+}
+
+std::string format_compact(double value) {
+  const double size = std::abs(value);
+  if (!std::isfinite(value) || size < 9999.5) return format_number(value);
+  constexpr std::array<const char*, 4> kUnits = {"k", "M", "G", "T"};
+  double scaled = value / 1e3;
+  size_t unit = 0;
+  while (std::abs(scaled) >= 999.5 && unit + 1 < kUnits.size()) {
+    scaled /= 1e3;
+    ++unit;
+  }
+  return format_number(scaled) + kUnits[unit];
 }
 
 std::string format_seconds(double seconds) {
@@ -76,17 +99,25 @@ std::string format_percent(double share) {
   const double percent = 100 * share;
   if (percent == 0) return "0 %";
   if (std::abs(percent) < 0.1) return "< 0.1 %";
-  if (std::abs(percent) < 9.95) return print("%.1f %%", percent);
   // 99.96 % correct is not all correct.
   if (percent < 100 && percent > 99.9) return "> 99.9 %";
-  if (std::abs(percent) >= 90 && percent != 100) return print("%.1f %%", percent);
-  return print("%.0f %%", percent);
+  const bool tenths = std::abs(percent) < 9.95 || std::abs(percent) >= 90;
+  std::string text = print("%.*f", tenths ? 1 : 0, percent);
+  if (tenths && text.ends_with(".0")) text.resize(text.size() - 2);
+  return text + " %";
+}
+
+std::string unbroken(std::string text) {
+  for (size_t at = 0; (at = text.find(" %", at)) != std::string::npos;) {
+    text.replace(at, 1, "\u00a0");
+  }
+  return text;
 }
 
 std::string format_bytes(int64_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {
       "KiB", "MiB", "GiB", "TiB", "PiB"};
-  if (bytes < 1024) return std::to_string(bytes) + " B";
+  if (bytes < 1024) return format_count(static_cast<double>(bytes)) + " B";
   double value = static_cast<double>(bytes) / 1024;
   size_t unit = 0;
   while (value >= 1023.5 && unit + 1 < kUnits.size()) {

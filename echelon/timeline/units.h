@@ -12,6 +12,9 @@ std::string format_number(double value);
 /// Thousands with commas: 5120.4 -> "5,120".
 std::string format_count(double value);
 
+/// For axes: "950", "12.5k", "3M", "1.2e-5".
+std::string format_compact(double value);
+
 /// "850 ns", "12.5 µs", "3.2 ms", "1.24 s", "2 min 05 s", "3 h 07 min".
 std::string format_seconds(double seconds);
 
@@ -20,6 +23,9 @@ std::string format_clock(double seconds);
 
 /// A share of 1: "97.5 %", "8 %", "< 0.1 %".
 std::string format_percent(double share);
+
+/// With spaces that do not break before each "%": for prose.
+std::string unbroken(std::string text);
 
 /// "512 B", "1.5 MiB".
 std::string format_bytes(int64_t bytes);

@@ -52,9 +52,14 @@ class Ranks {
     return static_cast<int64_t>(ms * slowness_ * jitter(random_) * kMs);
   }
 
-  int64_t add(
-      int32_t rank, int64_t step, const char*, std::string name, SpanKind kind,
-      int64_t begin, double ms) {
+  int64_t
+  add(int32_t rank,
+      int64_t step,
+      const char*,
+      std::string name,
+      SpanKind kind,
+      int64_t begin,
+      double ms) {
     const int64_t end = begin + jittered(ms);
     timeline_.spans.push_back(
         {rank, "compute", std::move(name), kind, begin, end, step, 0});
@@ -62,13 +67,17 @@ class Ranks {
   }
 
   int64_t layers(
-      int32_t rank, int64_t step, const std::string& name, SpanKind kind,
-      int64_t begin, double ms) {
+      int32_t rank,
+      int64_t step,
+      const std::string& name,
+      SpanKind kind,
+      int64_t begin,
+      double ms) {
     for (int i = 0; i < shape_.layers; ++i) {
       const auto suffix =
           shape_.layers == 1 ? "" : " layer " + std::to_string(i);
-      begin = add(
-          rank, step, "", name + suffix, kind, begin, ms / shape_.layers);
+      begin =
+          add(rank, step, "", name + suffix, kind, begin, ms / shape_.layers);
     }
     return begin;
   }
@@ -79,8 +88,7 @@ class Ranks {
       const int64_t end = std::max(ready[b], free) +
                           kMs * 12 / shape_.buckets * (b == 0 ? 2 : 3) / 3;
       for (int32_t r = 0; r < shape_.ranks; ++r) {
-        const int64_t begin =
-            std::max(launched_[r * shape_.buckets + b], free);
+        const int64_t begin = std::max(launched_[r * shape_.buckets + b], free);
         timeline_.spans.push_back(
             {r,
              "comm",
@@ -121,8 +129,8 @@ void add_metrics(const RunShape& shape, ReportInput& input) {
     m.samples_per_second = 512 / m.step_seconds;
     const double warmup = std::min(1.0, at / 0.06);
     m.learning_rate = 1e-3 * warmup * 0.5 * (1 + std::cos(3.14159 * at));
-    m.grad_norm = (0.4 + 3.2 * std::exp(-7 * at)) *
-                  std::exp(0.2 * noise(random));
+    m.grad_norm =
+        (0.4 + 3.2 * std::exp(-7 * at)) * std::exp(0.2 * noise(random));
     m.slowest_rank = shape.ranks - 1;
     input.metrics.push_back(m);
     if (step % std::max<int64_t>(1, shape.steps / 12) == 0) {

@@ -13,8 +13,8 @@ struct RunShape {
   int32_t ranks = 4;
   int64_t recorded_steps = 20;
   int buckets = 5;
-  int layers = 1;       // spans of forward and backward each
-  double slow_rank = 0; // excess of the last rank's work
+  int layers = 1;        // spans of forward and backward each
+  double slow_rank = 0;  // excess of the last rank's work
 };
 
 /// A data-parallel run whose last all-reduces outlast the backward pass.

@@ -1,0 +1,254 @@
+#include "echelon/timeline/chrome_trace.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "echelon/error.h"
+#include "echelon/timeline/span_file.h"
+#include "sample_run.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+
+static auto fields(const Span& s) {
+  return std::tie(
+      s.rank, s.begin_ns, s.end_ns, s.track, s.name, s.kind, s.step, s.bytes);
+}
+
+bool operator==(const Span& a, const Span& b) {
+  return fields(a) == fields(b);
+}
+
+void PrintTo(const Span& s, std::ostream* out) {
+  *out << "rank " << s.rank << " " << s.track << "/" << s.name << " ["
+       << s.begin_ns << ", " << s.end_ns << ") step " << s.step;
+}
+
+namespace {
+
+using testing::HasSubstr;
+using Json = nlohmann::json;
+
+std::vector<Span> sorted(std::vector<Span> spans) {
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+    return fields(a) < fields(b);
+  });
+  return spans;
+}
+
+Timeline small() {
+  return {
+      .title = "run \"one\"",
+      .rank_names = {"rank 0 (cpu)", "rank 1 (cuda:3)"},
+      .spans = {
+          {0, "compute", "forward", SpanKind::forward, 1, 1'234'567, 3, 0},
+          {1,
+           "comm",
+           "all_reduce \"bucket 0\"",
+           SpanKind::communication,
+           1'001,
+           9'000'000'000'123,
+           4,
+           1 << 20},
+          {1, "loader", "batch", SpanKind::data, -1'500, -3, -1, 0}}};
+}
+
+TEST(ChromeTrace, IsReadBackAsItWas) {
+  const auto timeline = small();
+  const auto back = parse_chrome_trace(to_chrome_trace(timeline), "test");
+  EXPECT_EQ(back.title, timeline.title);
+  EXPECT_EQ(back.rank_names, timeline.rank_names);
+  EXPECT_EQ(sorted(back.spans), sorted(timeline.spans));
+}
+
+TEST(ChromeTrace, AWholeRunIsReadBackFromAFile) {
+  TempFolder folder;
+  const auto timeline = sample::run({.ranks = 5, .layers = 3}).timeline;
+  write_chrome_trace(folder.path("timeline.json"), timeline);
+  const auto back = read_chrome_trace(folder.path("timeline.json"));
+  EXPECT_EQ(sorted(back.spans), sorted(timeline.spans));
+}
+
+TEST(ChromeTrace, SaysRanksAsProcessesAndTracksAsThreads) {
+  const auto json = Json::parse(to_chrome_trace(small()));
+  EXPECT_EQ(json["displayTimeUnit"], "ms");
+  int names = 0;
+  for (const auto& event : json["traceEvents"]) {
+    if (event["name"] == "process_name") {
+      ++names;
+      EXPECT_EQ(
+          event["args"]["name"],
+          event["pid"] == 0 ? "rank 0 (cpu)" : "rank 1 (cuda:3)");
+    }
+    if (event["name"] == "forward") {
+      EXPECT_EQ(event["ph"], "X");
+      EXPECT_EQ(event["pid"], 0);
+      EXPECT_EQ(event["cat"], "forward");
+      EXPECT_EQ(event["ts"], 0.001);
+      EXPECT_EQ(event["dur"], 1234.566);
+      EXPECT_EQ(event["args"], (Json{{"step", 3}}));
+    }
+    if (event["cat"] == "communication") {
+      EXPECT_EQ(event["args"], (Json{{"step", 4}, {"bytes", 1 << 20}}));
+    }
+  }
+  EXPECT_EQ(names, 2);
+}
+
+// The events of a thread must nest or stand apart, whatever the spans were.
+TEST(ChromeTrace, EventsOfAThreadNestOrStandApart) {
+  std::mt19937 random(1);
+  Timeline timeline{.rank_names = {"rank 0"}};
+  for (int i = 0; i < 300; ++i) {
+    const int64_t begin = random() % 5000;
+    timeline.spans.push_back(
+        {0,
+         "comm",
+         "s" + std::to_string(i),
+         SpanKind::communication,
+         begin,
+         begin + static_cast<int64_t>(random() % 400),
+         0,
+         0});
+  }
+  const auto text = to_chrome_trace(timeline);
+  std::map<int, std::vector<std::pair<double, double>>> threads;
+  const auto json = Json::parse(text);
+  for (const auto& event : json["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    const double begin = event["ts"];
+    threads[event["tid"]].emplace_back(begin, begin + double(event["dur"]));
+  }
+  EXPECT_GT(threads.size(), 1u);
+  for (const auto& [tid, events] : threads) {
+    for (const auto& [a0, a1] : events) {
+      for (const auto& [b0, b1] : events) {
+        const bool crossing =
+            a0 < b0 - 1e-6 && b0 < a1 - 1e-6 && a1 < b1 - 1e-6;
+        EXPECT_FALSE(crossing) << tid << ": " << a0 << " " << b0;
+      }
+    }
+  }
+  const auto back = parse_chrome_trace(text, "test");
+  EXPECT_EQ(sorted(back.spans), sorted(timeline.spans));
+}
+
+TEST(ChromeTrace, TextsOfAnyBytesGiveValidJson) {
+  auto timeline = small();
+  timeline.spans[0].name = "a\"\\\n\x01\xff\xe2\x82\xac</script>";
+  const auto json = Json::parse(to_chrome_trace(timeline));
+  EXPECT_THAT(json.dump(), HasSubstr("\\u0001\xef\xbf\xbd\xe2\x82\xac"));
+}
+
+TEST(ChromeTrace, WhatIsNoTraceIsAnErrorWithItsPlace) {
+  const std::string good = to_chrome_trace(small());
+  std::vector<std::string> bad = {
+      "",
+      "{}",
+      "[]",
+      "null",
+      "{\"traceEvents\":[{}]}",
+      good.substr(0, good.size() / 2)};
+  for (const auto& [from, to] :
+       {std::pair{"\"forward\",\"pid\"", "\"sleeping\",\"pid\""},
+        std::pair{"\"thread_name\"", "\"thread_nome\""},
+        std::pair{"\"ts\":0.001", "\"ts\":1e300"},
+        std::pair{"\"pid\":1,\"tid\":0", "\"pid\":-1,\"tid\":0"}}) {
+    std::string text = good;
+    const auto at = text.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    bad.push_back(text.replace(at, std::string(from).size(), to));
+  }
+  for (const auto& text : bad) {
+    EXPECT_THAT(
+        error_text<DataError>([&] { parse_chrome_trace(text, "run/t.json"); }),
+        HasSubstr("run/t.json is no trace that Echelon wrote"))
+        << text.substr(0, 200);
+  }
+}
+
+TEST(ChromeTrace, AFileThatCannotBeWrittenIsNamedAndTheOldOneKept) {
+  TempFolder folder;
+  const auto path = folder.make_folder("timeline.json");
+  folder.write("timeline.json/inside", "x");
+  EXPECT_THAT(
+      error_text([&] { write_chrome_trace(path, small()); }),
+      HasSubstr("cannot write " + path));
+  EXPECT_EQ(read_file(folder.path("timeline.json/inside")), "x");
+}
+
+TEST(SpanFile, IsReadBackAsItWas) {
+  TempFolder folder;
+  RankSpans spans = {1, "rank 1 (cpu)", -77, {}};
+  for (auto span : small().spans) {
+    span.rank = 1;
+    spans.spans.push_back(span);
+  }
+  write_span_file(folder.path("s"), spans);
+  const auto back = read_span_file(folder.path("s"));
+  EXPECT_EQ(back.rank, 1);
+  EXPECT_EQ(back.rank_name, "rank 1 (cpu)");
+  EXPECT_EQ(back.clock_offset_ns, -77);
+  EXPECT_EQ(back.spans, spans.spans);
+}
+
+TEST(SpanFile, HalfALastLineIsLeftOutAndOthersAreErrors) {
+  TempFolder folder;
+  write_span_file(folder.path("s"), {0, "rank 0", 0, {small().spans[0]}});
+  const auto text = read_file(folder.path("s"));
+  EXPECT_EQ(
+      read_span_file(folder.write("t", text + "[1,2,\"forw")).spans.size(), 1u);
+  for (const char* line : {"[1,2]", "{}", "[1,2,\"x\",\"\",\"\",0,0]", "x"}) {
+    const auto path = folder.write("t", text + line + "\n");
+    EXPECT_THAT(
+        error_text<DataError>([&] { read_span_file(path); }),
+        HasSubstr(path + ":3: no spans of a rank"))
+        << line;
+  }
+  for (const char* whole :
+       {"", "{\"echelon_spans\":2}\n", "{\"echelon_spans\""}) {
+    const auto path = folder.write("t", whole);
+    EXPECT_THAT(
+        error_text<DataError>([&] { read_span_file(path); }),
+        HasSubstr(path + ":1: no spans of a rank"))
+        << whole;
+  }
+}
+
+TEST(MergeSpans, AlignsClocksAndStartsAtZero) {
+  const auto span = [](int64_t begin, int64_t end) {
+    return Span{
+        .rank = 9, .track = "compute", .begin_ns = begin, .end_ns = end};
+  };
+  const auto timeline = merge_spans(
+      {{2, "rank 2 (far)", 1'000'000, {span(500, 700)}},
+       {0, "rank 0 (near)", 0, {span(1'000'600, 1'000'900)}}},
+      "run");
+  EXPECT_EQ(timeline.title, "run");
+  EXPECT_EQ(
+      timeline.rank_names,
+      (std::vector<std::string>{"rank 0 (near)", "rank 1", "rank 2 (far)"}));
+  ASSERT_EQ(timeline.spans.size(), 2u);
+  EXPECT_EQ(timeline.spans[0].rank, 2);
+  EXPECT_EQ(timeline.spans[0].begin_ns, 0);
+  EXPECT_EQ(timeline.spans[0].end_ns, 200);
+  EXPECT_EQ(timeline.spans[1].rank, 0);
+  EXPECT_EQ(timeline.spans[1].begin_ns, 100);
+}
+
+TEST(MergeSpans, ARankTwiceIsAnError) {
+  EXPECT_THAT(
+      error_text<DataError>([] {
+        merge_spans({{1, "", 0, {}}, {1, "", 0, {}}}, "");
+      }),
+      HasSubstr("rank 1 are there twice"));
+  EXPECT_TRUE(merge_spans({}, "none").rank_names.empty());
+}
+
+}  // namespace
+}  // namespace echelon

@@ -1,0 +1,166 @@
+#include "echelon/timeline/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "echelon/error.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+StepMetrics step_metrics(int64_t step) {
+  return {
+      .step = step,
+      .epoch = 0.1 * static_cast<double>(step),
+      .loss = 1.0 / 3.0,
+      .samples_per_second = 5120.25,
+      .step_seconds = 0.0125,
+      .data_seconds = 1e-7,
+      .learning_rate = 1e-3,
+      .grad_norm = 2.5,
+      .slowest_rank = 1};
+}
+
+TEST(Metrics, AreReadBackBitForBit) {
+  TempFolder folder;
+  const auto path = folder.path("run/metrics.jsonl");
+  const EvaluationMetrics evaluation = {
+      .step = 2,
+      .epoch = 1,
+      .samples = 360,
+      .accuracy = 0.1 + 0.2,
+      .loss = 0.7,
+      .seconds = 0.25};
+  StepMetrics bare = {.step = 2, .loss = 0.5};
+  {
+    MetricsWriter writer(path);
+    writer.append(step_metrics(1));
+    writer.append(bare);
+    writer.append(evaluation);
+  }
+  append_metrics(path, step_metrics(3));
+  const auto file = read_metrics(path);
+  ASSERT_EQ(file.steps.size(), 3u);
+  EXPECT_EQ(file.steps[0], step_metrics(1));
+  EXPECT_EQ(file.steps[1], bare);
+  EXPECT_EQ(file.steps[1].grad_norm, std::nullopt);
+  EXPECT_EQ(file.steps[2], step_metrics(3));
+  ASSERT_EQ(file.evaluations.size(), 1u);
+  EXPECT_EQ(file.evaluations[0], evaluation);
+  EXPECT_FALSE(file.truncated);
+}
+
+TEST(Metrics, OneObjectALineInAFixedOrder) {
+  TempFolder folder;
+  const auto path = folder.path("metrics.jsonl");
+  append_metrics(path, StepMetrics{.step = 7, .loss = 0.5});
+  append_metrics(path, EvaluationMetrics{.step = 7, .accuracy = 0.75});
+  EXPECT_EQ(
+      read_file(path),
+      "{\"step\":7,\"epoch\":0.0,\"loss\":0.5,\"samples_per_second\":0.0,"
+      "\"step_seconds\":0.0,\"data_seconds\":0.0,\"learning_rate\":0.0}\n"
+      "{\"step\":7,\"evaluation\":{\"epoch\":0.0,\"samples\":0,"
+      "\"accuracy\":0.75,\"loss\":0.0,\"seconds\":0.0}}\n");
+}
+
+TEST(Metrics, ALineIsThereAsSoonAsItWasAppended) {
+  TempFolder folder;
+  const auto path = folder.path("metrics.jsonl");
+  MetricsWriter writer(path);
+  writer.append(step_metrics(1));
+  EXPECT_EQ(read_metrics(path).steps.size(), 1u);
+}
+
+TEST(Metrics, WhatIsNotFiniteIsNullAndNamed) {
+  TempFolder folder;
+  const auto path = folder.path("metrics.jsonl");
+  append_metrics(path, StepMetrics{.step = 1, .loss = kNan});
+  append_metrics(path, StepMetrics{.step = 2, .loss = kInf});
+  append_metrics(path, StepMetrics{.step = 3, .loss = 1, .grad_norm = -kInf});
+  const auto text = read_file(path);
+  EXPECT_THAT(text, HasSubstr("\"loss\":null,\"loss_is\":\"nan\""));
+  EXPECT_THAT(text, HasSubstr("\"loss\":null,\"loss_is\":\"inf\""));
+  EXPECT_THAT(text, HasSubstr("\"grad_norm\":null,\"grad_norm_is\":\"-inf\""));
+  const auto file = read_metrics(path);
+  EXPECT_TRUE(std::isnan(file.steps.at(0).loss));
+  EXPECT_EQ(file.steps.at(1).loss, kInf);
+  EXPECT_EQ(file.steps.at(2).grad_norm, -kInf);
+}
+
+TEST(Metrics, HalfALastLineIsLeftOutWhereverItWasCut) {
+  TempFolder folder;
+  append_metrics(folder.path("whole"), step_metrics(1));
+  const auto line = read_file(folder.path("whole"));
+  for (size_t cut = 1; cut < line.size(); ++cut) {
+    const auto path = folder.write("cut", line + line.substr(0, cut));
+    const auto file = read_metrics(path);
+    EXPECT_EQ(file.steps.size(), 1u) << cut;
+    EXPECT_TRUE(file.truncated) << cut;
+  }
+}
+
+TEST(Metrics, AWriterCutsHalfALineBackBeforeItAppends) {
+  TempFolder folder;
+  append_metrics(folder.path("whole"), step_metrics(1));
+  const auto line = read_file(folder.path("whole"));
+  const auto half = line.substr(0, line.size() / 2);
+  for (const auto& before : {half, line + half, line}) {
+    const auto path = folder.write("cut", before);
+    append_metrics(path, step_metrics(1));
+    EXPECT_EQ(
+        read_file(path), before.size() < line.size() ? line : line + line);
+  }
+  // Longer than the block that is searched for the last newline.
+  const auto path = folder.write("long", line + std::string(10'000, 'x'));
+  append_metrics(path, step_metrics(1));
+  EXPECT_EQ(read_file(path), line + line);
+}
+
+TEST(Metrics, ABrokenLineInTheMiddleIsAnErrorWithItsNumber) {
+  TempFolder folder;
+  for (const char* broken :
+       {"{\"step\":2,", "[]", "{\"loss\":1}", "{\"step\":\"two\"}", "", "7"}) {
+    const auto path = folder.write(
+        "metrics.jsonl",
+        "{\"step\":1,\"loss\":1}\n" + std::string(broken) + "\n");
+    EXPECT_THAT(
+        error_text<DataError>([&] { read_metrics(path); }),
+        HasSubstr(path + ":2: no line of metrics"))
+        << broken;
+  }
+}
+
+TEST(Metrics, UnknownKeysAreIgnored) {
+  TempFolder folder;
+  const auto path = folder.write(
+      "metrics.jsonl", "{\"step\":1,\"loss\":1,\"perplexity\":{\"a\":[]}}\n");
+  EXPECT_EQ(
+      read_metrics(path).steps.at(0), (StepMetrics{.step = 1, .loss = 1}));
+}
+
+TEST(Metrics, AMissingFileIsNamed) {
+  EXPECT_THAT(
+      error_text<DataError>([] { read_metrics("/nowhere/metrics.jsonl"); }),
+      HasSubstr("/nowhere/metrics.jsonl"));
+}
+
+TEST(Metrics, AFullDiskIsAnErrorWithPathReasonAndWhatWasKept) {
+  MetricsWriter writer("/dev/full");
+  EXPECT_EQ(
+      error_text([&] { writer.append(step_metrics(1)); }),
+      "[metrics] cannot write /dev/full: No space left on device; the 0 lines "
+      "that this run wrote before are kept");
+}
+
+}  // namespace
+}  // namespace echelon

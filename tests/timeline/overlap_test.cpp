@@ -1,0 +1,241 @@
+#include "echelon/timeline/overlap.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "sample_run.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+
+Span span(
+    std::string track,
+    SpanKind kind,
+    int64_t begin,
+    int64_t end,
+    int32_t rank = 0,
+    int64_t step = 0) {
+  return {rank, std::move(track), span_kind_name(kind), kind, begin, end, step};
+}
+
+constexpr auto kForward = SpanKind::forward;
+constexpr auto kBackward = SpanKind::backward;
+constexpr auto kComm = SpanKind::communication;
+constexpr auto kData = SpanKind::data;
+
+// What a set of times says about each nanosecond of [0, 1000).
+std::vector<bool> sampled(const std::vector<Interval>& intervals) {
+  std::vector<bool> result(1000, false);
+  for (const auto& [begin, end] : intervals) {
+    for (int64_t t = begin; t < end; ++t) result[t] = true;
+  }
+  return result;
+}
+
+std::vector<Interval> random_intervals(std::mt19937& random, int count) {
+  std::vector<Interval> result;
+  for (int i = 0; i < count; ++i) {
+    const int64_t begin = random() % 900;
+    result.push_back({begin, begin + static_cast<int64_t>(random() % 100)});
+  }
+  return result;
+}
+
+TEST(Intervals, AgreeWithSampling) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 200; ++round) {
+    const auto a = random_intervals(random, round % 12);
+    const auto b = random_intervals(random, random() % 12);
+    const Intervals x = merged(a);
+    const Intervals y = merged(b);
+    const auto in_a = sampled(a);
+    const auto in_b = sampled(b);
+    EXPECT_EQ(sampled(x), in_a);
+    const auto both = sampled(intersection(x, y));
+    const auto first = sampled(difference(x, y));
+    for (int t = 0; t < 1000; ++t) {
+      ASSERT_EQ(both[t], in_a[t] && in_b[t]) << round << " at " << t;
+      ASSERT_EQ(first[t], in_a[t] && !in_b[t]) << round << " at " << t;
+    }
+    EXPECT_EQ(total_length(x), std::count(in_a.begin(), in_a.end(), true));
+  }
+}
+
+TEST(Intervals, MergedOnesDoNotTouch) {
+  EXPECT_EQ(
+      merged({{5, 7}, {1, 3}, {3, 4}, {6, 9}, {2, 2}, {12, 11}}),
+      (Intervals{{1, 4}, {5, 9}}));
+}
+
+TEST(Overlap, OfSpansMadeByHand) {
+  // compute  0-100 forward, 100-300 backward, 380-400 optimizer
+  // comm     150-250 bucket 0, 240-380 bucket 1
+  // data     400-430
+  const Timeline timeline{
+      .spans = {
+          span("compute", kForward, 0, 100),
+          span("compute", kBackward, 100, 300),
+          span("comm", kComm, 150, 250),
+          span("comm", kComm, 240, 380),
+          span("compute", SpanKind::optimizer, 380, 400),
+          span("compute", kData, 400, 430),
+          span("compute", SpanKind::other, 440, 450)}};
+  const auto activities = step_activities(timeline);
+  ASSERT_EQ(activities.size(), 1u);
+  const auto& a = activities[0];
+  EXPECT_EQ(a.window, (Interval{0, 450}));
+  EXPECT_EQ(a.compute, (Intervals{{0, 300}, {380, 400}}));
+  EXPECT_EQ(a.communication, (Intervals{{150, 380}}));
+  EXPECT_EQ(a.overlapped, (Intervals{{150, 300}}));
+  EXPECT_EQ(a.exposed, (Intervals{{300, 380}}));
+  EXPECT_EQ(a.data, (Intervals{{400, 430}}));
+  const auto b = diagnose(timeline).steps.at(0);
+  EXPECT_DOUBLE_EQ(b.step_seconds, 450e-9);
+  EXPECT_DOUBLE_EQ(b.compute_seconds, 320e-9);
+  EXPECT_DOUBLE_EQ(b.communication_seconds, 230e-9);
+  EXPECT_DOUBLE_EQ(b.overlapped_seconds, 150e-9);
+  EXPECT_DOUBLE_EQ(b.exposed_seconds, 80e-9);
+  EXPECT_DOUBLE_EQ(b.data_seconds, 30e-9);
+  EXPECT_NEAR(b.idle_seconds, 20e-9, 1e-15);
+}
+
+TEST(Overlap, AWaitInsideOfBackwardDoesNotCompute) {
+  const Timeline timeline{
+      .spans = {
+          span("compute", kBackward, 0, 100),
+          span("compute", kComm, 60, 90),
+          span("comm", kComm, 40, 85)}};
+  const auto a = step_activities(timeline).at(0);
+  EXPECT_EQ(a.compute, (Intervals{{0, 60}, {90, 100}}));
+  EXPECT_EQ(a.overlapped, (Intervals{{40, 60}}));
+  EXPECT_EQ(a.exposed, (Intervals{{60, 90}}));
+}
+
+TEST(Overlap, EvaluationAndSpansOutsideOfStepsAreLeftOut) {
+  const Timeline timeline{
+      .spans = {
+          span("compute", kForward, 10, 20),
+          span("compute", SpanKind::evaluation, 20, 900),
+          span("compute", kForward, 0, 10, 0, -1)}};
+  const auto activities = step_activities(timeline);
+  ASSERT_EQ(activities.size(), 1u);
+  EXPECT_EQ(activities[0].window, (Interval{10, 20}));
+}
+
+// Which kind each nanosecond of a track is, by looking at every span.
+SpanKind kind_at(
+    const std::vector<Span>& spans, const std::string& track, int64_t time) {
+  const Span* owner = nullptr;
+  for (const auto& s : spans) {
+    if (s.track != track || time < s.begin_ns || time >= s.end_ns) continue;
+    const bool later =
+        owner == nullptr || std::pair(s.begin_ns, -s.end_ns) >=
+                                std::pair(owner->begin_ns, -owner->end_ns);
+    if (later) owner = &s;
+  }
+  return owner == nullptr ? SpanKind::other : owner->kind;
+}
+
+TEST(Overlap, AgreesWithSamplingEachNanosecond) {
+  std::mt19937 random(11);
+  constexpr SpanKind kKinds[] = {
+      kForward, kBackward, SpanKind::optimizer, kComm, kData, SpanKind::other};
+  for (int round = 0; round < 100; ++round) {
+    std::vector<Span> spans;
+    for (int i = 0; i < 12; ++i) {
+      const int64_t begin = random() % 800;
+      const auto kind = kKinds[random() % 6];
+      spans.push_back(span(
+          kind == kComm && random() % 2 ? "comm"
+          : random() % 8                ? "compute"
+                                        : "loader",
+          kind,
+          begin,
+          begin + 1 + static_cast<int64_t>(random() % 200)));
+    }
+    const Timeline timeline{.spans = spans};
+    const auto a = step_activities(timeline).at(0);
+    const auto compute = sampled(a.compute);
+    const auto overlapped = sampled(a.overlapped);
+    const auto exposed = sampled(a.exposed);
+    const auto data = sampled(a.data);
+    for (int64_t t = 0; t < 1000; ++t) {
+      bool computes = false;
+      bool waits = false;
+      bool communicates = false;
+      for (const char* track : {"compute", "comm", "loader"}) {
+        const auto kind = kind_at(spans, track, t);
+        computes |= kind == kForward || kind == kBackward ||
+                    kind == SpanKind::optimizer;
+        waits |= kind == kData;
+      }
+      for (const auto& s : spans) {
+        communicates |= s.kind == kComm && t >= s.begin_ns && t < s.end_ns;
+      }
+      ASSERT_EQ(compute[t], computes) << round << " at " << t;
+      ASSERT_EQ(overlapped[t], communicates && computes) << round;
+      ASSERT_EQ(exposed[t], communicates && !computes) << round;
+      ASSERT_EQ(data[t], waits && !computes && !communicates) << round;
+    }
+  }
+}
+
+TEST(Diagnosis, PartsAddUpToTheStep) {
+  const auto d = diagnose(sample::run({.ranks = 3}).timeline);
+  EXPECT_EQ(d.steps.size(), 60u);
+  EXPECT_EQ(d.num_steps, 20);
+  for (const auto& b : d.steps) {
+    EXPECT_NEAR(
+        b.compute_seconds + b.exposed_seconds + b.data_seconds + b.idle_seconds,
+        b.step_seconds,
+        1e-12);
+    EXPECT_NEAR(
+        b.overlapped_seconds + b.exposed_seconds,
+        b.communication_seconds,
+        1e-12);
+    EXPECT_GT(b.overlapped_seconds, 0);
+    EXPECT_GT(b.exposed_seconds, 0);
+  }
+}
+
+TEST(Diagnosis, NamesTheSlowestRankAndLeavesOutlyingStepsOut) {
+  const auto d = diagnose(sample::run({.ranks = 4, .slow_rank = 0.4}).timeline);
+  EXPECT_EQ(d.slowest_rank, 3);
+  EXPECT_NEAR(d.slowest_excess, 0.27, 0.02);
+  EXPECT_EQ(d.num_outliers, 1);  // the first step takes four times as long
+  EXPECT_LT(d.mean.step_seconds, 0.030);
+  EXPECT_THAT(d.sentence, HasSubstr("rank 3 works"));
+}
+
+Diagnosis of_one_step(std::vector<Span> spans) {
+  return diagnose({.spans = std::move(spans)});
+}
+
+TEST(Diagnosis, SaysWhatHeldTheRunBack) {
+  const auto forward = span("compute", kForward, 0, 60);
+  EXPECT_EQ(
+      of_one_step({forward, span("comm", kComm, 40, 100)}).sentence,
+      "40 % of the step is exposed communication; 33 % of all communication "
+      "hides behind computation.");
+  EXPECT_EQ(
+      of_one_step({forward, span("compute", kData, 60, 100)}).sentence,
+      "40 % of the step is waiting for data; more loader threads or less work "
+      "per sample would shorten it.");
+  EXPECT_EQ(
+      of_one_step({forward, span("compute", SpanKind::other, 99, 100)})
+          .sentence,
+      "40 % of the step is time in which nothing was recorded: neither "
+      "computation, communication nor waiting for data.");
+  EXPECT_EQ(
+      of_one_step({forward, span("comm", kComm, 40, 61)}).sentence,
+      "Computation fills 98.4 % of the step; 1.6 % is exposed communication.");
+  EXPECT_EQ(diagnose({}).sentence, "");
+  EXPECT_EQ(of_one_step({forward}).slowest_rank, -1);
+}
+
+}  // namespace
+}  // namespace echelon

@@ -1,0 +1,319 @@
+"""Looks at a report in headless Chromium.
+
+  report_browser.py CHECK FOLDER
+
+FOLDER holds report.html and, for the check `drawing`, expected.json: what the
+picture must show, computed from the timeline. Prints what is wrong and ends
+with 1, or ends with 0.
+"""
+
+import json
+import pathlib
+import re
+import shutil
+import sys
+
+from playwright.sync_api import sync_playwright
+
+WIDTHS = (400, 800, 1400)
+problems = []
+
+
+def check(holds, problem):
+    if not holds:
+        problems.append(problem)
+
+
+class Page:
+    """The report at one width, and what its loading did."""
+
+    def __init__(self, browser, folder, width=1400, **context):
+        self.url = (folder / "report.html").resolve().as_uri()
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, **context)
+        self.page = self.context.new_page()
+        self.console = []
+        self.requests = []
+        self.page.on("console", lambda m: self.console.append(m.text))
+        self.page.on("pageerror", lambda e: self.console.append(str(e)))
+        self.page.on("request", lambda r: self.requests.append(r.url))
+        self.page.goto(self.url)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.close()
+
+    def js(self, script, argument=None):
+        return self.page.evaluate(script, argument)
+
+
+def quiet(browser, folder):
+    """Asks for nothing, says nothing, and is whole without scripts."""
+    texts = []
+    for scripts in (True, False):
+        with Page(browser, folder, java_script_enabled=scripts) as p:
+            check(p.requests == [p.url], f"requests: {p.requests}")
+            check(p.console == [], f"console: {p.console}")
+            check(p.page.title() != "run", "a script of a text has run")
+            texts.append(p.page.locator("body").inner_text())
+            shown = p.page.locator("svg").count()
+            check(shown == 0 or p.page.locator("svg rect").count() > 0,
+                  "pictures without bars")
+    check(texts[0] == texts[1], "scripts change the text")
+
+
+BOXES = """() => {
+  const box = e => { const b = e.getBoundingClientRect();
+    return [b.left, b.top, b.right, b.bottom]; };
+  return [...document.querySelectorAll('figure')].map(figure => ({
+    id: figure.id, box: box(figure),
+    texts: [...figure.querySelectorAll('svg text, figcaption *')]
+      .filter(t => t.children.length === 0 && t.textContent.trim() &&
+                   t.getBoundingClientRect().width > 0)
+      .map(t => ({text: t.textContent, box: box(t)}))}));
+}"""
+
+OVERFLOW = """() => [...document.querySelectorAll(
+    'h1,h2,h3,p,dt,dd,.tile,.tile .value,figcaption,.key,main,.facts div')]
+  .filter(e => e.scrollWidth > e.clientWidth + 1 &&
+               getComputedStyle(e).display !== 'inline')
+  .map(e => e.tagName + '.' + e.className + ': ' + e.textContent.slice(0, 60))
+"""
+
+
+def layout(browser, folder):
+    """Texts neither overlap nor leave their boxes, at each width."""
+    for width in WIDTHS:
+        with Page(browser, folder, width) as p:
+            wide = p.js("document.documentElement.scrollWidth")
+            check(wide <= width, f"{width}: the page is {wide} wide")
+            for text in p.js(OVERFLOW):
+                check(False, f"{width}: text overflows: {text}")
+            for figure in p.js(BOXES):
+                check_texts(width, figure)
+
+
+def check_texts(width, figure):
+    left, top, right, bottom = figure["box"]
+    texts = figure["texts"]
+    for t in texts:
+        a = t["box"]
+        inside = a[0] >= left - 1 and a[2] <= right + 1
+        check(inside and a[1] >= top - 1 and a[3] <= bottom + 1,
+              f"{width}: {figure['id']}: outside: {t['text']!r} {a}")
+    for i, t in enumerate(texts):
+        for other in texts[:i]:
+            a, b = t["box"], other["box"]
+            # Boxes are of lines; the glyphs in them are a little smaller.
+            apart = (a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 2
+                     or b[3] <= a[1] + 2)
+            check(apart, f"{width}: {figure['id']}: {t['text']!r} overlaps "
+                         f"{other['text']!r}")
+
+
+RANKS = """id => {
+  const box = e => { const b = e.getBoundingClientRect();
+    return {left: b.left, top: b.top, right: b.right, bottom: b.bottom}; };
+  const figure = document.getElementById(id);
+  const svg = figure.querySelector('.plot > svg');
+  return {picture: box(svg),
+    ranks: [...figure.querySelectorAll('.rank')].map(g => ({
+      rank: +g.dataset.rank,
+      bars: [...g.querySelectorAll('rect')].map(r => ({
+        kind: r.getAttribute('class'), box: box(r),
+        fill: getComputedStyle(r).fill,
+        title: r.textContent}))}))};
+}"""
+
+
+def drawing(browser, folder):
+    """The bars of each rank are there, and where the timeline says."""
+    expected = json.loads((folder / "expected.json").read_text())
+    for width in WIDTHS:
+        with Page(browser, folder, width) as p:
+            drawn = p.js(RANKS, expected["id"])
+            box = drawn["picture"]
+            ranks = {r["rank"]: r["bars"] for r in drawn["ranks"]}
+            check(sorted(ranks) == [r["rank"] for r in expected["ranks"]],
+                  f"ranks drawn: {sorted(ranks)}")
+            for rank in expected["ranks"]:
+                check_rank(width, expected, box, rank, ranks[rank["rank"]])
+            last = 0
+            for rank in sorted(ranks):
+                top = min(b["box"]["top"] for b in ranks[rank])
+                check(top >= last, f"rank {rank} lies over the one before")
+                last = max(b["box"]["bottom"] for b in ranks[rank])
+
+
+def check_rank(width, expected, box, rank, bars):
+    begin, end = expected["window"]
+    scale = (box["right"] - box["left"]) / (end - begin)
+    for bar in bars:
+        b = bar["box"]
+        check(b["left"] >= box["left"] - 0.5 and b["right"] <= box["right"] + 0.5
+              and b["top"] >= box["top"] - 0.5
+              and b["bottom"] <= box["bottom"] + 0.5,
+              f"{width}: a bar of rank {rank['rank']} is outside: {bar}")
+    for kind in ("ov", "ex", "da", "fw", "bw", "op"):
+        drawn = sorted((b["box"]["left"], b["box"]["right"])
+                       for b in bars if b["kind"] == kind)
+        wanted = [(box["left"] + scale * (t[0] - begin),
+                   box["left"] + scale * (t[1] - begin))
+                  for t in rank[kind]]
+        check(len(drawn) == len(wanted),
+              f"rank {rank['rank']}: {len(drawn)} bars {kind}, "
+              f"not {len(wanted)}")
+        for d, w in zip(drawn, wanted):
+            check(abs(d[0] - w[0]) < 0.6 and abs(d[1] - w[1]) < 0.6,
+                  f"{width}: rank {rank['rank']} {kind}: {d}, not {w}")
+    fills = {b["kind"]: b["fill"] for b in bars}
+    if "ov" in fills and "ex" in fills:
+        check(fills["ov"] != fills["ex"], "overlapped looks like exposed")
+    check(all(b["title"] for b in bars if b["kind"] != "idle"),
+          "a bar without its title")
+
+
+CURVES = """() => [...document.querySelectorAll('figure.chart')].map(f => {
+  const b = e => { const r = e.getBoundingClientRect();
+    return [r.left, r.top, r.right, r.bottom]; };
+  return {id: f.id, plot: b(f.querySelector('.curves')),
+    paths: [...f.querySelectorAll('path')].map(p => ({
+      kind: p.getAttribute('class'), d: p.getAttribute('d'), box: b(p)}))};
+})"""
+
+
+def curves(browser, folder):
+    """Curves have a point for each value, inside of their plots."""
+    expected = json.loads((folder / "expected.json").read_text())
+    with Page(browser, folder) as p:
+        charts = {c["id"]: c for c in p.js(CURVES)}
+    check(sorted(charts) == sorted(expected["curves"]),
+          f"charts: {sorted(charts)}")
+    for name, points in expected["curves"].items():
+        chart = charts[name]
+        for path in chart["paths"]:
+            count = len(re.findall("[ML]", path["d"]))
+            check(count in points, f"{name}: {path['kind']}: {count} points, "
+                                   f"not {points}")
+            a, b = path["box"], chart["plot"]
+            check(a[0] >= b[0] - 1 and a[2] <= b[2] + 1 and
+                  a[1] >= b[1] - 1 and a[3] <= b[3] + 1,
+                  f"{name}: a curve leaves its plot: {a} {b}")
+        spots = [tuple(map(float, s.split())) for s in re.findall(
+            r"[ML]([-\d.]+ [-\d.]+)", chart["paths"][0]["d"])]
+        check(spots[0][0] < spots[-1][0] or len(spots) == 1,
+              f"{name}: does not run from left to right")
+    loss = charts["loss"]["paths"][1]["d"]
+    heights = [float(y) for y in re.findall(r"[ML][-\d.]+ ([-\d.]+)", loss)]
+    check(heights[-1] > heights[0] + 50, "the loss does not fall")
+
+
+COLORS = """() => {
+  const of = (selector, property) => {
+    const e = document.querySelector(selector);
+    return e && getComputedStyle(e)[property];
+  };
+  return {
+    paper: of('body', 'backgroundColor'),
+    texts: ['h1', '.tile dt', '.value', '.note', 'td', 'dd', 'footer', '.key',
+            '.now'].map(s => [s, of(s, 'color')]),
+    labels: ['.tick', '.name', '.share'].map(s => [s, of(s, 'fill')]),
+    bars: ['.bw', '.op', '.ex', '.da'].map(s => ['rect' + s,
+                                                 of('rect' + s, 'fill')]),
+    lines: ['.line.c1', '.line.c2'].map(s => [s, of(s, 'stroke')]),
+    hatch: of('.hatch-line', 'fill'), exposed: of('rect.ex', 'fill')};
+}"""
+
+
+def channels(color):
+    return [float(c) for c in re.findall(r"[\d.]+", color)][:3]
+
+
+def luminance(color):
+    linear = [c / 255 / 12.92 if c / 255 <= 0.04045
+              else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in channels(color)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a, b):
+    light, dark = sorted((luminance(a), luminance(b)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def colors(browser, folder):
+    """Light, dark and print: other colours, all with enough contrast."""
+    papers = {}
+    for name, context, media in (
+            ("light", "light", "screen"), ("dark", "dark", "screen"),
+            ("print of dark", "dark", "print")):
+        with Page(browser, folder, color_scheme=context) as p:
+            p.page.emulate_media(media=media, color_scheme=context)
+            c = p.js(COLORS)
+        papers[name] = c["paper"]
+        for group, least in (("texts", 4.5), ("labels", 4.5), ("bars", 2.9),
+                             ("lines", 3.0)):
+            for selector, color in c[group]:
+                check(color, f"{selector} is not there")
+                ratio = contrast(color, c["paper"]) if color else 99
+                check(ratio >= least,
+                      f"{name}: {selector} has contrast {ratio:.2f} < {least}")
+        check(c["hatch"] != c["exposed"], f"{name}: marks of one colour")
+    check(luminance(papers["light"]) > 0.9, f"light paper: {papers['light']}")
+    check(luminance(papers["dark"]) < 0.05, f"dark paper: {papers['dark']}")
+    check(papers["print of dark"] == papers["light"], "dark paper is printed")
+
+
+STRUCTURE = """() => ({
+  pictures: [...document.querySelectorAll('svg[role=img]')].map(s =>
+    s.getAttribute('aria-labelledby').split(' ').map(
+      id => (document.getElementById(id) || {}).textContent || '')),
+  unnamed: [...document.querySelectorAll('svg:not([role=img])')].filter(s =>
+    !s.closest('[role=img]') && s.getAttribute('aria-hidden') !== 'true')
+    .length,
+  ids: [...document.querySelectorAll('[id]')].map(e => e.id),
+  headings: [...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1]),
+  lang: document.documentElement.lang,
+  rows: [...document.querySelectorAll('tbody th')].map(e => e.scope)
+})"""
+
+
+def structure(browser, folder):
+    """Pictures have names and descriptions, headings are in order, it prints.
+    """
+    with Page(browser, folder) as p:
+        s = p.js(STRUCTURE)
+        check(s["lang"] == "en", "no language")
+        check(s["unnamed"] == 0, f"{s['unnamed']} pictures without a name")
+        check(len(s["pictures"]) >= 4, "pictures are missing")
+        for texts in s["pictures"]:
+            check(len(texts) == 2 and all(texts), f"a picture's name: {texts}")
+        check(len(set(s["ids"])) == len(s["ids"]), "an id is there twice")
+        check(s["headings"][0] == 1 and s["headings"].count(1) == 1,
+              "not one first heading")
+        steps = zip(s["headings"], s["headings"][1:])
+        check(all(b <= a + 1 for a, b in steps), f"headings {s['headings']}")
+        check(set(s["rows"]) == {"row"}, "rows of a table without heads")
+        pdf = p.page.pdf(format="A4", margin={
+            "top": "12mm", "bottom": "12mm", "left": "12mm", "right": "12mm"})
+        pages = len(re.findall(rb"/Type\s*/Page\b", pdf))
+        check(1 <= pages <= 4, f"printed on {pages} pages")
+
+
+def main():
+    name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    checks = {f.__name__: f for f in (
+        quiet, layout, drawing, curves, colors, structure)}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
+        checks[name](browser, folder)
+        browser.close()
+    for problem in problems[:20]:
+        print(problem)
+    sys.exit(1 if problems else 0)
+
+
+main()
