@@ -59,8 +59,9 @@ std::string describe(const std::vector<StepActivity>& ranks) {
   return text;
 }
 
-void draw_pictures(Markup& page, const ReportInput& input, const Diagnosis& d) {
-  const auto activities = step_activities(input.timeline);
+void draw_pictures(
+    Markup& page, const Timeline& timeline, const Diagnosis& d) {
+  const auto activities = step_activities(timeline);
   draw_lanes_pattern(page);
   std::vector<LanesPicture> pictures;
   std::vector<StepActivity> all;

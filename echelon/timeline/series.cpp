@@ -6,6 +6,9 @@
 namespace echelon {
 namespace {
 
+// Sums and ranges of what is drawn stay finite.
+constexpr double kLargest = 1e150;
+
 double round_step(double range, int count) {
   const double rough = range / std::max(1, count);
   const double power = std::pow(10, std::floor(std::log10(rough)));
@@ -50,7 +53,9 @@ to_buckets(const std::vector<Point>& points, size_t max_buckets) {
       points.begin(),
       points.end(),
       std::back_inserter(finite),
-      [](const Point& p) { return std::isfinite(p.x) && std::isfinite(p.y); });
+      [](const Point& p) {
+        return std::isfinite(p.x) && std::abs(p.y) < kLargest;
+      });
   const size_t count = finite.size();
   const size_t num = std::min(count, max_buckets);
   // Twice half the width: a triangular window, without a box's corners.
@@ -92,7 +97,7 @@ std::vector<double> log_ticks(double low, double high) {
   const double decades = std::log10(high / low);
   std::vector<double> ticks;
   for (double power = std::floor(std::log10(low));
-       power <= std::ceil(std::log10(high));
+       power <= std::ceil(std::log10(high)) && ticks.size() < 1000;
        ++power) {
     for (double factor : {1.0, 2.0, 5.0}) {
       const double tick = factor * std::pow(10, power);

@@ -77,7 +77,7 @@ std::string format_seconds(double seconds) {
   if (seconds < 0.9995e-6) return print("%.0f ns", seconds * 1e9);
   if (seconds < 0.9995e-3) return format_number(seconds * 1e6) + " \u00b5s";
   if (seconds < 0.9995) return format_number(seconds * 1e3) + " ms";
-  if (seconds < 119.5) return format_number(seconds) + " s";
+  if (seconds < 119.5 || seconds > 1e12) return format_number(seconds) + " s";
   const auto whole = std::llround(seconds);
   if (whole < 7200) return print("%lld min %02lld s", whole / 60, whole % 60);
   const auto minutes = std::llround(seconds / 60);
