@@ -112,7 +112,8 @@ td.bar{width:18%;min-width:110px}}
 @media (max-width:860px){.grid2,.grid3{grid-template-columns:minmax(0,1fr)}}
 @media (max-width:600px){main{padding:26px 16px 24px}h1{font-size:25px}
 .tile{padding:12px 13px;flex:1 1 40%}.tile .value{font-size:22px}.minor{display:none}
-.lead{font-size:16px}.plot,.lanes .plot{padding-left:52px}
+.lead{font-size:16px}.plot{padding-left:52px}
+.lanes .plot{padding-left:60px}
 figcaption .keys{margin-left:0}}
 @media print{:root{color-scheme:light;
 --paper:#fff;--ink:#000;--soft:#444;--hair:#ccc;--grid:#e6e6e6;

@@ -33,8 +33,8 @@ class ReportInBrowser : public testing::Test {
 
   void look(const std::string& check, const ReportInput& input) {
     write_report(folder_.path("report.html"), input);
-    EXPECT_NO_THROW(
-        run_python("timeline/report_browser.py", {check, folder_.path()}));
+    EXPECT_NO_THROW(run_python_script(
+        "timeline/report_browser.py", {check, folder_.path()}));
   }
 
   TempFolder folder_;
@@ -194,7 +194,7 @@ TEST(TraceSchema, HoldsForTracesOfRuns) {
   write_chrome_trace(folder.path("a.json"), timeline);
   write_chrome_trace(folder.path("b.json"), {});
   write_chrome_trace(folder.path("c.json"), typical().timeline);
-  EXPECT_NO_THROW(run_python(
+  EXPECT_NO_THROW(run_python_script(
       "timeline/trace_schema.py",
       {folder.path("a.json"), folder.path("b.json"), folder.path("c.json")}));
 }
