@@ -132,8 +132,11 @@ std::string sentence_for(const Diagnosis& d) {
       std::max({m.exposed_seconds, m.data_seconds, m.idle_seconds});
   if (lost < 0.05 * step) {
     text = "Computation fills " + percent(m.compute_seconds, step) +
-           " of the step; " + percent(m.exposed_seconds, step) +
-           " is exposed communication";
+           " of the step";
+    if (m.communication_seconds > 0) {
+      text +=
+          "; " + percent(m.exposed_seconds, step) + " is exposed communication";
+    }
   } else if (lost == m.exposed_seconds) {
     text = percent(m.exposed_seconds, step) +
            " of the step is exposed communication; " +

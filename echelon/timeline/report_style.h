@@ -62,7 +62,6 @@ figcaption .keys{margin-left:auto}
 .swatch{border-radius:2.5px;flex:none}
 .plot{padding-left:58px}
 .plot svg{display:block;overflow:visible}
-.plot svg.curves{overflow:hidden}
 .lanes .plot{padding-left:92px}
 .lanes{margin-top:26px}
 .grid{stroke:var(--grid);stroke-width:1}

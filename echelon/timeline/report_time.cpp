@@ -59,8 +59,7 @@ std::string describe(const std::vector<StepActivity>& ranks) {
   return text;
 }
 
-void draw_pictures(
-    Markup& page, const Timeline& timeline, const Diagnosis& d) {
+void draw_pictures(Markup& page, const Timeline& timeline, const Diagnosis& d) {
   const auto activities = step_activities(timeline);
   draw_lanes_pattern(page);
   std::vector<LanesPicture> pictures;

@@ -28,18 +28,30 @@ std::vector<double> ticks_every(double low, double high, double step) {
   return ticks;
 }
 
-// The mean over up to `reach` points on either side of each.
-std::vector<Point> box_mean(const std::vector<Point>& points, size_t reach) {
+// The value at each point of the line fitted to up to `reach` points on either
+// side: their mean where there are as many on both, and near the ends a line
+// that goes on as they do.
+std::vector<Point> smoothed(const std::vector<Point>& points, size_t reach) {
   const size_t count = points.size();
-  std::vector<double> sums(count + 1, 0.0);  // of all points before
-  for (size_t i = 0; i < count; ++i) sums[i + 1] = sums[i] + points[i].y;
+  std::vector<double> sums(count + 1, 0.0);     // of y, of all points before
+  std::vector<double> moments(count + 1, 0.0);  // of index * y
+  for (size_t i = 0; i < count; ++i) {
+    sums[i + 1] = sums[i] + points[i].y;
+    moments[i + 1] = moments[i] + static_cast<double>(i) * points[i].y;
+  }
   std::vector<Point> result = points;
   for (size_t i = 0; i < count; ++i) {
-    // As far to the left as to the right, also near the ends.
-    const size_t near = std::min({reach, i, count - 1 - i});
-    if (near == 0) continue;
-    result[i].y = (sums[i + near + 1] - sums[i - near]) /
-                  static_cast<double>(2 * near + 1);
+    const size_t begin = i - std::min(i, reach);
+    const size_t end = std::min(i + reach + 1, count);
+    const auto n = static_cast<double>(end - begin);
+    const double middle = static_cast<double>(begin + end - 1) / 2;
+    const double mean = (sums[end] - sums[begin]) / n;
+    const double spread = n * (n * n - 1) / 12;  // of n whole numbers
+    const double slope =
+        spread > 0
+            ? (moments[end] - moments[begin] - n * middle * mean) / spread
+            : 0;
+    result[i].y = mean + slope * (static_cast<double>(i) - middle);
   }
   return result;
 }
@@ -58,9 +70,9 @@ to_buckets(const std::vector<Point>& points, size_t max_buckets) {
       });
   const size_t count = finite.size();
   const size_t num = std::min(count, max_buckets);
-  // Twice half the width: a triangular window, without a box's corners.
+  // Twice half the width leaves no corners.
   const size_t reach = std::max<size_t>(count < 20 ? 1 : 2, count / 60);
-  const auto smooth = box_mean(box_mean(finite, reach), reach);
+  const auto smooth = smoothed(smoothed(finite, reach), reach);
   std::vector<Bucket> buckets;
   for (size_t b = 0; b < num; ++b) {
     const size_t begin = b * count / num;

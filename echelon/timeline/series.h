@@ -23,9 +23,9 @@ struct Bucket {
 };
 
 /// At most `max_buckets` stretches of equally many points; points that are not
-/// finite, or beyond 1e150, are left out. The smoothed curve is a mean over
-/// about 1/15 of the points around each (fewer at the ends), so it does not lag
-/// behind.
+/// finite, or beyond 1e150, are left out. The smoothed curve is the mean over
+/// about 1/15 of the points around each, a fitted line near the ends; it does
+/// not lag behind.
 std::vector<Bucket>
 to_buckets(const std::vector<Point>& points, size_t max_buckets);
 

@@ -233,6 +233,8 @@ TEST(Diagnosis, SaysWhatHeldTheRunBack) {
   EXPECT_EQ(
       of_one_step({forward, span("comm", kComm, 40, 61)}).sentence,
       "Computation fills 98.4 % of the step; 1.6 % is exposed communication.");
+  EXPECT_EQ(
+      of_one_step({forward}).sentence, "Computation fills 100 % of the step.");
   EXPECT_EQ(diagnose({}).sentence, "");
   EXPECT_EQ(of_one_step({forward}).slowest_rank, -1);
 }

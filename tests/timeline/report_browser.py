@@ -202,7 +202,9 @@ def curves(browser, folder):
                   a[1] >= b[1] - 1 and a[3] <= b[3] + 1,
                   f"{name}: a curve leaves its plot: {a} {b}")
         spots = [tuple(map(float, s.split())) for s in re.findall(
-            r"[ML]([-\d.]+ [-\d.]+)", chart["paths"][0]["d"])]
+            r"[ML]([-\d.]+ [-\d.]+)", next(
+                p["d"] for p in chart["paths"]
+                if p["kind"].startswith("line")))]
         check(spots[0][0] < spots[-1][0] or len(spots) == 1,
               f"{name}: does not run from left to right")
     loss = charts["loss"]["paths"][1]["d"]

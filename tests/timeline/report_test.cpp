@@ -157,6 +157,17 @@ TEST(Series, TheSmoothedCurveNeitherLagsNorBends) {
   for (const auto& b : to_buckets(line, 100)) {
     EXPECT_NEAR(b.smooth, b.mean, 1e-6);
   }
+  // A spike is spread over its surroundings, and its area is kept.
+  auto spike = line;
+  for (auto& p : spike) p.y = p.x == 500 ? 1000 : 0;
+  double area = 0;
+  for (const auto& b : to_buckets(spike, 1000)) {
+    EXPECT_LT(b.smooth, 70);
+    EXPECT_EQ(
+        std::abs(b.first_x - 500) > 40 && std::abs(b.smooth) > 1e-9, false);
+    area += b.smooth;
+  }
+  EXPECT_NEAR(area, 1000, 1e-6);
   EXPECT_TRUE(to_buckets({}, 10).empty());
   EXPECT_TRUE(to_buckets({{0, kNan}}, 10).empty());
   EXPECT_EQ(to_buckets({{4, 2}}, 10).at(0).smooth, 2);
