@@ -149,6 +149,16 @@ TEST(Run, LogsHoldAllThatARankWrote) {
   EXPECT_THAT(job.err(), HasSubstr("[0] err 0\n"));
 }
 
+TEST(Run, AFullDiskEndsTheLogAndNotTheJob) {
+  TempFolder folder;
+  std::filesystem::create_symlink("/dev/full", folder.path() + "/rank-1.log");
+  Command job(launch({"-n", "2", "--log", folder.path()}, {"echo", "line"}));
+  EXPECT_EQ(job.wait(), 0);
+  EXPECT_EQ(count(job.out(), "line\n"), 2);
+  EXPECT_THAT(job.err(), HasSubstr("rank-1.log ends early: No space left"));
+  EXPECT_EQ(read_file(folder.path() + "/rank-0.log"), "line\n");
+}
+
 TEST(Run, AFloodIsKeptWholeAndItsEndToo) {
   TempFolder folder;
   const int lines = 500000;  // 100 MB

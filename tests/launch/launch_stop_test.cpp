@@ -151,6 +151,41 @@ TEST(Stop, AStoppedRankIsNamedAndCanStillBeEnded) {
   EXPECT_TRUE(job.living().empty());
 }
 
+TEST(Stop, AStoppedRankIsWokenToEnd) {
+  Command job(launch({"-n", "2", "--grace-ms", "100000"},
+                     {"sh", "-c", "trap 'echo ended $RANK; exit 1' TERM; echo "
+                                  "ready $RANK $$.; while :; do sleep 0.05; "
+                                  "done"}));
+  ASSERT_TRUE(job.until_output(".\n", 2));
+  const auto pid_of = [&](int rank) {
+    const std::string before = "ready " + std::to_string(rank) + " ";
+    return std::stoi(job.out().substr(job.out().find(before) + before.size()));
+  };
+  kill(pid_of(0), SIGSTOP);
+  ASSERT_TRUE(Command::until([&] {
+    return job.err().find("was stopped by") != std::string::npos;
+  }));
+  kill(pid_of(1), SIGKILL);
+  EXPECT_EQ(job.wait(), 137);
+  EXPECT_THAT(job.out(), HasSubstr("ended 0"));
+}
+
+TEST(Stop, AReaderThatDoesNotReadHoldsUpNothing) {
+  Command job({"sh", "-c", std::string(LAUNCH_RUN) +
+                               " -n 2 -- yes | { echo up; sleep 1000; }"});
+  ASSERT_TRUE(job.until_output("up"));
+  ASSERT_TRUE(
+      Command::until([&] { return running(job, "yes").size() == 2; }));
+  for (const pid_t pid : running(job, "launch_run")) {
+    if (name_of(pid) != "echelon-guard") {
+      kill(pid, SIGTERM);
+    }
+  }
+  EXPECT_TRUE(
+      Command::until([&] { return running(job, "launch_run").empty(); }));
+  EXPECT_TRUE(running(job, "yes").empty());
+}
+
 // What a user's wrapper does: set things up, then start the real program below.
 constexpr const char* kWrapper =
     "#!/bin/bash\n\"$@\" &\nwait $!\nexit $?\n";
@@ -208,6 +243,20 @@ TEST(Orphans, NoneWhenAGuardIsKilled) {
   EXPECT_EQ(job.wait(), 137) << job.err();
   EXPECT_THAT(job.err_lines().back(), HasSubstr("killed by SIGKILL"));
   EXPECT_TRUE(job.living().empty());
+}
+
+TEST(Orphans, NoneWhenLauncherAndGuardsAreKilledTogether) {
+  Command job(launch({"-n", "3"}, {LAUNCH_RANK, "ignore-term"}));
+  ASSERT_TRUE(job.until_output("ready", 3));
+  job.signal(SIGSTOP);  // it must not come to our help
+  for (const pid_t pid : job.living()) {
+    if (name_of(pid) == "echelon-guard") {
+      kill(pid, SIGKILL);
+    }
+  }
+  job.signal(SIGKILL);
+  EXPECT_EQ(job.wait(), 137);
+  EXPECT_TRUE(nothing_left(job));
 }
 
 TEST(Orphans, NoneWhenTheRankIsKilledAboveAWrapper) {
