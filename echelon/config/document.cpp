@@ -219,6 +219,13 @@ void Document::finish() {
   throw ConfigError(five_lines(lines));
 }
 
+std::string Document::help(const std::string& table) const {
+  for (const auto& heading : headings_) {
+    if (heading.name == table) return heading.help;
+  }
+  return "";
+}
+
 const Entry& Document::entry(std::string_view key) const {
   for (const auto& entry : entries_) {
     if (entry.table + "." + entry.key == key) return entry;

@@ -63,6 +63,8 @@ class Document {
   void finish();
 
   const std::string& name() const { return name_; }
+  /// The meaning of a table, as given to section().
+  std::string help(const std::string& table) const;
   const std::deque<Entry>& entries() const { return entries_; }
   /// The field "train.batch"; it must have been bound.
   const Entry& entry(std::string_view key) const;

@@ -89,6 +89,9 @@ std::string way_out(std::string_view text, const toml::parse_error& error) {
   if (description.find("control characters") != std::string::npos) {
     return "is the closing quote missing?";
   }
+  if (description.find("boolean") != std::string::npos) {
+    return "write true or false, in small letters";
+  }
   return "mend the line";
 }
 

@@ -140,6 +140,7 @@ std::string text_of(const std::string& value) {
   return toml_text(std::string_view(value));
 }
 std::string text_of(milliseconds value) {
+  if (value.count() == 0) return "\"0s\"";
   for (const char* name : {"h", "m", "s", "ms"}) {
     for (const auto& unit : kUnits) {
       if (std::string_view(unit.name) == name &&
@@ -212,6 +213,7 @@ Field::Field(Document& document, Entry& entry, T& target)
   size_ = [&target] { return size_of(target); };
   entry_.default_value = text_();
   entry_.value = entry_.default_value;
+  written_ = entry_.value;
   read(entry_.key);
 }
 
@@ -229,6 +231,7 @@ void Field::read(const std::string& key) {
   }
   entry_.place = value.place;
   entry_.value = text_();
+  written_ = value.text();
 }
 
 void Field::refuse(
@@ -248,8 +251,13 @@ void Field::require(
     bool holds, const std::string& rule, const std::string& way_out) {
   entry_.rules.push_back(rule);
   if (!failed_ && !holds) {
-    refuse(entry_.place, entry_.value, "must be " + rule + way_out);
+    refuse(entry_.place, written_, "must be " + rule + way_out);
   }
+}
+
+std::string Field::bound_text(double bound) const {
+  if (entry_.type != "time") return number_text(bound);
+  return text_of(milliseconds(std::llround(bound * 1000)));
 }
 
 Field& Field::at_least(double lowest) {
@@ -259,7 +267,7 @@ Field& Field::at_least(double lowest) {
           numbers.begin(),
           numbers.end(),
           [&](double n) { return n >= lowest; }),
-      "at least " + number_text(lowest),
+      "at least " + bound_text(lowest),
       "");
   return *this;
 }
@@ -271,7 +279,7 @@ Field& Field::at_most(double highest) {
           numbers.begin(),
           numbers.end(),
           [&](double n) { return n <= highest; }),
-      "at most " + number_text(highest),
+      "at most " + bound_text(highest),
       "");
   return *this;
 }
@@ -281,7 +289,7 @@ Field& Field::above(double bound) {
   require(
       std::all_of(
           numbers.begin(), numbers.end(), [&](double n) { return n > bound; }),
-      "above " + number_text(bound),
+      "above " + bound_text(bound),
       "");
   return *this;
 }
@@ -291,7 +299,7 @@ Field& Field::below(double bound) {
   require(
       std::all_of(
           numbers.begin(), numbers.end(), [&](double n) { return n < bound; }),
-      "below " + number_text(bound),
+      "below " + bound_text(bound),
       "");
   return *this;
 }
@@ -333,7 +341,10 @@ Field& Field::length(size_t smallest, size_t largest) {
 }
 
 Field& Field::not_empty() {
-  require(size_() > 0, "not empty", "");
+  entry_.rules.push_back("not empty");
+  if (!failed_ && size_() == 0) {
+    refuse(entry_.place, written_, "must not be empty");
+  }
   return *this;
 }
 

@@ -43,6 +43,7 @@ class Field {
   Field(Document& document, Entry& entry, T& target);
 
   void read(const std::string& key);
+  std::string bound_text(double bound) const;
   void require(bool holds, const std::string& rule, const std::string& way_out);
   void
   refuse(const Place& place, const std::string& value, const std::string& rule);
@@ -53,6 +54,7 @@ class Field {
   std::function<std::string()> text_;
   std::function<std::vector<double>()> numbers_;
   std::function<size_t()> size_;
+  std::string written_;  // the value, as its author spelled it
   bool failed_ = false;
 };
 

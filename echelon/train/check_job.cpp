@@ -218,12 +218,6 @@ class Checker {
 
   void check_samples(const JobFacts& facts) {
     const auto& data = facts.data;
-    if (data.num_train < 1) {
-      fail(
-          "data.holdout",
-          "leaves nothing of " + number(data.num_samples) +
-              " samples to train on; lower it");
-    }
     if (data.num_train < job_.train.batch) {
       fail(
           "train.batch",

@@ -21,12 +21,12 @@ std::string place(const Job& job) {
 
 // The nearest folder above that exists: where the run's folder would be made.
 fs::path existing_parent(const fs::path& path) {
-  fs::path parent = fs::absolute(path).lexically_normal();
+  fs::path parent = path.lexically_normal();
   std::error_code error;
   do {
     parent = parent.parent_path();
-  } while (!fs::exists(parent, error) && parent.has_relative_path());
-  return parent;
+  } while (!parent.empty() && !fs::exists(parent, error));
+  return parent.empty() ? "." : parent;
 }
 
 void require_writable(const Job& job, const fs::path& folder) {

@@ -124,7 +124,7 @@ TEST(Document, NamesPlaceValueRule) {
       "f.toml:2:9: [t] count = 10: must be at most 9");
   EXPECT_EQ(
       error_of("[t]\nrate = 1\n"),
-      "f.toml:2:8: [t] rate = 1.0: must be below 1");
+      "f.toml:2:8: [t] rate = 1: must be below 1");
   EXPECT_EQ(
       error_of("[t]\nrate = nan\n"),
       "f.toml:2:8: [t] rate = nan: must be a finite number");
@@ -260,7 +260,7 @@ TEST(Document, DeepNestingIsAnErrorNotACrash) {
 TEST(Document, ShowsSeveralErrorsInFileOrder) {
   EXPECT_EQ(
       error_of("[t]\nrate = 7\ncuont = 3\nflag = 3\n"),
-      "f.toml:2:8: [t] rate = 7.0: must be below 1\n"
+      "f.toml:2:8: [t] rate = 7: must be below 1\n"
       "f.toml:3:1: [t] cuont = 3: unknown key; did you mean \"count\"?\n"
       "f.toml:4:8: [t] flag = 3: must be true or false");
 }

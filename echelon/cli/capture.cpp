@@ -1,0 +1,100 @@
+#include "echelon/cli/capture.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace echelon::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kMaxBytes = 1 << 20;
+
+[[noreturn]] void become(
+    const std::vector<std::string>& command,
+    const std::vector<std::pair<std::string, std::string>>& variables,
+    int out,
+    int err) {
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  ::dup2(out, 1);
+  ::dup2(err, 2);
+  const int null = ::open("/dev/null", O_RDONLY);
+  ::dup2(null, 0);
+  for (const auto& [name, value] : variables) {
+    ::setenv(name.c_str(), value.c_str(), 1);
+  }
+  std::vector<char*> argv;
+  for (const auto& word : command)
+    argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  ::execv(argv[0], argv.data());
+  ::_exit(127);
+}
+
+// Reads both ends until they close or time is up; true when they closed.
+bool drain(int out, int err, Clock::time_point deadline, Captured& captured) {
+  pollfd files[2] = {{out, POLLIN, 0}, {err, POLLIN, 0}};
+  std::string* texts[2] = {&captured.out, &captured.err};
+  while (files[0].fd >= 0 || files[1].fd >= 0) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - Clock::now());
+    if (left.count() <= 0) return false;
+    ::poll(files, 2, static_cast<int>(left.count()));
+    for (int i = 0; i < 2; ++i) {
+      if (files[i].fd < 0 || files[i].revents == 0) continue;
+      char buffer[4096];
+      const ssize_t bytes = ::read(files[i].fd, buffer, sizeof(buffer));
+      if (bytes <= 0) {
+        files[i].fd = -1;
+      } else if (texts[i]->size() < kMaxBytes) {
+        texts[i]->append(buffer, static_cast<size_t>(bytes));
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+Captured capture(
+    const std::vector<std::string>& command,
+    std::chrono::milliseconds limit,
+    const std::vector<std::pair<std::string, std::string>>& variables) {
+  Captured captured;
+  int out[2], err[2];
+  if (::pipe2(out, O_CLOEXEC) != 0) return captured;
+  if (::pipe2(err, O_CLOEXEC) != 0) {
+    ::close(out[0]);
+    ::close(out[1]);
+    return captured;
+  }
+  const pid_t child = ::fork();
+  if (child == 0) become(command, variables, out[1], err[1]);
+  ::close(out[1]);
+  ::close(err[1]);
+  if (child > 0) {
+    captured.timed_out = !drain(out[0], err[0], Clock::now() + limit, captured);
+    // SIGTERM first: a launcher then takes its ranks along.
+    if (captured.timed_out) {
+      ::kill(child, SIGTERM);
+      drain(out[0], err[0], Clock::now() + std::chrono::seconds(10), captured);
+      ::kill(child, SIGKILL);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    captured.exit_code =
+        WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  ::close(out[0]);
+  ::close(err[0]);
+  return captured;
+}
+
+}  // namespace echelon::cli

@@ -1,0 +1,185 @@
+// Completion scripts, made from the tree of commands: they hold every command,
+// flag and fixed value, and never call echelon.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <sstream>
+
+#include "echelon/cli/command_line.h"
+#include "echelon/error.h"
+
+namespace echelon::cli {
+namespace {
+
+struct Node {
+  std::string path;  // " config show"
+  std::vector<std::string> words;
+  bool files = false;
+};
+
+struct Choice {
+  std::string place;  // " train --ranks"
+  std::vector<std::string> words;
+};
+
+struct Tree {
+  std::vector<Node> nodes;
+  std::vector<Choice> choices;
+};
+
+// "processes|threads" -> its parts; none for a type such as "RANKS".
+std::vector<std::string> fixed_values(const std::string& type) {
+  std::vector<std::string> values;
+  if (type.find('|') == std::string::npos) return values;
+  std::istringstream in(type);
+  for (std::string value; std::getline(in, value, '|');)
+    values.push_back(value);
+  return values;
+}
+
+void walk(const CLI::App& app, const std::string& path, Tree& tree) {
+  Node node{path, {}, app.get_name() == "run"};
+  for (const auto* sub :
+       app.get_subcommands([](const auto*) { return true; })) {
+    node.words.push_back(sub->get_name());
+    walk(*sub, path + " " + sub->get_name(), tree);
+  }
+  for (const auto* option : app.get_options()) {
+    if (option->get_group().empty()) continue;
+    const auto values = fixed_values(option->get_type_name());
+    if (option->get_positional()) {
+      node.words.insert(node.words.end(), values.begin(), values.end());
+      node.files = node.files || values.empty();
+      continue;
+    }
+    for (const auto& name : option->get_lnames()) {
+      node.words.push_back("--" + name);
+      if (!values.empty())
+        tree.choices.push_back({path + " --" + name, values});
+    }
+    for (const auto& name : option->get_snames()) {
+      node.words.push_back("-" + name);
+    }
+  }
+  tree.nodes.push_back(std::move(node));
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+std::string paths(const Tree& tree) {
+  std::string text;
+  for (const auto& node : tree.nodes) {
+    if (node.path.empty()) continue;
+    text += (text.empty() ? "\"" : " | \"") + node.path + "\"";
+  }
+  return text;
+}
+
+// The part that both shells read alike: sets `words` and `files`.
+std::string cases(const Tree& tree) {
+  std::string text = "  local words=\"\" files=\"\"\n  case \"$place\" in\n";
+  for (const auto& node : tree.nodes) {
+    text += "    \"" + node.path + "\") words=\"" + joined(node.words) + "\"" +
+            (node.files ? "; files=yes" : "") + " ;;\n";
+  }
+  text += "  esac\n  case \"$place $previous\" in\n";
+  for (const auto& choice : tree.choices) {
+    text += "    \"" + choice.place + "\") words=\"" + joined(choice.words) +
+            "\"; files=\"\" ;;\n";
+  }
+  return text + "  esac\n";
+}
+
+std::string bash(const Tree& tree) {
+  return "# bash completion for echelon: source this file, or put it into\n"
+         "# ~/.local/share/bash-completion/completions/echelon\n"
+         "_echelon() {\n"
+         "  local word=\"${COMP_WORDS[COMP_CWORD]}\" place=\"\" previous=\"\" "
+         "i\n"
+         "  for ((i = 1; i < COMP_CWORD; i++)); do\n"
+         "    previous=\"${COMP_WORDS[i]}\"\n"
+         "    case \"$place $previous\" in\n"
+         "      " +
+         paths(tree) +
+         ") place=\"$place $previous\" ;;\n"
+         "      \" run --\") return ;;\n"
+         "    esac\n"
+         "  done\n" +
+         cases(tree) +
+         "  COMPREPLY=()\n"
+         "  if [[ -z $files || $word == -* ]]; then\n"
+         "    COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
+         "  fi\n"
+         "}\n"
+         "# Without an answer of ours the shell completes file names.\n"
+         "complete -o default -F _echelon echelon\n";
+}
+
+std::string zsh(const Tree& tree) {
+  std::string body = cases(tree);
+  // zsh's own `words` is the command line.
+  for (size_t at = 0; (at = body.find("words", at)) != std::string::npos;) {
+    body.replace(at, 5, "answers");
+    at += 7;
+  }
+  return "#compdef echelon\n"
+         "# zsh completion for echelon: put this file as _echelon into a "
+         "folder\n"
+         "# of $fpath, or source it after compinit\n"
+         "_echelon() {\n"
+         "  local place=\"\" previous=\"\" i\n"
+         "  for ((i = 2; i < CURRENT; i++)); do\n"
+         "    previous=\"${words[i]}\"\n"
+         "    case \"$place $previous\" in\n"
+         "      " +
+         paths(tree) +
+         ") place=\"$place $previous\" ;;\n"
+         "      \" run --\") _files; return ;;\n"
+         "    esac\n"
+         "  done\n" +
+         body +
+         "  if [[ -z $files || $PREFIX == -* ]]; then\n"
+         "    compadd -- ${=answers}\n"
+         "  else\n"
+         "    _files\n"
+         "  fi\n"
+         "}\n"
+         "if [[ $funcstack[1] == _echelon ]]; then\n"
+         "  _echelon \"$@\"\n"
+         "else\n"
+         "  compdef _echelon echelon\n"
+         "fi\n";
+}
+
+}  // namespace
+
+void add_completion(CLI::App& app, Action& action) {
+  auto* command =
+      app.add_subcommand("completion", "print a completion script for a shell");
+  command->footer(
+      "source <(echelon completion bash)\n"
+      "echelon completion zsh > ~/.zfunc/_echelon");
+  auto shell = std::make_shared<std::string>();
+  command->add_option("SHELL", *shell, "which shell")
+      ->required()
+      ->type_name("bash|zsh");
+  command->callback([&app, &action, shell] {
+    action = [&app, shell] {
+      if (*shell != "bash" && *shell != "zsh") {
+        throw ConfigError(
+            "echelon completion " + *shell + ": must be bash or zsh");
+      }
+      Tree tree;
+      walk(app, "", tree);
+      std::cout << (*shell == "bash" ? bash(tree) : zsh(tree));
+      return 0;
+    };
+  });
+}
+
+}  // namespace echelon::cli

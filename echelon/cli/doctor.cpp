@@ -1,0 +1,128 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "echelon/cli/command_line.h"
+#include "echelon/cli/findings.h"
+#include "echelon/cli/help.h"
+#include "echelon/cli/table.h"
+
+namespace echelon::cli {
+namespace {
+
+using Level = Finding::Level;
+
+const char* word(Level level) {
+  switch (level) {
+    case Level::ok:
+      return "ok";
+    case Level::warning:
+      return "warning";
+    case Level::error:
+      return "error";
+  }
+  return "?";
+}
+
+std::string colour(Level level) {
+  if (!has_colours(1)) return "";
+  switch (level) {
+    case Level::ok:
+      return "\033[32m";
+    case Level::warning:
+      return "\033[33m";
+    case Level::error:
+      return "\033[31;1m";
+  }
+  return "";
+}
+
+constexpr size_t kWordWidth = 7;    // "warning"
+constexpr size_t kTopicWidth = 13;  // "locked memory"
+
+void print(const Finding& finding) {
+  const std::string end = has_colours(1) ? "\033[0m" : "";
+  const std::string level = word(finding.level);
+  std::cout << "  " << colour(finding.level) << level << end
+            << std::string(kWordWidth - level.size() + 2, ' ') << finding.topic
+            << std::string(
+                   kTopicWidth - std::min(kTopicWidth, columns(finding.topic)) +
+                       2,
+                   ' ')
+            << finding.text << "\n";
+  if (!finding.remedy.empty()) {
+    std::cout << std::string(kWordWidth + kTopicWidth + 6, ' ')
+              << "remedy: " << finding.remedy << "\n";
+  }
+  std::cout.flush();
+}
+
+void print_sum(int warnings, int errors) {
+  const auto counted = [](int number, const char* what) {
+    return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
+  };
+  if (errors > 0) {
+    std::cout << "\n"
+              << counted(errors, "error") << " and "
+              << counted(warnings, "warning") << "\n";
+  } else if (warnings > 0) {
+    std::cout << "\nno errors, " << counted(warnings, "warning") << "\n";
+  } else {
+    std::cout << "\nall is well\n";
+  }
+}
+
+int doctor(bool json) {
+  auto rows = nlohmann::ordered_json::array();
+  int warnings = 0, errors = 0;
+  for (auto* find :
+       {find_compiler,
+        find_libtorch,
+        find_processor,
+        find_memory,
+        find_gpus,
+        find_shared_memory,
+        find_memfd,
+        find_pidfd,
+        find_open_files,
+        find_processes,
+        find_locked_memory,
+        find_ports,
+        find_hostname,
+        find_all_reduce}) {
+    const Finding finding = find();
+    warnings += finding.level == Level::warning;
+    errors += finding.level == Level::error;
+    if (json) {
+      rows.push_back(
+          {{"topic", finding.topic},
+           {"level", word(finding.level)},
+           {"text", finding.text},
+           {"remedy", finding.remedy}});
+    } else {
+      print(finding);
+    }
+  }
+  if (json) {
+    std::cout << rows.dump(2) << "\n";
+  } else {
+    print_sum(warnings, errors);
+  }
+  return errors > 0 ? 1 : 0;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand(
+      "doctor", "look at this machine and say what is amiss, with its remedy");
+  command->footer("echelon doctor\nechelon doctor --json");
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "print the findings as JSON");
+  command->callback(
+      [&action, json] { action = [json] { return doctor(*json); }; });
+}
+
+}  // namespace echelon::cli

@@ -1,0 +1,401 @@
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "echelon/cli/findings.h"
+#include "echelon/launch/environment.h"
+
+namespace echelon::cli {
+namespace {
+
+using Level = Finding::Level;
+
+constexpr double kMiB = 1 << 20;
+constexpr double kGiB = 1 << 30;
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// A line of /proc/meminfo, in bytes; 0 when it is not there.
+double meminfo(const std::string& name) {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind(name + ":", 0) == 0) {
+      return std::strtod(line.c_str() + name.size() + 1, nullptr) * 1024;
+    }
+  }
+  return 0;
+}
+
+// This process' cgroup limit (version 2, or 1); 0: none.
+double cgroup_memory() {
+  std::ifstream groups("/proc/self/cgroup");
+  std::vector<std::string> files = {
+      "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+      "/sys/fs/cgroup/memory.max"};
+  for (std::string line; std::getline(groups, line);) {
+    if (line.rfind("0::", 0) == 0) {
+      files.push_back("/sys/fs/cgroup" + line.substr(3) + "/memory.max");
+    }
+  }
+  double smallest = 0;
+  for (const auto& file : files) {
+    const double limit = std::strtod(first_line(file).c_str(), nullptr);
+    // Version 1 says "no limit" with a number near 2^63.
+    if (limit > 0 && limit < 0x1p60 && (smallest == 0 || limit < smallest)) {
+      smallest = limit;
+    }
+  }
+  return smallest;
+}
+
+std::string limit_text(rlim_t limit) {
+  return limit == RLIM_INFINITY ? "unlimited" : std::to_string(limit);
+}
+
+// The few functions of the driver's library that are needed, by their stable
+// names.
+class Nvml {
+ public:
+  struct Memory {
+    unsigned long long total, free, used;
+  };
+  using Device = void*;
+
+  Nvml() : library_(::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)) {
+    if (library_ == nullptr) return;
+    const auto init = find<int()>("nvmlInit_v2");
+    result_ = init == nullptr ? 1 : init();
+  }
+  ~Nvml() {
+    if (library_ == nullptr) return;
+    const auto shutdown = find<int()>("nvmlShutdown");
+    if (result_ == 0 && shutdown != nullptr) shutdown();
+    ::dlclose(library_);
+  }
+  Nvml(const Nvml&) = delete;
+  Nvml& operator=(const Nvml&) = delete;
+
+  bool present() const { return library_ != nullptr; }
+  int result() const { return result_; }
+
+  std::string driver() const {
+    char text[96] = "";
+    const auto get = find<int(char*, unsigned)>("nvmlSystemGetDriverVersion");
+    if (get != nullptr) get(text, sizeof(text));
+    return text;
+  }
+
+  // "NVIDIA H100, 80 GiB" for each.
+  std::vector<std::string> devices() const {
+    std::vector<std::string> devices;
+    const auto count = find<int(unsigned*)>("nvmlDeviceGetCount_v2");
+    const auto handle =
+        find<int(unsigned, Device*)>("nvmlDeviceGetHandleByIndex_v2");
+    const auto name = find<int(Device, char*, unsigned)>("nvmlDeviceGetName");
+    const auto memory = find<int(Device, Memory*)>("nvmlDeviceGetMemoryInfo");
+    unsigned number = 0;
+    if (!count || !handle || !name || !memory || count(&number) != 0) return {};
+    for (unsigned i = 0; i < number; ++i) {
+      Device device = nullptr;
+      char text[96] = "?";
+      Memory bytes{};
+      if (handle(i, &device) != 0) continue;
+      name(device, text, sizeof(text));
+      memory(device, &bytes);
+      devices.push_back(
+          std::string(text) + " with " +
+          bytes_text(static_cast<double>(bytes.total)));
+    }
+    return devices;
+  }
+
+ private:
+  template <class Function>
+  Function* find(const char* name) const {
+    return reinterpret_cast<Function*>(::dlsym(library_, name));
+  }
+
+  void* library_;
+  int result_ = 1;
+};
+
+}  // namespace
+
+std::string bytes_text(double bytes) {
+  const char* unit = bytes >= kGiB ? "GiB" : bytes >= kMiB ? "MiB" : "KiB";
+  const double value = bytes / (bytes >= kGiB   ? kGiB
+                                : bytes >= kMiB ? kMiB
+                                                : 1024);
+  char text[32];
+  std::snprintf(
+      text,
+      sizeof(text),
+      value < 10 && value != std::floor(value) ? "%.1f %s" : "%.0f %s",
+      value,
+      unit);
+  return text;
+}
+
+Finding find_processor() {
+  const int cores = launch::available_cores();
+  const auto all = static_cast<int>(std::thread::hardware_concurrency());
+  std::string text = std::to_string(cores) + (cores == 1 ? " core" : " cores");
+  const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
+  if (cores < std::max<long>(all, online)) {
+    text += " of " + std::to_string(std::max<long>(all, online)) +
+            ", by affinity or cgroup";
+  }
+  if (cores < 2) {
+    return {
+        "processor",
+        Level::warning,
+        text,
+        "ranks on one core take turns; give this machine or container more"};
+  }
+  return {"processor", Level::ok, text, ""};
+}
+
+Finding find_memory() {
+  const double total = meminfo("MemTotal");
+  const double available = meminfo("MemAvailable");
+  const double limit = cgroup_memory();
+  std::string text = bytes_text(available) + " free of " + bytes_text(total);
+  if (limit > 0 && limit < total) {
+    text += ", this cgroup may use " + bytes_text(limit);
+  }
+  const double usable = limit > 0 ? std::min(limit, available) : available;
+  // A rank with LibTorch loaded takes about 250 MiB before its model.
+  if (usable < kGiB) {
+    return {
+        "memory",
+        Level::warning,
+        text,
+        "a rank needs about 250 MiB before its model; free some memory or "
+        "raise the limit"};
+  }
+  return {"memory", Level::ok, text, ""};
+}
+
+Finding find_gpus() {
+  const Nvml nvml;
+  if (!nvml.present()) {
+    if (::access("/dev/nvidiactl", F_OK) == 0) {
+      return {
+          "GPUs",
+          Level::warning,
+          "a device is there, but not libnvidia-ml.so.1",
+          "mount the driver's libraries (NVIDIA container toolkit)"};
+    }
+    return {"GPUs", Level::ok, "none; ranks use the processor", ""};
+  }
+  if (nvml.result() != 0) {
+    return {
+        "GPUs",
+        Level::warning,
+        "the driver's library does not start (NVML error " +
+            std::to_string(nvml.result()) + ")",
+        "does nvidia-smi work? load the driver, or restart after an update"};
+  }
+  const auto devices = nvml.devices();
+  if (devices.empty()) {
+    return {
+        "GPUs",
+        Level::ok,
+        "a driver, but no device; ranks use the "
+        "processor",
+        ""};
+  }
+  return {
+      "GPUs",
+      Level::ok,
+      std::to_string(devices.size()) + " x " + devices.front() + ", driver " +
+          nvml.driver(),
+      ""};
+}
+
+Finding find_shared_memory() {
+  struct statvfs disk {};
+  if (::statvfs("/dev/shm", &disk) != 0) {
+    return {
+        "/dev/shm",
+        Level::warning,
+        std::strerror(errno),
+        "mount a tmpfs there: mount -t tmpfs tmpfs /dev/shm"};
+  }
+  const double block = static_cast<double>(disk.f_frsize);
+  const double size = block * static_cast<double>(disk.f_blocks);
+  const double free = block * static_cast<double>(disk.f_bavail);
+  const std::string text = bytes_text(free) + " free of " + bytes_text(size);
+  if (free < 64 * kMiB) {
+    return {
+        "/dev/shm",
+        Level::warning,
+        text,
+        "remove old files there, or enlarge it: docker run --shm-size=1g, "
+        "or mount -o remount,size=1g /dev/shm"};
+  }
+  return {"/dev/shm", Level::ok, text, ""};
+}
+
+Finding find_memfd() {
+  constexpr size_t kBytes = 1 << 20;
+  const int file = ::memfd_create("echelon-doctor", MFD_CLOEXEC);
+  void* map = MAP_FAILED;
+  if (file >= 0 && ::ftruncate(file, kBytes) == 0) {
+    map = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  }
+  const int error = errno;
+  if (map != MAP_FAILED) {
+    std::memset(map, 1, kBytes);
+    ::munmap(map, kBytes);
+  }
+  if (file >= 0) ::close(file);
+  if (map == MAP_FAILED) {
+    return {
+        "memfd",
+        Level::error,
+        std::string("memfd_create: ") + std::strerror(error),
+        "allow memfd_create in the sandbox (seccomp), or use "
+        "comm.backend = \"gloo\""};
+  }
+  return {"memfd", Level::ok, "works: ranks can share memory", ""};
+}
+
+Finding find_pidfd() {
+  const long file = ::syscall(SYS_pidfd_open, ::getpid(), 0);
+  if (file < 0) {
+    return {
+        "pidfd",
+        Level::error,
+        std::string("pidfd_open: ") + std::strerror(errno),
+        "Linux 5.3 or newer has it; allow pidfd_open in the sandbox "
+        "(seccomp)"};
+  }
+  ::close(static_cast<int>(file));
+  return {"pidfd", Level::ok, "works: a rank's death is seen at once", ""};
+}
+
+Finding find_open_files() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const std::string text = limit_text(limit.rlim_cur) + " (hard limit " +
+                           limit_text(limit.rlim_max) + ")";
+  if (limit.rlim_cur < 1024) {
+    return {
+        "open files", Level::warning, text, "raise the limit: ulimit -n 65536"};
+  }
+  return {"open files", Level::ok, text, ""};
+}
+
+Finding find_processes() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NPROC, &limit);
+  const std::string text =
+      limit_text(limit.rlim_cur) + " processes and threads";
+  if (limit.rlim_cur < 1024) {
+    return {
+        "processes", Level::warning, text, "raise the limit: ulimit -u 4096"};
+  }
+  return {"processes", Level::ok, text, ""};
+}
+
+Finding find_locked_memory() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  const std::string text =
+      limit.rlim_cur == RLIM_INFINITY
+          ? "unlimited"
+          : bytes_text(static_cast<double>(limit.rlim_cur));
+  // RDMA alone needs it.
+  if (limit.rlim_cur != RLIM_INFINITY &&
+      ::access("/dev/infiniband", F_OK) == 0) {
+    return {
+        "locked memory",
+        Level::warning,
+        text,
+        "RDMA needs it unlimited: ulimit -l unlimited"};
+  }
+  return {"locked memory", Level::ok, text, ""};
+}
+
+Finding find_ports() {
+  const int file = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const bool bound =
+      file >= 0 &&
+      ::bind(file, reinterpret_cast<sockaddr*>(&address), sizeof(address)) ==
+          0 &&
+      ::listen(file, 1) == 0;
+  const int error = errno;
+  if (file >= 0) ::close(file);
+  if (!bound) {
+    return {
+        "ports",
+        Level::error,
+        std::string("no port on 127.0.0.1: ") + std::strerror(error),
+        "bring loopback up: ip link set lo up"};
+  }
+  std::istringstream range(
+      first_line("/proc/sys/net/ipv4/ip_local_port_range"));
+  int low = 0, high = 0;
+  range >> low >> high;
+  return {
+      "ports",
+      Level::ok,
+      "free ones on 127.0.0.1" + (high > low ? ", from " + std::to_string(low) +
+                                                   " to " + std::to_string(high)
+                                             : ""),
+      ""};
+}
+
+Finding find_hostname() {
+  char name[256] = "";
+  ::gethostname(name, sizeof(name) - 1);
+  addrinfo* found = nullptr;
+  const int error = ::getaddrinfo(name, nullptr, nullptr, &found);
+  if (error != 0) {
+    return {
+        "host name",
+        Level::warning,
+        std::string(name) + " does not resolve: " + ::gai_strerror(error),
+        std::string("several hosts need it: add a line with its address and "
+                    "\"") +
+            name + "\" to /etc/hosts"};
+  }
+  char address[256] = "";
+  ::getnameinfo(
+      found->ai_addr,
+      found->ai_addrlen,
+      address,
+      sizeof(address),
+      nullptr,
+      0,
+      NI_NUMERICHOST);
+  ::freeaddrinfo(found);
+  return {"host name", Level::ok, std::string(name) + " is " + address, ""};
+}
+
+}  // namespace echelon::cli

@@ -1,0 +1,85 @@
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "echelon/cli/arguments.h"
+#include "echelon/cli/command_line.h"
+#include "echelon/launch/launch.h"
+#include "echelon/train/run_folder.h"
+
+namespace echelon::cli {
+namespace {
+
+struct TrainArguments {
+  JobArguments job;
+  bool check = false;
+};
+
+void print_facts(const Job& job, const JobFacts& facts) {
+  std::cout << job.document.name() << ": fine\n"
+            << "  model   " << job.model.name << ", " << facts.num_parameters
+            << " parameters, " << facts.classes << " classes\n"
+            << "  data    " << facts.data.describe << "; "
+            << facts.data.num_train << " to train on, "
+            << facts.data.num_holdout << " held out\n"
+            << "  layout  " << to_string(job.layout) << ": "
+            << job.layout.num_ranks()
+            << (job.layout.num_ranks() == 1 ? " rank" : " ranks") << "\n"
+            << "  run     " << facts.steps << " steps of " << job.train.batch
+            << " samples, into " << job.train.run << "\n";
+}
+
+int train(const TrainArguments& arguments) {
+  Job job = load(arguments.job);
+  const JobFacts facts = check(arguments.job, job);
+  check_run_folder(job);
+  if (arguments.check) {
+    print_facts(job, facts);
+    return 0;
+  }
+  const std::string program = find_echelon_train();
+  job.model.classes = facts.classes;
+  const std::string config = make_run_folder(job);
+
+  launch::LaunchOptions options;
+  options.command = {program, "train", config};
+  options.num_ranks = static_cast<int>(job.layout.num_ranks());
+  if (job.train.ranks == "threads") {
+    options.command.insert(
+        options.command.end(),
+        {"--threads", std::to_string(options.num_ranks)});
+    options.num_ranks = 1;
+  }
+  options.log_dir = (std::filesystem::path(job.train.run) / "log").string();
+  options.terminal = launch::Terminal::rank_zero;
+  options.listen_early = true;
+  return launch::run(options);
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Action& action) {
+  auto* command = app.add_subcommand(
+      "train", "train a model on this machine, on as many ranks as asked");
+  command->footer(
+      "echelon train first.toml -n 2\n"
+      "echelon train first.toml -n 2 --set train.steps=100 --overwrite\n"
+      "echelon train first.toml --layout dp=4 --ranks threads\n"
+      "echelon train first.toml --check        check all of it, start nothing");
+  auto arguments = std::make_shared<TrainArguments>();
+  add_job_arguments(*command, arguments->job, true);
+  command->add_flag(
+      "--overwrite",
+      arguments->job.overrides.overwrite,
+      "replace the run folder if it exists");
+  command->add_flag(
+      "--check",
+      arguments->check,
+      "check the configuration and what it names; start nothing");
+  command->callback([&action, arguments] {
+    action = [arguments] { return train(*arguments); };
+  });
+}
+
+}  // namespace echelon::cli

@@ -1,0 +1,477 @@
+// The real `echelon`, with a stand-in for echelon-train beside it that prints
+// what it was asked: the command line is tested where there is no LibTorch too.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+};
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write(const fs::path& path, const std::string& text) {
+  fs::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+constexpr const char* kStandIn = R"SH(#!/bin/sh
+echo "rank ${RANK:-none} of ${WORLD_SIZE:-none}: $*"
+echo "line for the log of rank $RANK" >&2
+if [ "$1" = verify ]; then echo "config: $2"; grep "^name" "$2"; fi
+if [ -f exit_code ]; then exit "$(cat exit_code)"; fi
+)SH";
+
+class CommandLine : public testing::Test {
+ protected:
+  CommandLine() {
+    std::string name = (fs::temp_directory_path() / "cli_test_XXXXXX").string();
+    folder_ = fs::canonical(::mkdtemp(name.data()));
+    fs::create_directories(folder_ / "bin");
+    fs::copy_file(
+        fs::path(ECHELON_BIN_DIR) / "echelon", folder_ / "bin/echelon");
+    write(folder_ / "bin/echelon-train", kStandIn);
+    ::chmod((folder_ / "bin/echelon-train").c_str(), 0755);
+    write(
+        folder_ / "first.toml",
+        "[train]\nsteps = 5\nbatch = 12\nrun = \"runs/first\"\n");
+  }
+  ~CommandLine() override { fs::remove_all(folder_); }
+
+  // Through the shell, in the test's folder; `before` may set variables.
+  Outcome shell(const std::string& command) {
+    const std::string line = "cd '" + folder_.string() + "' && { " + command +
+                             "\n} >out 2>err </dev/null";
+    const int status = std::system(line.c_str());
+    return {
+        WIFEXITED(status) ? WEXITSTATUS(status) : 128,
+        read(folder_ / "out"),
+        read(folder_ / "err")};
+  }
+  Outcome run(const std::string& arguments) {
+    return shell("bin/echelon " + arguments);
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(CommandLine, SaysItsVersion) {
+  EXPECT_THAT(run("version").out, StartsWith("echelon "));
+  EXPECT_EQ(run("--version").out, run("version").out);
+  const auto json_version = json::parse(run("version --json").out);
+  EXPECT_EQ(
+      "echelon " + json_version["version"].get<std::string>() + "\n",
+      run("version").out);
+}
+
+TEST_F(CommandLine, HelpStartsWithExamples) {
+  for (const std::string command :
+       {"",
+        "train",
+        "run",
+        "verify",
+        "export",
+        "bench",
+        "bench collectives",
+        "doctor",
+        "config",
+        "config show",
+        "config reference",
+        "completion",
+        "version"}) {
+    const auto outcome = run(command + " --help");
+    EXPECT_EQ(outcome.exit_code, 0) << command;
+    EXPECT_THAT(outcome.out, StartsWith("Examples\n  ")) << command;
+    EXPECT_THAT(outcome.out, HasSubstr("echelon " + command)) << command;
+    EXPECT_THAT(outcome.out, HasSubstr("--help")) << command;
+    std::istringstream lines(outcome.out);
+    for (std::string line; std::getline(lines, line);) {
+      EXPECT_LE(line.size(), 82u) << line;
+    }
+  }
+}
+
+TEST_F(CommandLine, WithoutACommandItHelps) {
+  const auto outcome = run("");
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.out, StartsWith("Examples"));
+}
+
+TEST_F(CommandLine, NamesTheNearestCommandAndFlag) {
+  for (const auto& [arguments, message] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"trian first.toml",
+            "echelon: unknown command \"trian\"; did you mean \"train\"?\n"},
+           {"zebra",
+            "echelon: unknown command \"zebra\"; `echelon --help` shows what "
+            "there is\n"},
+           {"config shwo first.toml",
+            "echelon config: unknown command \"shwo\"; did you mean "
+            "\"show\"?\n"},
+           {"train first.toml --overwrit",
+            "echelon train: unknown flag --overwrit; did you mean "
+            "\"--overwrite\"?\n"},
+           {"train first.toml --lay-out=dp=2",
+            "echelon train: unknown flag --lay-out; did you mean "
+            "\"--layout\"?\n"},
+           {"run -n 2 --log-dri x -- true",
+            "echelon run: unknown flag --log-dri; did you mean "
+            "\"--log-dir\"?\n"},
+           {"doctor now",
+            "echelon doctor: unexpected argument \"now\"; `echelon doctor "
+            "--help` shows what there is\n"}}) {
+    const auto outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_EQ(outcome.err, message);
+    EXPECT_EQ(outcome.out, "") << arguments;
+  }
+}
+
+TEST_F(CommandLine, SaysWhatIsMissing) {
+  for (const std::string arguments :
+       {"train",
+        "export runs/first",
+        "completion",
+        "run -n 2",
+        "run -n 2 --",
+        "config",
+        "bench",
+        "train first.toml --set",
+        "train first.toml -n"}) {
+    const auto outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, 2) << arguments;
+    EXPECT_THAT(outcome.err, StartsWith("echelon ")) << arguments;
+    EXPECT_THAT(outcome.err, HasSubstr("--help` has examples")) << arguments;
+  }
+}
+
+TEST_F(CommandLine, ASecondPlaceForOutputThatIsFull) {
+  EXPECT_NE(shell("bin/echelon config reference > /dev/full").exit_code, 0);
+  EXPECT_NE(shell("bin/echelon --help > /dev/full").exit_code, 0);
+}
+
+TEST_F(CommandLine, ShowsEveryValueAndWhoSetIt) {
+  const auto outcome =
+      run("config show first.toml -n 2 --set optimizer.learning_rate=0.5");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("[train]\nsteps "));
+  EXPECT_THAT(outcome.out, HasSubstr("first.toml:2\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("--set optimizer.learning_rate=0.5\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("-n 2\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("default\n"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("\033")));
+
+  const auto rows =
+      json::parse(run("config show first.toml --set train.seed=7 --json").out);
+  const json seed = {
+      {"table", "train"},
+      {"key", "seed"},
+      {"value", 7},
+      {"default", 0},
+      {"set_by", "--set train.seed=7"}};
+  const json batch = {
+      {"table", "train"},
+      {"key", "batch"},
+      {"value", 12},
+      {"default", 64},
+      {"set_by", "first.toml:3"}};
+  EXPECT_THAT(rows, Contains(seed));
+  EXPECT_THAT(rows, Contains(batch));
+}
+
+TEST_F(CommandLine, ShowsTomlThatReadsBack) {
+  const auto first = run("config show first.toml --set train.seed=7 --toml");
+  write(folder_ / "second.toml", first.out);
+  EXPECT_EQ(run("config show second.toml --toml").out, first.out);
+  EXPECT_THAT(first.out, HasSubstr("seed = 7\n"));
+}
+
+TEST_F(CommandLine, TheReferenceIsTheCommittedPage) {
+  EXPECT_EQ(
+      run("config reference").out,
+      read(fs::path(ECHELON_SOURCE_DIR) / "doc/configuration.md"))
+      << "echelon config reference > doc/configuration.md";
+  EXPECT_GT(json::parse(run("config reference --json").out).size(), 50u);
+}
+
+TEST_F(CommandLine, ColoursOnlyWhereTheyAreWanted) {
+  const std::string on_terminal =
+      "TERM=xterm script -qec 'bin/echelon --help' "
+      "/dev/null";
+  EXPECT_THAT(shell(on_terminal).out, HasSubstr("\033["));
+  EXPECT_THAT(shell("NO_COLOR=1 " + on_terminal).out, Not(HasSubstr("\033[")));
+  EXPECT_THAT(run("--help").out, Not(HasSubstr("\033[")));
+}
+
+class BashCompletion : public CommandLine {
+ protected:
+  std::vector<std::string> complete(const std::string& words, int current) {
+    const auto outcome = shell(
+        "bash -c 'source <(bin/echelon completion bash); COMP_WORDS=(" + words +
+        "); COMP_CWORD=" + std::to_string(current) +
+        "; _echelon; printf \"%s\\n\" \"${COMPREPLY[@]}\"'");
+    EXPECT_EQ(outcome.err, "");
+    std::istringstream lines(outcome.out);
+    std::vector<std::string> answers;
+    for (std::string line; std::getline(lines, line);) answers.push_back(line);
+    return answers;
+  }
+};
+
+TEST_F(BashCompletion, CompletesCommandsFlagsAndValues) {
+  EXPECT_THAT(complete("echelon tr", 1), ElementsAre("train"));
+  EXPECT_THAT(complete("echelon \"\"", 1), Contains("doctor"));
+  EXPECT_THAT(complete("echelon config \"\"", 2), Contains("reference"));
+  EXPECT_THAT(complete("echelon config show --j", 3), ElementsAre("--json"));
+  EXPECT_THAT(complete("echelon train --over", 2), ElementsAre("--overwrite"));
+  EXPECT_THAT(
+      complete("echelon train --ranks \"\"", 3),
+      ElementsAre("processes", "threads"));
+  EXPECT_THAT(complete("echelon completion \"\"", 2), Contains("zsh"));
+}
+
+TEST_F(BashCompletion, LeavesFilesToTheShell) {
+  EXPECT_THAT(complete("echelon train fir", 2), ElementsAre(""));
+  EXPECT_THAT(complete("echelon run -n 2 -- ./pro", 5), ElementsAre(""));
+}
+
+TEST_F(BashCompletion, HidesWhatIsForTests) {
+  EXPECT_THAT(run("completion bash").out, Not(HasSubstr("plant")));
+  EXPECT_THAT(run("verify --help").out, Not(HasSubstr("plant")));
+}
+
+TEST_F(CommandLine, ZshCompletionReads) {
+  EXPECT_THAT(run("completion zsh").out, StartsWith("#compdef echelon\n"));
+  EXPECT_EQ(run("completion fish").exit_code, 2);
+}
+
+TEST_F(CommandLine, TrainStartsRanksWithTheResolvedConfiguration) {
+  const auto outcome = run("train first.toml -n 3 --set train.seed=9");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "rank 0 of 3: train runs/first/config.toml\n");
+  for (const std::string rank : {"0", "1", "2"}) {
+    EXPECT_THAT(
+        read(folder_ / ("runs/first/log/rank-" + rank + ".log")),
+        HasSubstr("line for the log of rank " + rank));
+  }
+  const std::string config = read(folder_ / "runs/first/config.toml");
+  EXPECT_THAT(config, HasSubstr("dp = 3\n"));
+  EXPECT_THAT(config, HasSubstr("seed = 9\n"));
+  EXPECT_THAT(config, HasSubstr("classes = 10\n"));
+  EXPECT_EQ(run("config show runs/first/config.toml --toml").out, config);
+}
+
+TEST_F(CommandLine, TrainStartsOneProcessForThreads) {
+  const auto outcome = run("train first.toml -n 3 --ranks threads");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(
+      outcome.out, "rank 0 of 1: train runs/first/config.toml --threads 3\n");
+}
+
+TEST_F(CommandLine, TrainReplacesARunOnlyWhenAsked) {
+  ASSERT_EQ(run("train first.toml").exit_code, 0);
+  write(folder_ / "runs/first/metrics.jsonl", "{}\n");
+  const auto refused = run("train first.toml");
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_EQ(
+      refused.err,
+      "first.toml:4:7: [train] run = \"runs/first\": exists; --overwrite "
+      "replaces it, or name another folder\n");
+  EXPECT_TRUE(fs::exists(folder_ / "runs/first/metrics.jsonl"));
+  EXPECT_EQ(run("train first.toml --overwrite").exit_code, 0);
+  EXPECT_FALSE(fs::exists(folder_ / "runs/first/metrics.jsonl"));
+  // The run's own configuration does not destroy the run.
+  EXPECT_EQ(run("train runs/first/config.toml").exit_code, 2);
+}
+
+TEST_F(CommandLine, CheckStartsNothing) {
+  const auto outcome = run("train first.toml -n 2 --check");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, StartsWith("first.toml: fine\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("1797 digits"));
+  EXPECT_FALSE(fs::exists(folder_ / "runs"));
+}
+
+TEST_F(CommandLine, WarnsOnceOfASettingWithoutEffect) {
+  const auto outcome = run("train first.toml --set optimizer.momentum=0.9");
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(
+      outcome.err,
+      StartsWith("warning: --set optimizer.momentum=0.9: [optimizer] "
+                 "momentum = 0.9: has no effect with optimizer "
+                 "\"adamw\"\n"));
+}
+
+TEST_F(CommandLine, ARanksExitCodeIsOurs) {
+  write(folder_ / "exit_code", "4");
+  EXPECT_EQ(run("train first.toml -n 2").exit_code, 4);
+}
+
+TEST_F(CommandLine, SaysThatTheTrainingProgramIsMissing) {
+  fs::remove(folder_ / "bin/echelon-train");
+  for (const std::string command :
+       {"train first.toml", "verify first.toml", "bench collectives"}) {
+    const auto outcome = run(command);
+    EXPECT_EQ(outcome.exit_code, 2) << command;
+    EXPECT_THAT(
+        outcome.err,
+        HasSubstr("bin/echelon-train: No such file or directory; "
+                  "echelon needs it"))
+        << command;
+  }
+  EXPECT_FALSE(fs::exists(folder_ / "runs"));
+}
+
+TEST_F(CommandLine, FindsTheTrainingProgramThroughALink) {
+  fs::create_symlink(folder_ / "bin/echelon", folder_ / "linked");
+  EXPECT_EQ(shell("./linked train first.toml").exit_code, 0);
+}
+
+TEST_F(CommandLine, VerifyPassesAResolvedConfiguration) {
+  const auto outcome = run(
+      "verify first.toml -n 2 --steps 3 --tolerance 1e-9 --json --plant-error");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("rank 0 of 2: verify "));
+  EXPECT_THAT(
+      outcome.out,
+      HasSubstr("config.toml --steps 3 --tolerance 1e-9 "
+                "--json --plant-error\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("name = \"simple_cnn\""));
+  const size_t begin = outcome.out.find("config: ") + 8;
+  const std::string path =
+      outcome.out.substr(begin, outcome.out.find('\n', begin) - begin);
+  EXPECT_FALSE(fs::exists(path)) << path;
+  EXPECT_FALSE(fs::exists(folder_ / "runs"));
+  EXPECT_EQ(run("verify first.toml --tolerance no").exit_code, 2);
+  EXPECT_EQ(run("verify first.toml --steps 0").exit_code, 2);
+}
+
+TEST_F(CommandLine, ExportPassesItsArguments) {
+  EXPECT_EQ(
+      run("export runs/first out.safetensors").err,
+      "runs/first: is no run folder, it has no config.toml; name the "
+      "folder that `echelon train` wrote\n");
+  write(folder_ / "runs/first/config.toml", "");
+  EXPECT_EQ(
+      run("export runs/first out.safetensors").out,
+      "rank none of none: export runs/first out.safetensors\n");
+  EXPECT_THAT(
+      run("export runs/first nowhere/out.safetensors").err,
+      HasSubstr("make it first"));
+}
+
+TEST_F(CommandLine, BenchPassesItsArguments) {
+  EXPECT_EQ(
+      run("bench collectives -n 2 --backend local --bytes 64 --json").out,
+      "rank 0 of 2: bench collectives --backend local --bytes 64 "
+      "--json\n");
+  EXPECT_EQ(
+      run("bench collectives --backend locl").err,
+      "--backend locl: must be one of local, gloo, nccl; did you mean "
+      "\"local\"?\n");
+  EXPECT_EQ(run("bench collectives --bytes 64,x").exit_code, 2);
+  EXPECT_EQ(run("bench collectives -n 0").exit_code, 2);
+}
+
+TEST_F(CommandLine, RunStartsAProgramWithItsOwnFlags) {
+  const auto outcome =
+      run("run -n 2 --no-prefix -- sh -c 'echo $RANK $0 $1' --help -n");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("0 --help -n\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("1 --help -n\n"));
+  EXPECT_EQ(
+      run("run -n 2 echo --flag").out.size(),
+      2 * std::string("[0] --flag\n").size());
+  EXPECT_EQ(run("run -n 2 -- sh -c 'exit 7'").exit_code, 7);
+}
+
+TEST_F(CommandLine, RunChecksItsNumbers) {
+  EXPECT_EQ(
+      run("run -n 0 -- true").err,
+      "-n 0: must be a whole number from 1 to 1024\n");
+  EXPECT_EQ(
+      run("run --nnodes 2 --node-rank 2 -- true").err,
+      "--node-rank 2: must be a whole number from 0 to 1\n");
+  EXPECT_THAT(run("run --nnodes 2 -- true").err, HasSubstr("--master-addr"));
+  EXPECT_EQ(run("run -n 2 -- ./nowhere").exit_code, 2);
+}
+
+TEST_F(CommandLine, DoctorNamesEachFindingAndItsRemedy) {
+  // The stand-in is no LibTorch program and sums nothing.
+  const auto outcome = run("doctor --json");
+  EXPECT_EQ(outcome.exit_code, 1);
+  std::map<std::string, json> findings;
+  for (const auto& finding : json::parse(outcome.out)) {
+    findings[finding["topic"].get<std::string>()] = finding;
+    EXPECT_EQ(
+        finding["level"] == "ok", finding["remedy"].get<std::string>().empty())
+        << finding;
+  }
+  for (const std::string topic :
+       {"built with",
+        "LibTorch",
+        "processor",
+        "memory",
+        "GPUs",
+        "/dev/shm",
+        "memfd",
+        "pidfd",
+        "open files",
+        "processes",
+        "locked memory",
+        "ports",
+        "host name",
+        "all_reduce"}) {
+    EXPECT_EQ(findings.count(topic), 1u) << topic;
+  }
+  EXPECT_EQ(findings["LibTorch"]["level"], "error");
+  EXPECT_EQ(findings["all_reduce"]["level"], "error");
+  EXPECT_EQ(findings["pidfd"]["level"], "ok");
+}
+
+TEST_F(CommandLine, DoctorSeesALowLimit) {
+  const auto outcome = shell("ulimit -n 256; bin/echelon doctor");
+  EXPECT_THAT(outcome.out, HasSubstr("warning  open files     256"));
+  EXPECT_THAT(outcome.out, HasSubstr("remedy: raise the limit: ulimit -n"));
+  EXPECT_THAT(outcome.out, HasSubstr("2 errors and "));
+}
+
+TEST_F(CommandLine, DoctorReadsTheRowOfTheAllReduce) {
+  write(
+      folder_ / "bin/echelon-train",
+      "#!/bin/sh\n[ \"$RANK\" = 0 ] && echo '[{\"operation\": \"all_reduce\", "
+      "\"bytes\": 1048576, \"microseconds\": 123.4}]'\nexit 0\n");
+  for (const auto& finding : json::parse(run("doctor --json").out)) {
+    if (finding["topic"] != "all_reduce") continue;
+    EXPECT_EQ(finding["level"], "ok");
+    EXPECT_EQ(finding["text"], "two ranks sum 1 MiB in 123 us (local)");
+  }
+}
+
+}  // namespace
+}  // namespace echelon
