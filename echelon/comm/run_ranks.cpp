@@ -93,7 +93,13 @@ void run_ranks(
       for (int r = 0; r < num_ranks; ++r) all.push_back(r);
       impl->group = impl->make("world", all);
       World world(std::move(impl));
-      body(world);
+      try {
+        body(world);
+      } catch (...) {
+        // Before the world ends, which fails the other ranks' collectives.
+        first_error.set(rank, std::current_exception());
+        throw;
+      }
     } catch (...) {
       first_error.set(rank, std::current_exception());
     }

@@ -1,0 +1,38 @@
+// Data parallelism with a process per rank.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/launch/process.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::Command;
+
+std::vector<std::string> command(int ranks, const std::string& test) {
+  return {LAUNCH_RUN, "-n", std::to_string(ranks), "--plain", "--",
+          DDP_RANK, "--gtest_filter=" + test};
+}
+
+class Processes : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Processes, testing::Values(2, 3));
+
+TEST_P(Processes, TrainLikeOneDevice) {
+  Command run(command(GetParam(), "Rank.TrainsLikeOneDevice"));
+  EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
+  EXPECT_EQ(testing_support::count(run.out(), "[  PASSED  ] 1 test"),
+            GetParam());
+}
+
+TEST(Processes, KilledRankEndsTheJob) {
+  Command run(command(3, "Rank.IsKilledInBackward"));
+  EXPECT_EQ(run.wait(), 128 + 9);
+  EXPECT_THAT(run.err(), HasSubstr("rank 2"));
+  EXPECT_TRUE(run.living().empty());
+}
+
+}  // namespace
+}  // namespace echelon

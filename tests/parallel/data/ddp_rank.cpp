@@ -1,0 +1,38 @@
+// What each process of ddp_procs_test runs, under the launcher.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <csignal>
+
+#include "tests/parallel/data/training.h"
+
+namespace echelon {
+namespace {
+
+TEST(Rank, TrainsLikeOneDevice) {
+  World world = World::from_environment();
+  training::Plan plan;
+  plan.batch = 13;
+  plan.microbatches = 2;
+  plan.options.find_unused_parameters = true;
+  const auto expected = training::on_one_device(
+      training::with_values(nets::Conv(), 3), plan);
+  const auto actual = training::on_ranks(
+      training::with_values(nets::Conv(), 3 + world.rank()),
+      world.group(),
+      plan);
+  parity::expect_parity(expected, actual, parity::kRounding);
+}
+
+// The last rank is killed while the others wait for its gradients.
+TEST(Rank, IsKilledInBackward) {
+  World world = World::from_environment();
+  auto net = training::with_values(nets::Mlp(), 3);
+  DistributedDataParallel<nets::Mlp> ddp(net, world.group());
+  torch::Tensor y = ddp(parity::random({4, 6}, world.rank()));
+  if (world.rank() == world.size() - 1) std::raise(SIGKILL);
+  EXPECT_ANY_THROW(y.sum().backward());
+}
+
+}  // namespace
+}  // namespace echelon
