@@ -50,13 +50,16 @@ struct Normalise {
   from(const std::vector<double>& mean, const std::vector<double>& std);
 };
 
-/// Does it, bilinear with antialiasing, in the fixed-point arithmetic of Pillow's
-/// Image.resize(..., BILINEAR), rows first: equal to the bit as long as the image
-/// was not decoded at a reduced size. (For some tall boxes Pillow 13 begins with
-/// the columns; a pixel may then differ by one step of 255.) Keeps its memory.
-/// One per thread.
+/// Does it, bilinear with antialiasing, in the fixed-point arithmetic of
+/// Pillow's Image.resize(..., BILINEAR), rows first: equal to the bit as long
+/// as the image was not decoded at a reduced size. (For some tall boxes Pillow
+/// 13 begins with the columns; a pixel may then differ by one step of 255.)
+/// Keeps its memory. One per thread.
 class Resizer {
  public:
+  /// Uses AVX2 where the processor has it; the result is the same without.
+  explicit Resizer(bool allow_avx2 = true);
+
   /// output [3, size, size] <- `raster` by `plan`. `size` and the window lie in
   /// plan.width and plan.height.
   void
@@ -86,6 +89,7 @@ class Resizer {
       int64_t count,
       bool mirrored);
   void horizontal(const uint8_t* row, int64_t count, uint8_t* out) const;
+  bool wide_;
 
   Weights x_;
   Weights y_;

@@ -278,6 +278,26 @@ TEST_F(Resize, EverySizeStaysInItsBounds) {
   }
 }
 
+TEST_F(Resize, VectorWidthChangesNothing) {
+  Resizer narrow(false);
+  const Normalise normalise = Normalise::from({0.4, 0.5, 0.6}, {0.2, 0.3, 0.1});
+  for (int64_t size : {1, 7, 8, 17, 40}) {
+    for (const auto& image : std::vector<ImageDecoder::Size>{
+             {100, 83}, {41, 40}, {9, 200}, {1, 1}}) {
+      const Raster raster = ramp(image.width, image.height);
+      const auto elements = static_cast<size_t>(3 * size * size);
+      std::vector<float> a(elements), b(elements);
+      for (const ResizePlan& plan :
+           {center_plan(image, size),
+            random_plan(image, size, true, 1, 2, 3)}) {
+        resizer_.run(raster, plan, size, normalise, a.data());
+        narrow.run(raster, plan, size, normalise, b.data());
+        EXPECT_EQ(a, b) << image.width << "x" << image.height << " to " << size;
+      }
+    }
+  }
+}
+
 TEST_F(Resize, HugeAspectRatioCostsNothing) {
   const ResizePlan plan = center_plan({1, 60000}, 224);
   EXPECT_EQ(plan.height, 13440000);
