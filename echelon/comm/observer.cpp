@@ -6,6 +6,7 @@
 #include <optional>
 #include <sstream>
 
+#include "echelon/comm/local/failure.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -42,6 +43,8 @@ std::string text_of(const std::exception_ptr& cause) {
 bool already_explained(const std::exception_ptr& cause) {
   try {
     std::rethrow_exception(cause);
+  } catch (const local::Failure&) {
+    return false;
   } catch (const Error&) {
     return true;
   } catch (...) {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "echelon/comm/local/local.h"
 #include "echelon/comm/world.h"
 #include "echelon/comm/world_impl.h"
 #include "echelon/error.h"
@@ -75,6 +76,7 @@ void run_ranks(
   ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto board = std::make_shared<MemoryBoard>(num_ranks);
+  const auto hub = local::make_hub(num_ranks);
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   FirstError first_error;
   const auto run = [&](int rank) {
@@ -85,13 +87,13 @@ void run_ranks(
       impl->env.world_size = impl->env.local_world_size = num_ranks;
       impl->env.launcher = "threads";
       impl->options = options;
-      impl->threads = true;
+      impl->hub = hub;
       impl->kind = choose_backend(options, impl->env);
       impl->store = store;
       impl->observer = std::make_shared<Observer>(rank, board);
       std::vector<int> all;
       for (int r = 0; r < num_ranks; ++r) all.push_back(r);
-      impl->group = impl->make("world", all);
+      impl->group = impl->make("world", all, impl->kind);
       World world(std::move(impl));
       try {
         body(world);
@@ -102,6 +104,7 @@ void run_ranks(
       }
     } catch (...) {
       first_error.set(rank, std::current_exception());
+      hub->abort("rank " + std::to_string(rank) + " ended with an error");
     }
   };
   std::vector<std::thread> threads;

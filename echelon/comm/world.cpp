@@ -7,15 +7,34 @@
 
 #include "echelon/comm/gloo/gloo_backend.h"
 #include "echelon/comm/group_impl.h"
+#include "echelon/comm/local/local.h"
+#include "echelon/comm/nccl/nccl_backend.h"
 #include "echelon/comm/observed_backend.h"
 #include "echelon/comm/status_board.h"
 #include "echelon/comm/store.h"
 #include "echelon/comm/store_board.h"
 #include "echelon/comm/world_impl.h"
 #include "echelon/error.h"
+#include "echelon/launch/error_report.h"
 
 namespace echelon {
 namespace {
+
+/// The status board in the shared memory of a host.
+class HostBoard : public StatusBoard {
+ public:
+  explicit HostBoard(std::shared_ptr<local::Host> host)
+      : host_(std::move(host)) {}
+  void publish(int, const RankStatus& status) override {
+    host_->publish_status(to_bytes(status));
+  }
+  std::optional<RankStatus> read(int rank) override {
+    return status_from_bytes(host_->read_status(rank));
+  }
+
+ private:
+  std::shared_ptr<local::Host> host_;
+};
 
 std::string backend_name(BackendKind kind) {
   switch (kind) {
@@ -40,7 +59,11 @@ BackendKind choose_backend(
         " here); use \"gloo\" or \"nccl\", or leave it automatic");
   }
   if (options.backend != BackendKind::automatic) return options.backend;
-  return BackendKind::gloo;
+  if (env.launcher != "threads" &&
+      cuda_device_count() >= env.local_world_size) {
+    return BackendKind::nccl;
+  }
+  return one_host ? BackendKind::local : BackendKind::gloo;
 }
 
 World::World(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -48,7 +71,7 @@ World::World(World&&) noexcept = default;
 World& World::operator=(World&&) noexcept = default;
 
 World::~World() {
-  if (!impl_ || !impl_->store || impl_->threads) return;
+  if (!impl_ || !impl_->store || impl_->hub) return;
   impl_->group.reset();
   // Rank 0 serves the store: it stays until the others have left, unless the
   // job is failing.
@@ -76,6 +99,7 @@ World World::alone(const CommOptions& options) {
 }
 
 World World::from_environment(const CommOptions& options) {
+  install_error_reporter();
   const RankEnvironment env = read_environment();
   if (env.world_size == 1) {
     World world = alone(options);
@@ -92,22 +116,47 @@ World World::from_environment(const CommOptions& options) {
       options.rendezvous_timeout,
       env.master_addr + ":" + std::to_string(env.master_port));
   impl->address = reachable_address(env);
-  impl->observer = std::make_shared<Observer>(
-      env.rank,
-      std::make_shared<StoreBoard>(
-          connect_store_again(env, options.rendezvous_timeout)));
+  if (impl->kind == BackendKind::nccl) {
+    load_cuda();
+    set_cuda_device(env.local_rank);
+    impl->device = torch::Device(torch::kCUDA,
+                                 static_cast<c10::DeviceIndex>(env.local_rank));
+  }
+  std::shared_ptr<StatusBoard> board;
+  if (impl->kind == BackendKind::local) {
+    impl->join_host();
+    board = std::make_shared<HostBoard>(impl->host);
+  } else {
+    board = std::make_shared<StoreBoard>(
+        connect_store_again(env, options.rendezvous_timeout));
+  }
+  impl->observer = std::make_shared<Observer>(env.rank, std::move(board));
   std::vector<int> all;
   for (int r = 0; r < env.world_size; ++r) all.push_back(r);
-  impl->group = impl->make("world", all);
+  impl->group = impl->make("world", all, impl->kind);
   return World(std::move(impl));
 }
 
+void World::Impl::join_host() {
+  if (host) return;
+  if (hub) {
+    host = local::join_threads(hub, env.rank);
+    return;
+  }
+  host = local::join_processes(
+      store, env.job + "/" + std::to_string(env.generation), env.rank,
+      env.world_size, {.timeout = options.rendezvous_timeout});
+}
+
 Group World::Impl::make(
-    const std::string& axis, const std::vector<int>& ranks) {
+    const std::string& axis, const std::vector<int>& ranks,
+    BackendKind backend_kind) {
   const size_t number = num_groups++;
+  if (backend_kind == BackendKind::local && env.world_size > 1) join_host();
   const auto position = std::find(ranks.begin(), ranks.end(), env.rank);
   if (ranks.size() <= 1 || position == ranks.end()) {
-    return make_group(nullptr, nullptr, axis, {env.rank}, 0, kind, device);
+    return make_group(
+        nullptr, nullptr, axis, {env.rank}, 0, backend_kind, device);
   }
   const int rank = static_cast<int>(position - ranks.begin());
   const int size = static_cast<int>(ranks.size());
@@ -115,19 +164,33 @@ Group World::Impl::make(
   const std::string name =
       "group/" + std::to_string(number) + "/" + std::to_string(ranks[0]);
   auto group_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
-  c10::intrusive_ptr<c10d::Backend> inner =
-      make_gloo_backend(group_store, rank, size, address, options.timeout);
+  c10::intrusive_ptr<c10d::Backend> inner;
+  torch::Device group_device = torch::kCPU;
+  switch (backend_kind) {
+    case BackendKind::nccl:
+      group_device = device;
+      inner = make_nccl_backend(
+          group_store, rank, size, options.timeout, device.index());
+      break;
+    case BackendKind::gloo:
+      inner =
+          make_gloo_backend(group_store, rank, size, address, options.timeout);
+      break;
+    default:
+      inner = local::make_backend(host, ranks, name, options.timeout);
+  }
   ObservedBackendOptions observed;
   observed.group = {.number = number, .axis = axis, .ranks = ranks};
   observed.check =
-      options.check_collectives && kind != BackendKind::local;
+      options.check_collectives && backend_kind != BackendKind::local;
   observed.store = group_store;
   observed.timeout = options.timeout;
-  observed.futures_mean_done = kind != BackendKind::nccl;
+  observed.futures_mean_done = backend_kind != BackendKind::nccl;
   auto backend = c10::make_intrusive<ObservedBackend>(
       std::move(inner), observer, std::move(observed));
   return make_group(
-      std::move(backend), group_store, axis, ranks, rank, kind, device);
+      std::move(backend), group_store, axis, ranks, rank, backend_kind,
+      group_device);
 }
 
 int World::rank() const { return impl_->env.rank; }
@@ -144,7 +207,9 @@ const History& World::history() const { return impl_->observer->history(); }
 History& World::history() { return impl_->observer->history(); }
 
 Group World::new_group(
-    const std::string& axis, const std::vector<int>& ranks) {
+    const std::string& axis,
+    const std::vector<int>& ranks,
+    std::optional<BackendKind> backend) {
   std::vector<int> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
   const bool repeats =
@@ -155,7 +220,18 @@ Group World::new_group(
         "new_group \"" + axis + "\": the ranks must be different numbers in "
         "[0, " + std::to_string(size()) + "), at least one");
   }
-  return impl_->make(axis, ranks);
+  BackendKind kind = impl_->kind;
+  if (backend && *backend != BackendKind::automatic) {
+    CommOptions checked = impl_->options;
+    checked.backend = *backend;
+    kind = choose_backend(checked, impl_->env);
+  }
+  if (kind == BackendKind::nccl && !impl_->device.is_cuda()) {
+    throw ConfigError(
+        "new_group \"" + axis + "\": an nccl group needs a world whose backend "
+        "is nccl, not " + this->backend());
+  }
+  return impl_->make(axis, ranks, kind);
 }
 
 std::vector<std::string> World::exchange(const std::string& value) {

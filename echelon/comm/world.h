@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,8 +48,13 @@ class World {
   /// All ranks, axis "world".
   const Group& group() const;
   /// The group of `ranks` (world ranks). Every rank of the world calls this, in
-  /// the same order, members or not; a rank outside gets a group of size 1.
-  Group new_group(const std::string& axis, const std::vector<int>& ranks);
+  /// the same order; those outside of `ranks` may name the group that they are in
+  /// instead (groups along an axis are disjoint), and get a group of size 1
+  /// otherwise. `backend`: another one than the world's.
+  Group new_group(
+      const std::string& axis,
+      const std::vector<int>& ranks,
+      std::optional<BackendKind> backend = std::nullopt);
 
   /// The last collectives of this rank, on all of its groups.
   const History& history() const;

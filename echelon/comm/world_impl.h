@@ -14,7 +14,10 @@
 
 namespace echelon {
 
-namespace local { class Host; }
+namespace local {
+class Host;
+class Hub;
+}  // namespace local
 
 struct World::Impl {
   RankEnvironment env;
@@ -24,14 +27,18 @@ struct World::Impl {
   std::string address = "127.0.0.1";           // this host, as peers see it
   c10::intrusive_ptr<c10d::Store> store;       // null for one rank
   std::shared_ptr<local::Host> host;           // ranks of one host
+  std::shared_ptr<local::Hub> hub;             // ranks that are threads
   std::shared_ptr<Observer> observer;
   size_t num_groups = 0;
   size_t num_exchanges = 0;
-  bool threads = false;                        // a rank of run_ranks
   std::optional<Group> group;
 
-  /// A group of `ranks`; members call. `number` counts groups of the world.
-  Group make(const std::string& axis, const std::vector<int>& ranks);
+  /// Meets the ranks of this host; all of them call.
+  void join_host();
+  /// A group of `ranks`; every rank of the world calls.
+  Group make(
+      const std::string& axis, const std::vector<int>& ranks,
+      BackendKind backend);
 };
 
 /// Which backend `options` and the machine lead to.

@@ -417,6 +417,8 @@ std::vector<Case> cases(BackendKind backend) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
+    Local, Collectives, testing::ValuesIn(cases(BackendKind::local)), name_of);
+INSTANTIATE_TEST_SUITE_P(
     Gloo, Collectives, testing::ValuesIn(cases(BackendKind::gloo)), name_of);
 
 }  // namespace

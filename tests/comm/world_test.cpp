@@ -129,7 +129,7 @@ TEST_P(Hang, RanksThatCallDifferentThingsAreToldSo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Backends, Hang, testing::Values(BackendKind::gloo),
+    Backends, Hang, testing::Values(BackendKind::local, BackendKind::gloo),
     [](const auto& info) {
       return info.param == BackendKind::gloo ? "gloo" : "local";
     });

@@ -1,0 +1,36 @@
+// A group along each axis of the mesh.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "echelon/comm/world.h"
+#include "echelon/layout/mesh.h"
+
+namespace echelon {
+
+/// This rank's group along every axis. Axes of degree 1 have a group of size 1,
+/// which costs nothing. Copies share the groups.
+class MeshGroups {
+ public:
+  /// Every rank of the world calls this with the same layout. Throws ConfigError
+  /// unless the layout's degrees multiply to the world's size.
+  MeshGroups(World& world, const Layout& layout);
+
+  const Mesh& mesh() const { return mesh_; }
+  /// The ranks that differ from this one along `axis` alone.
+  const Group& along(Axis axis) const { return groups_.at(axis); }
+  /// The ranks with different samples: along dp_replicate and dp_shard together.
+  const Group& data() const { return *data_; }
+  /// Which share of the samples this rank sees, in [0, data().size()).
+  int64_t data_index() const { return data_index_; }
+
+ private:
+  Mesh mesh_;
+  std::map<Axis, Group> groups_;
+  std::optional<Group> data_;
+  int64_t data_index_ = 0;
+};
+
+}  // namespace echelon
