@@ -1,0 +1,257 @@
+// echelon-train: the part of the command line that needs LibTorch. `echelon`
+// checks what it is given and starts this program, once per rank.
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "echelon/checkpoint/safetensors.h"
+#include "echelon/comm/world.h"
+#include "echelon/error.h"
+#include "echelon/launch/error_report.h"
+#include "echelon/train/bench_collectives.h"
+#include "echelon/train/job.h"
+#include "echelon/train/trainer.h"
+#include "echelon/train/verify.h"
+
+namespace echelon {
+namespace {
+
+constexpr const char* kUsage =
+    "usage: echelon-train train CONFIG [--threads N]\n"
+    "       echelon-train verify CONFIG [--steps K] [--tolerance T] [--json]\n"
+    "                     [--threads N]\n"
+    "       echelon-train export RUN OUT\n"
+    "       echelon-train bench collectives [--backend local,gloo]\n"
+    "                     [--bytes 4096,1048576] [--operations all_reduce]\n"
+    "                     [--json] [--threads N]\n"
+    "       echelon-train version\n"
+    "Started by `echelon`, one process per rank; --threads N runs N ranks as\n"
+    "threads of this process instead.\n";
+
+/// "--name value" pairs and flags behind the positional arguments.
+class Arguments {
+ public:
+  Arguments(int argc, char** argv) {
+    for (int i = 1; i < argc; ++i) words_.push_back(argv[i]);
+  }
+
+  std::string positional(const char* what) {
+    if (next_ >= words_.size() || words_[next_].rfind("--", 0) == 0) {
+      throw ConfigError(std::string("echelon-train: ") + what +
+                        " is missing\n" + kUsage);
+    }
+    return words_[next_++];
+  }
+  bool flag(const std::string& name) {
+    for (auto it = words_.begin() + static_cast<long>(next_);
+         it != words_.end(); ++it) {
+      if (*it != name) continue;
+      words_.erase(it);
+      return true;
+    }
+    return false;
+  }
+  std::string value(const std::string& name, const std::string& otherwise) {
+    for (size_t i = next_; i + 1 < words_.size(); ++i) {
+      if (words_[i] != name) continue;
+      const std::string found = words_[i + 1];
+      words_.erase(words_.begin() + static_cast<long>(i),
+                   words_.begin() + static_cast<long>(i) + 2);
+      return found;
+    }
+    return otherwise;
+  }
+  int64_t number(const std::string& name, int64_t otherwise) {
+    const std::string text = value(name, std::to_string(otherwise));
+    try {
+      size_t used = 0;
+      const int64_t parsed = std::stoll(text, &used);
+      if (used == text.size()) return parsed;
+    } catch (const std::exception&) {
+    }
+    throw ConfigError("echelon-train: " + name + " " + text +
+                      " is not a whole number");
+  }
+  void end() const {
+    if (next_ < words_.size()) {
+      throw ConfigError("echelon-train: unknown argument " + words_[next_] +
+                        "\n" + kUsage);
+    }
+  }
+
+ private:
+  std::vector<std::string> words_;
+  size_t next_ = 0;
+};
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> items;
+  std::istringstream stream(list);
+  for (std::string item; std::getline(stream, item, ',');) {
+    items.push_back(item);
+  }
+  return items;
+}
+
+/// This process as one rank, or its threads as `threads` ranks.
+void with_world(
+    int64_t threads, const CommOptions& options,
+    const std::function<void(World&)>& body) {
+  if (threads > 0) {
+    run_ranks(static_cast<int>(threads), body, options);
+    return;
+  }
+  World world = World::from_environment(options);
+  body(world);
+}
+
+int run_train(Arguments& arguments) {
+  const std::string config = arguments.positional("CONFIG");
+  const int64_t threads = arguments.number("--threads", 0);
+  arguments.end();
+  const Job job = load_job(config);
+  install_stop_signals();
+  const auto folder = std::filesystem::path(config).parent_path();
+  bool interrupted = false;
+  with_world(threads, job.comm, [&](World& world) {
+    const TrainResult result = train(job, world, folder);
+    if (world.rank() != 0) return;
+    interrupted = result.interrupted;
+    if (result.evaluation.samples > 0) {
+      std::printf("accuracy %.2f %% after %lld steps\n",
+                  100 * result.evaluation.accuracy,
+                  static_cast<long long>(result.steps));
+    }
+    if (result.interrupted) {
+      std::printf("stopped by the user after %lld steps\n",
+                  static_cast<long long>(result.steps));
+    }
+    std::printf("report: %s\n", (folder / "report.html").c_str());
+    std::fflush(stdout);
+  });
+  return static_cast<int>(interrupted ? ExitCode::interrupted
+                                      : ExitCode::done);
+}
+
+int run_verify(Arguments& arguments) {
+  const std::string config = arguments.positional("CONFIG");
+  VerifyOptions options;
+  options.steps = arguments.number("--steps", options.steps);
+  const std::string tolerance = arguments.value("--tolerance", "1e-10");
+  options.tolerance = std::strtod(tolerance.c_str(), nullptr);
+  options.plant_error = arguments.value("--plant-error-in", "");
+  if (arguments.flag("--plant-error")) options.plant_error = "first";
+  const bool json = arguments.flag("--json");
+  const int64_t threads = arguments.number("--threads", 0);
+  arguments.end();
+  const Job job = load_job(config);
+  bool passed = false;
+  with_world(threads, job.comm, [&](World& world) {
+    const VerifyResult result = verify(job, world, options);
+    if (world.rank() != 0) return;
+    passed = result.passed;
+    std::cout << (json ? to_json(result, options) + "\n"
+                       : to_text(result, options))
+              << std::flush;
+  });
+  // Other ranks leave it to rank 0 to fail: the launcher reports one error.
+  const char* rank = std::getenv("RANK");
+  const bool first = threads > 0 || rank == nullptr || std::string(rank) == "0";
+  return static_cast<int>(
+      passed || !first ? ExitCode::done : ExitCode::failure);
+}
+
+int run_export(Arguments& arguments) {
+  const std::filesystem::path run = arguments.positional("RUN");
+  const std::string out = arguments.positional("OUT");
+  arguments.end();
+  const auto weights = run / "checkpoints" / "last.safetensors";
+  if (!std::filesystem::exists(weights)) {
+    throw DataError(
+        "export: " + run.string() +
+        " has no checkpoints/last.safetensors; a run writes it when it ends");
+  }
+  const safetensors::File file(weights.string());
+  std::vector<safetensors::TensorBytes> tensors;
+  for (const auto& tensor : file.tensors()) {
+    tensors.push_back({tensor.name, tensor.dtype, tensor.shape,
+                       file.bytes(tensor)});
+  }
+  safetensors::write(out, tensors, file.metadata());
+  std::cout << "wrote " << out << "\n";
+  return 0;
+}
+
+int run_bench(Arguments& arguments) {
+  if (arguments.positional("what to measure") != "collectives") {
+    throw ConfigError("echelon-train: bench measures collectives");
+  }
+  BenchOptions options;
+  options.backends.clear();
+  for (const auto& name : split(arguments.value("--backend", "local,gloo"))) {
+    if (name == "local") {
+      options.backends.push_back(BackendKind::local);
+    } else if (name == "gloo") {
+      options.backends.push_back(BackendKind::gloo);
+    } else if (name == "nccl") {
+      options.backends.push_back(BackendKind::nccl);
+    } else {
+      throw ConfigError("bench: unknown backend \"" + name +
+                        "\"; there are local, gloo and nccl");
+    }
+  }
+  const std::string bytes = arguments.value("--bytes", "");
+  if (!bytes.empty()) {
+    options.bytes.clear();
+    for (const auto& item : split(bytes)) {
+      options.bytes.push_back(std::strtoll(item.c_str(), nullptr, 10));
+      if (options.bytes.back() < 4) {
+        throw ConfigError("bench: --bytes " + item + " must be 4 or more");
+      }
+    }
+  }
+  const std::string operations = arguments.value("--operations", "");
+  if (!operations.empty()) options.operations = split(operations);
+  const bool json = arguments.flag("--json");
+  const int64_t threads = arguments.number("--threads", 0);
+  arguments.end();
+  CommOptions comm;
+  comm.backend = options.backends.front();
+  with_world(threads, comm, [&](World& world) {
+    const auto rows = bench_collectives(world, options);
+    if (world.rank() != 0) return;
+    std::cout << (json ? to_json(rows) + "\n" : to_text(rows)) << std::flush;
+  });
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  Arguments arguments(argc, argv);
+  const std::string command = arguments.positional("a command");
+  if (command == "train") return run_train(arguments);
+  if (command == "verify") return run_verify(arguments);
+  if (command == "export") return run_export(arguments);
+  if (command == "bench") return run_bench(arguments);
+  if (command == "version") {
+    std::cout << "echelon-train, LibTorch " << TORCH_VERSION << "\n";
+    return 0;
+  }
+  throw ConfigError("echelon-train: unknown command " + command + "\n" +
+                    kUsage);
+}
+
+}  // namespace
+}  // namespace echelon
+
+int main(int argc, char** argv) {
+  try {
+    return echelon::run(argc, argv);
+  } catch (const std::exception& error) {
+    return echelon::report_error(error);
+  }
+}

@@ -1,0 +1,107 @@
+#include "echelon/train/report_writer.h"
+
+#include <cstdio>
+
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/recorder.h"
+#include "echelon/timeline/report.h"
+#include "echelon/timeline/span_file.h"
+
+namespace echelon {
+namespace {
+
+std::filesystem::path span_path(
+    const std::filesystem::path& folder, int rank) {
+  return folder / ("spans-" + std::to_string(rank) + ".jsonl");
+}
+
+std::string rank_name(const World& world) {
+  return "rank " + std::to_string(world.rank()) + " (" +
+         world.device().str() + ")";
+}
+
+/// Rank 0's clock minus ours, for hosts that do not share one: half a round trip
+/// over the store is as near as a picture needs.
+int64_t clock_offset(World& world) {
+  world.group().barrier({.label = "clock"});
+  const auto clocks = world.exchange(std::to_string(steady_now_ns()));
+  if (world.local_size() == world.size()) return 0;
+  return std::stoll(clocks[0]) -
+         std::stoll(clocks[static_cast<size_t>(world.rank())]);
+}
+
+std::string grouped(int64_t number) {
+  std::string text = std::to_string(number);
+  for (int64_t i = static_cast<int64_t>(text.size()) - 3; i > 0; i -= 3) {
+    text.insert(static_cast<size_t>(i), " ");
+  }
+  return text;
+}
+
+std::string number_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g", value);
+  return text;
+}
+
+std::vector<std::pair<std::string, std::string>> facts(
+    const Job& job, const World& world, const RunSummary& summary) {
+  std::vector<std::pair<std::string, std::string>> list;
+  list.emplace_back("Model", job.model.name);
+  list.emplace_back("Parameters", grouped(summary.num_parameters));
+  list.emplace_back("Data", job.data.name);
+  list.emplace_back("Layout", to_string(job.layout));
+  list.emplace_back("Ranks", std::to_string(world.size()) + " (" +
+                                 job.train.ranks + ", " + world.backend() +
+                                 ")");
+  list.emplace_back("Device", world.device().str());
+  list.emplace_back("Global batch", std::to_string(job.train.batch));
+  list.emplace_back("Optimizer", job.optimizer.name + ", learning rate " +
+                                     number_text(job.optimizer.learning_rate));
+  list.emplace_back("Precision", job.model.dtype);
+  list.emplace_back("Seed", std::to_string(job.train.seed));
+  if (summary.skipped > 0) {
+    list.emplace_back("Samples skipped", std::to_string(summary.skipped));
+  }
+  return list;
+}
+
+}  // namespace
+
+void write_run_report(
+    const Job& job,
+    World& world,
+    const std::filesystem::path& folder,
+    std::vector<Span> spans,
+    const RunSummary& summary) {
+  write_span_file(
+      span_path(folder, world.rank()),
+      {.rank = world.rank(),
+       .rank_name = rank_name(world),
+       .clock_offset_ns = clock_offset(world),
+       .spans = std::move(spans)});
+  world.group().barrier({.label = "spans written"});
+  if (world.rank() != 0) return;
+  std::vector<RankSpans> ranks;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    // On several hosts without a shared folder, the others' files stay there.
+    if (std::filesystem::exists(span_path(folder, rank))) {
+      ranks.push_back(read_span_file(span_path(folder, rank)));
+    }
+  }
+  ReportInput input;
+  input.title = job.model.name + " on " + job.data.name;
+  input.facts = facts(job, world, summary);
+  input.metrics = summary.steps;
+  input.evaluations = summary.evaluations;
+  input.timeline = merge_spans(std::move(ranks), input.title);
+  input.total_seconds = summary.seconds;
+  input.outcome = summary.outcome;
+  write_chrome_trace(folder / "timeline.json", input.timeline);
+  write_report(folder / "report.html", input);
+  for (int rank = 0; rank < world.size(); ++rank) {
+    std::filesystem::remove(span_path(folder, rank));
+  }
+}
+
+}  // namespace echelon

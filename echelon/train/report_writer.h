@@ -1,0 +1,34 @@
+// What a run leaves behind: the ranks' timeline and the report page.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/world.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/timeline/timeline.h"
+#include "echelon/train/job.h"
+
+namespace echelon {
+
+struct RunSummary {
+  double seconds = 0;
+  std::vector<StepMetrics> steps;              // rank 0
+  std::vector<EvaluationMetrics> evaluations;
+  int64_t num_parameters = 0;
+  int64_t skipped = 0;                         // samples left out
+  std::string outcome;                         // empty: finished
+};
+
+/// Brings the ranks' spans together and writes timeline.json and report.html
+/// into `folder`. Every rank of the world calls this.
+void write_run_report(
+    const Job& job,
+    World& world,
+    const std::filesystem::path& folder,
+    std::vector<Span> spans,
+    const RunSummary& summary);
+
+}  // namespace echelon

@@ -1,0 +1,362 @@
+#include "echelon/train/trainer.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <thread>
+
+#include "echelon/comm/mesh_groups.h"
+#include "echelon/error.h"
+#include "echelon/models/weights.h"
+#include "echelon/train/report_writer.h"
+
+namespace echelon {
+namespace {
+
+std::atomic<int> stop_signals{0};
+
+void on_stop_signal(int signal) {
+  if (stop_signals.fetch_add(1) > 0) std::_Exit(128 + signal);
+}
+
+int threads_per_rank(const Job& job, const World& world) {
+  if (job.train.threads > 0) return static_cast<int>(job.train.threads);
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, cores / world.local_size());
+}
+
+/// What all ranks know after a step.
+struct StepSums {
+  double loss_sum = 0;
+  double count = 0;
+  double skipped = 0;
+  bool stop = false;
+  int64_t bad_rank = -1;      // first rank whose loss is not finite
+  int32_t slowest_rank = -1;
+  double slowest_excess = 0;  // its work over the mean, less 1
+};
+
+class Loop {
+ public:
+  Loop(const Job& job, World& world, std::filesystem::path folder);
+  TrainResult run();
+
+ private:
+  LoaderOptions loader_options(
+      const std::vector<int64_t>& samples, bool training) const;
+  bool one_step(Position position);
+  StepSums share_sums(
+      const Score& score, int64_t skipped, double work_seconds);
+  void record(
+      const StepSums& sums, Position position, double norm, double started,
+      double data_seconds);
+  void evaluate();
+  [[noreturn]] void fail_numeric(const Batch& batch, const StepSums& sums);
+  void finish();
+  double seconds() const {
+    return static_cast<double>(steady_now_ns() - begin_ns_) * 1e-9;
+  }
+  bool first() const { return world_.rank() == 0; }
+  int64_t epoch_samples() const {
+    return static_cast<int64_t>(data_.train_samples.size());
+  }
+
+  const Job& job_;
+  World& world_;
+  std::filesystem::path folder_;
+  MeshGroups groups_;
+  TrainingData data_;
+  Loader loader_;
+  int64_t total_steps_;
+  TrainingState state_;
+  Recorder recorder_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<Progress> progress_;
+  std::vector<StepMetrics> steps_;
+  std::vector<EvaluationMetrics> evaluations_;
+  int64_t begin_ns_ = steady_now_ns();
+  int64_t step_ = 0;       // done
+  bool stop_ = false;
+  int64_t skipped_ = 0;
+  double window_loss_ = 0;   // summed since the last logged step
+  int64_t window_steps_ = 0;
+};
+
+LoaderOptions Loop::loader_options(
+    const std::vector<int64_t>& samples, bool training) const {
+  LoaderOptions options;
+  options.samples = samples;
+  options.global_batch = job_.train.batch;
+  options.rank = groups_.data_index();
+  options.num_ranks = groups_.data().size();
+  if (training) options.rank_batch = job_.train.rank_batch;
+  options.seed = job_.train.seed;
+  options.shuffle = training && job_.data.shuffle;
+  options.training = training;
+  options.workers = job_.data.workers;
+  options.prefetch = job_.data.prefetch;
+  return options;
+}
+
+Loop::Loop(const Job& job, World& world, std::filesystem::path folder)
+    : job_(job),
+      world_(world),
+      folder_(std::move(folder)),
+      groups_(world, job.layout),
+      data_(open_data(job.data, job.train.seed)),
+      loader_(*data_.train, loader_options(data_.train_samples, true)),
+      total_steps_(total_steps(job, loader_.batches_per_epoch())),
+      state_(
+          job, data_.train->spec().input_shape,
+          job.model.classes > 0 ? job.model.classes
+                                : data_.train->spec().classes,
+          total_steps_, groups_.data(), world.device()),
+      // The first steps are not typical: buckets are cut anew, memory is new.
+      recorder_(
+          world.rank(), total_steps_ > job.train.timeline_steps + 3 ? 3 : 0,
+          job.train.timeline_steps) {
+  if (!first()) return;
+  metrics_ = std::make_unique<MetricsWriter>(folder_ / "metrics.jsonl");
+  ProgressOptions options = progress_options_for(1);
+  options.every = job.train.log_every;
+  progress_ = std::make_unique<Progress>(total_steps_, options);
+}
+
+TrainResult Loop::run() {
+  world_.history().on_end([this](const CollectiveRecord& record) {
+    if (!recorder_.active()) return;
+    recorder_.add(
+        {.track = "comm",
+         .name = record.operation +
+                 (record.label.empty() ? "" : " " + record.label),
+         .kind = SpanKind::communication,
+         .begin_ns = record.begin_ns,
+         .end_ns = record.end_ns,
+         .bytes = record.bytes});
+  });
+  begin_ns_ = steady_now_ns();
+  for (int64_t epoch = 0; step_ < total_steps_ && !stop_; ++epoch) {
+    loader_.start_epoch(epoch);
+    while (step_ < total_steps_ && !stop_) {
+      if (!one_step(loader_.position())) break;
+      const int64_t every = job_.train.eval_every;
+      if (every > 0 && step_ % every == 0) evaluate();
+    }
+    if (job_.train.eval_every == 0 && !stop_) evaluate();
+  }
+  if (evaluations_.empty() || evaluations_.back().step != step_) evaluate();
+  world_.history().on_end(nullptr);
+  finish();
+  TrainResult result{.steps = step_, .interrupted = stop_};
+  if (!evaluations_.empty()) result.evaluation = evaluations_.back();
+  return result;
+}
+
+bool Loop::one_step(Position position) {
+  recorder_.begin_step(step_);
+  const double started = seconds();
+  std::optional<Batch> batch;
+  {
+    ScopedSpan span(&recorder_, "compute", "data wait", SpanKind::data);
+    batch = loader_.next();
+  }
+  if (!batch) return false;
+  const double loaded = seconds();
+  const Score score = state_.forward_backward(
+      *batch, data_.train->may_skip(), &recorder_);
+  const StepSums sums = share_sums(score, batch->skipped, seconds() - started);
+  for (const auto& reason : batch->skip_reasons) {
+    std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
+  }
+  if (sums.bad_rank >= 0) fail_numeric(*batch, sums);
+  const bool logged = (step_ + 1) % std::max<int64_t>(
+                          1, job_.train.log_every) == 0 || step_ == 0;
+  const double norm = state_.update(step_, logged, &recorder_);
+  ++step_;
+  stop_ = sums.stop;
+  skipped_ += static_cast<int64_t>(sums.skipped);
+  position.consumed += batch->global_count;
+  record(sums, position, logged || norm > 0 ? norm : -1, started,
+         loaded - started);
+  return true;
+}
+
+StepSums Loop::share_sums(
+    const Score& score, int64_t skipped, double work_seconds) {
+  const int64_t size = world_.size();
+  const bool finite = std::isfinite(score.loss_sum);
+  // [loss, samples, skipped, stop, then per rank: work and whether finite]
+  auto sums = torch::zeros({4 + 2 * size}, torch::kFloat64);
+  double* values = sums.data_ptr<double>();
+  values[0] = finite ? score.loss_sum : 0;
+  values[1] = static_cast<double>(score.count);
+  values[2] = static_cast<double>(skipped);
+  values[3] = stop_signals.load() > 0 ? 1 : 0;
+  values[4 + world_.rank()] = work_seconds;
+  values[4 + size + world_.rank()] = finite ? 0 : 1;
+  auto on_device = sums.to(world_.device());
+  world_.group().all_reduce(
+      on_device, ReduceOp::sum, {.label = "step sums"});
+  sums = on_device.to(torch::kCPU);
+  values = sums.data_ptr<double>();
+
+  StepSums result;
+  result.loss_sum = values[0];
+  result.count = values[1];
+  result.skipped = values[2];
+  result.stop = values[3] > 0;
+  double total = 0;
+  double most = 0;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    total += values[4 + rank];
+    if (values[4 + rank] > most) {
+      most = values[4 + rank];
+      result.slowest_rank = static_cast<int32_t>(rank);
+    }
+    if (values[4 + size + rank] > 0 && result.bad_rank < 0) {
+      result.bad_rank = rank;
+    }
+  }
+  if (size == 1) result.slowest_rank = -1;
+  if (total > 0) {
+    result.slowest_excess = most * static_cast<double>(size) / total - 1;
+  }
+  return result;
+}
+
+void Loop::record(
+    const StepSums& sums, Position position, double norm, double started,
+    double data_seconds) {
+  if (!first()) return;
+  StepMetrics metrics;
+  metrics.step = step_;
+  metrics.epoch = static_cast<double>(position.epoch) +
+                  static_cast<double>(position.consumed) /
+                      static_cast<double>(epoch_samples());
+  metrics.loss = sums.count > 0 ? sums.loss_sum / sums.count : 0;
+  metrics.step_seconds = seconds() - started;
+  metrics.data_seconds = data_seconds;
+  metrics.samples_per_second = sums.count / metrics.step_seconds;
+  metrics.learning_rate = state_.optimizer().learning_rate();
+  if (norm >= 0) metrics.grad_norm = norm;
+  if (sums.slowest_rank >= 0) metrics.slowest_rank = sums.slowest_rank;
+  metrics_->append(metrics);
+  steps_.push_back(metrics);
+  const int64_t every = std::max<int64_t>(1, job_.train.log_every);
+  if (window_steps_ == every) window_loss_ = window_steps_ = 0;
+  window_loss_ += metrics.loss;
+  ++window_steps_;
+  progress_->update(
+      {.step = step_,
+       .epoch = metrics.epoch,
+       .loss = window_loss_ / static_cast<double>(window_steps_),
+       .samples_per_second = metrics.samples_per_second,
+       .slowest_rank = sums.slowest_rank,
+       .slowest_excess = sums.slowest_excess});
+}
+
+void Loop::evaluate() {
+  if (data_.holdout_samples.empty()) return;
+  const double started = seconds();
+  Score score;
+  {
+    ScopedSpan span(&recorder_, "compute", "evaluation", SpanKind::evaluation);
+    Loader loader(
+        *data_.holdout, loader_options(data_.holdout_samples, false));
+    while (const auto batch = loader.next()) {
+      const Score part = state_.evaluate(*batch);
+      score.loss_sum += part.loss_sum;
+      score.count += part.count;
+      score.correct += part.correct;
+    }
+  }
+  auto sums = torch::tensor(
+      {score.loss_sum, static_cast<double>(score.count),
+       static_cast<double>(score.correct)},
+      torch::kFloat64).to(world_.device());
+  groups_.data().all_reduce(sums, ReduceOp::sum, {.label = "evaluation"});
+  const auto all = sums.to(torch::kCPU);
+  const double* values = all.data_ptr<double>();
+  EvaluationMetrics metrics;
+  metrics.step = step_;
+  metrics.epoch = steps_.empty() ? 0 : steps_.back().epoch;
+  metrics.samples = static_cast<int64_t>(values[1]);
+  metrics.loss = values[0] / values[1];
+  metrics.accuracy = values[2] / values[1];
+  metrics.seconds = seconds() - started;
+  evaluations_.push_back(metrics);
+  if (!first()) return;
+  metrics_->append(metrics);
+  char line[160];
+  std::snprintf(
+      line, sizeof(line),
+      "step %lld: accuracy %.2f %% on %lld held-out samples, loss %.4f",
+      static_cast<long long>(step_), 100 * metrics.accuracy,
+      static_cast<long long>(metrics.samples), metrics.loss);
+  progress_->message(line);
+}
+
+void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
+  std::string where = "the loss, though every layer's output is finite";
+  if (sums.bad_rank == world_.rank()) {
+    const auto found =
+        state_.network().first_nonfinite_layer(state_.prepared(batch).inputs);
+    if (found) {
+      where = found->layer == "input"
+          ? "the input batch"
+          : "layer " + found->layer + " (" + found->what + ")";
+    }
+  }
+  where = world_.exchange(where)[static_cast<size_t>(sums.bad_rank)];
+  std::ostringstream message;
+  message << "step " << step_ + 1 << ": the loss of rank " << sums.bad_rank
+          << " is not a finite number; first NaN or infinity in " << where
+          << ". Parameters are those of step " << step_
+          << "; lower [optimizer] learning_rate, set clip_norm, or look at "
+             "the data";
+  throw NumericError(message.str());
+}
+
+void Loop::finish() {
+  if (first()) progress_->finish();
+  const auto folder = folder_ / "checkpoints";
+  if (first()) {
+    std::filesystem::create_directories(folder);
+    save_weights(state_.network(), (folder / "last.safetensors").string());
+  }
+  RunSummary summary;
+  summary.seconds = seconds();
+  summary.steps = std::move(steps_);
+  summary.evaluations = evaluations_;
+  summary.skipped = skipped_;
+  if (stop_) summary.outcome = "stopped by the user";
+  int64_t parameters = 0;
+  for (const auto& parameter : state_.network().parameters()) {
+    parameters += parameter.numel();
+  }
+  summary.num_parameters = parameters;
+  write_run_report(job_, world_, folder_, recorder_.take(), summary);
+}
+
+}  // namespace
+
+void install_stop_signals() {
+  struct sigaction action {};
+  action.sa_handler = on_stop_signal;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+TrainResult train(
+    const Job& job, World& world, const std::filesystem::path& folder) {
+  at::set_num_threads(threads_per_rank(job, world));
+  return Loop(job, world, folder).run();
+}
+
+}  // namespace echelon

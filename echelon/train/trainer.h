@@ -1,0 +1,43 @@
+// The training loop of one rank.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/world.h"
+#include "echelon/data/dataset.h"
+#include "echelon/data/loader.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/timeline/progress.h"
+#include "echelon/timeline/recorder.h"
+#include "echelon/train/job.h"
+#include "echelon/train/step.h"
+
+namespace echelon {
+
+struct TrainResult {
+  int64_t steps = 0;          // done
+  bool interrupted = false;   // stopped by a signal, at a whole step
+  EvaluationMetrics evaluation;  // the last one; samples 0 when nothing held out
+};
+
+/// Trains as the job says. Every rank of the world calls this, with the same job
+/// and `folder`, the run's folder, which exists. Writes metrics.jsonl while it
+/// runs; at the end checkpoints/last.safetensors, timeline.json, report.html.
+///
+/// Throws NumericError (step, rank, first layer) when the loss is not finite,
+/// DataError for a broken sample, CommError when a peer is lost.
+TrainResult train(
+    const Job& job, World& world, const std::filesystem::path& folder);
+
+/// From now on SIGINT and SIGTERM ask the loop to end after the current step; a
+/// second one ends the process at once.
+void install_stop_signals();
+
+}  // namespace echelon

@@ -1,0 +1,49 @@
+// Proof, tensor by tensor, that a layout computes what one device computes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/world.h"
+#include "echelon/train/job.h"
+
+namespace echelon {
+
+struct VerifyOptions {
+  int64_t steps = 3;
+  double tolerance = 1e-10;  // largest relative difference, in float64
+  /// For tests of verify itself: the layout doubles the gradient of this
+  /// parameter on every rank. "first" is the model's first one.
+  std::string plant_error;
+};
+
+/// One comparison: the largest over ranks.
+struct Difference {
+  int64_t step = 0;
+  std::string what;      // "loss", "gradient conv1.weight", …
+  int rank = 0;          // where it is largest
+  double relative = 0;   // largest |a - b| over the largest |b| of the tensor
+};
+
+struct VerifyResult {
+  bool passed = false;
+  int64_t steps = 0;
+  int64_t num_compared = 0;      // comparisons, each on every rank
+  std::vector<Difference> worst; // largest first, at most ten
+  std::string hint;              // why it may differ, when that is known
+};
+
+/// Runs the job's first steps in float64 on one rank (rank 0, without
+/// communication) and on the layout, and compares losses, gradients before the
+/// update and parameters after it, by name, on every rank. Every rank of the
+/// world calls this and gets the same result. Random augmentations depend on
+/// the sample alone, so they agree.
+VerifyResult verify(
+    const Job& job, World& world, const VerifyOptions& options);
+
+/// As a table for people, or as one JSON object.
+std::string to_text(const VerifyResult& result, const VerifyOptions& options);
+std::string to_json(const VerifyResult& result, const VerifyOptions& options);
+
+}  // namespace echelon

@@ -1,0 +1,188 @@
+#include "echelon/train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <thread>
+
+#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/error.h"
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/metrics.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+
+class Trainer : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() /
+              ("echelon-trainer-" + std::to_string(::getpid()) + "-" +
+               testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  static Job digits(int64_t ranks, int64_t steps) {
+    Job job;
+    job.data.name = "digits";
+    job.layout.dp_replicate = ranks;
+    job.optimizer.learning_rate = 3e-3;
+    job.model.dtype = "float64";
+    job.train.steps = steps;
+    job.train.batch = 48;
+    job.train.log_every = 1000;
+    return job;
+  }
+
+  std::vector<StepMetrics> run(
+      const Job& job, int ranks, const std::string& name) {
+    const auto folder = folder_ / name;
+    std::filesystem::create_directories(folder);
+    run_ranks(ranks, [&](World& world) { train(job, world, folder); });
+    return read_metrics(folder / "metrics.jsonl").steps;
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(Trainer, FollowsTheSameCurveOnAnyNumberOfRanks) {
+  const auto one = run(digits(1, 60), 1, "one");
+  ASSERT_EQ(one.size(), 60u);
+  EXPECT_LT(one.back().loss, one.front().loss / 2);
+  for (int ranks : {2, 3, 4}) {
+    Job job = digits(ranks, 60);
+    job.train.accumulate = ranks == 2 ? 3 : 1;
+    const auto many = run(job, ranks, std::to_string(ranks));
+    ASSERT_EQ(many.size(), 60u);
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_NEAR(many[i].loss, one[i].loss, 1e-9 * one[i].loss)
+          << ranks << " ranks, step " << i + 1;
+    }
+  }
+}
+
+TEST_F(Trainer, RanksMayHaveDifferentBatches) {
+  const auto one = run(digits(1, 20), 1, "one");
+  Job job = digits(3, 20);
+  job.train.rank_batch = {30, 5, 13};
+  const auto uneven = run(job, 3, "uneven");
+  for (size_t i = 0; i < one.size(); ++i) {
+    EXPECT_NEAR(uneven[i].loss, one[i].loss, 1e-9 * one[i].loss);
+  }
+}
+
+TEST_F(Trainer, WritesTheWholeRunFolder) {
+  Job job = digits(2, 30);
+  job.train.epochs = 0;
+  run(job, 2, "run");
+  const auto folder = folder_ / "run";
+  const auto file = read_metrics(folder / "metrics.jsonl");
+  EXPECT_EQ(file.steps.size(), 30u);
+  ASSERT_EQ(file.evaluations.size(), 2u);  // after the epoch, and at the end
+  EXPECT_EQ(file.evaluations.back().samples, 359);
+  EXPECT_GT(file.evaluations.back().accuracy, 0.5);
+  const Timeline timeline = read_chrome_trace(folder / "timeline.json");
+  for (int32_t rank : {0, 1}) {
+    for (const char* name : {"forward", "backward", "optimizer", "data wait"}) {
+      EXPECT_TRUE(std::any_of(
+          timeline.spans.begin(), timeline.spans.end(), [&](const Span& span) {
+            return span.rank == rank && span.name == name;
+          })) << rank << " " << name;
+    }
+    EXPECT_TRUE(std::any_of(
+        timeline.spans.begin(), timeline.spans.end(), [&](const Span& span) {
+          return span.rank == rank && span.track == "comm" &&
+                 span.name.find("bucket") != std::string::npos &&
+                 span.bytes > 0 && span.end_ns > span.begin_ns;
+        })) << rank;
+  }
+  EXPECT_TRUE(std::filesystem::exists(folder / "report.html"));
+  EXPECT_TRUE(
+      std::filesystem::exists(folder / "checkpoints" / "last.safetensors"));
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    EXPECT_THAT(entry.path().filename().string(),
+                testing::Not(HasSubstr("spans-")));
+  }
+}
+
+TEST_F(Trainer, TrainedWeightsAreAStart) {
+  run(digits(2, 40), 2, "first");
+  Job job = digits(1, 1);
+  job.model.weights = (folder_ / "first/checkpoints/last.safetensors").string();
+  const auto again = run(job, 1, "again");
+  const auto cold = run(digits(1, 1), 1, "cold");
+  EXPECT_LT(again[0].loss, cold[0].loss / 2);
+}
+
+TEST_F(Trainer, ANanNamesStepRankAndLayer) {
+  // One broken sample: the rank that gets it, and no layer, is at fault.
+  auto inputs = torch::randn({32, 1, 8, 8});
+  inputs[20] = std::numeric_limits<float>::quiet_NaN();
+  const auto path = (folder_ / "data.safetensors").string();
+  save_tensors(path, {{"inputs", inputs},
+                      {"targets", torch::arange(32) % 4}});
+  Job job = digits(2, 10);
+  job.data.name = "tensors";
+  job.data.path = path;
+  job.data.shuffle = false;
+  job.data.holdout = 0;
+  job.train.batch = 32;
+  try {
+    run(job, 2, "nan");
+    FAIL() << "no error";
+  } catch (const NumericError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("step 1: the loss of rank 1"));
+    EXPECT_THAT(error.what(), HasSubstr("the input batch"));
+  }
+}
+
+TEST_F(Trainer, DivergenceNamesTheLayer) {
+  Job job = digits(2, 50);
+  job.optimizer.name = "sgd";
+  job.optimizer.learning_rate = 1e200;
+  try {
+    run(job, 2, "diverges");
+    FAIL() << "no error";
+  } catch (const NumericError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("is not a finite number"));
+    EXPECT_THAT(error.what(), HasSubstr("layer conv1"));
+  }
+  // What was measured until then is kept.
+  EXPECT_GE(read_metrics(folder_ / "diverges" / "metrics.jsonl").steps.size(),
+            1u);
+}
+
+TEST_F(Trainer, ASignalEndsTheRunAtAWholeStep) {
+  install_stop_signals();
+  Job job = digits(2, 1000000);
+  const auto folder = folder_ / "stopped";
+  std::filesystem::create_directories(folder);
+  std::thread signaller([&] {
+    while (!std::filesystem::exists(folder / "metrics.jsonl") ||
+           std::filesystem::file_size(folder / "metrics.jsonl") < 4000) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    std::raise(SIGINT);
+  });
+  run_ranks(2, [&](World& world) {
+    const TrainResult result = train(job, world, folder);
+    EXPECT_TRUE(result.interrupted);
+    EXPECT_GT(result.steps, 0);
+  });
+  signaller.join();
+  std::signal(SIGINT, SIG_DFL);
+  EXPECT_TRUE(std::filesystem::exists(folder / "report.html"));
+  EXPECT_TRUE(
+      std::filesystem::exists(folder / "checkpoints" / "last.safetensors"));
+}
+
+}  // namespace
+}  // namespace echelon
