@@ -72,5 +72,160 @@ TEST_P(Threads, Mismatches) {
 }
 INSTANTIATE_TEST_SUITE_P(Sizes, Threads, ::testing::Values(1, 2, 3, 4, 8));
 
+void require(bool condition, const std::string& what) {
+  if (!condition) {
+    throw std::runtime_error("wrong: " + what);
+  }
+}
+
+TEST(ThreadsGroup, Splits) {
+  run(4, [](std::shared_ptr<Host> host) {
+    auto whole = world(host);
+    const int first = host->rank() % 2;
+    auto part = whole->split(nullptr, {first, first + 2}, nullptr);
+    require(part->getSize() == 2 && part->getRank() == host->rank() / 2, "rank");
+    Tensors t = {at::full({5}, static_cast<float>(host->rank()))};
+    part->allreduce(t)->wait();
+    require(t[0][4].item<float>() == 2 * first + 2, "sum");
+    require(part->getSequenceNumberForGroup() == 1, "sequence");
+    require(whole->getSequenceNumberForGroup() == 0, "sequence of the whole");
+    require(whole->getBackendOptions()->timeout == 60s, "timeout");
+    whole->barrier()->wait();
+  });
+}
+
+TEST(ThreadsGroup, ACallbackThatWaitsIsToldSo) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = world(host);
+    Tensors big = {at::ones({1 << 20})};
+    Tensors next = {at::ones({4})};
+    auto later = group->recv(next, 1 - host->rank(), 0);
+    auto work = group->allreduce(big);
+    std::string message;
+    auto done = work->getFuture()->then(
+        [&](c10::ivalue::Future&) -> c10::IValue {
+          try {
+            later->wait();
+          } catch (const CommError& error) {
+            message = error.what();
+          }
+          return c10::IValue(1);
+        },
+        c10::IntType::get());
+    done->wait();
+    // On the progress thread it would wait for itself; on this one it may wait.
+    Tensors mine = {at::ones({4})};
+    group->send(mine, 1 - host->rank(), 0)->wait();
+    later->wait();
+    require(
+        message.empty() || message.find("would wait for itself") !=
+            std::string::npos, message);
+  });
+}
+
+TEST(ThreadsGroup, AnErrorReachesTheFuture) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = world(host);
+    Tensors t = {at::ones({host->rank() + 1})};
+    auto work = group->allreduce(t);
+    auto future = work->getFuture();
+    future->wait();
+    require(future->hasError(), "no error");
+    bool thrown = false;
+    try {
+      future->waitAndThrow();
+    } catch (const Mismatch&) {
+      thrown = true;
+    }
+    require(thrown && !work->isSuccess() && work->exception(), "not Mismatch");
+    require(group->getError() == c10d::ErrorType::SUCCESS, "still usable");
+    group->barrier()->wait();
+  });
+}
+
+TEST(ThreadsGroup, AbortAndShutdownEndWhatIsPending) {
+  run(2, [](std::shared_ptr<Host> host) {
+    for (const bool abort : {true, false}) {
+      auto group = make_backend(host, {0, 1}, "g", 60s);
+      auto other = world(host);
+      Tensors t = {at::ones({4})};
+      c10::intrusive_ptr<c10d::Work> pending;
+      if (host->rank() == 0) {
+        pending = group->recv(t, 1, 3);
+      }
+      other->barrier()->wait();
+      if (host->rank() == 0) {
+        abort ? group->abort() : group->shutdown();
+        bool thrown = false;
+        try {
+          pending->wait();
+        } catch (const Aborted&) {
+          thrown = true;
+        }
+        require(thrown, "pending");
+        require(group->getError() == c10d::ErrorType::COMM_ERROR, "getError");
+      } else {
+        group->shutdown();  // nothing pending: nothing happens
+      }
+      other->barrier()->wait();
+    }
+  });
+}
+
+TEST(ThreadsGroup, AWaitWithALimitLeavesTheOperation) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = world(host);
+    auto other = make_backend(host, {0, 1}, "other", 60s);
+    if (host->rank() == 0) {
+      auto work = group->barrier();
+      EXPECT_THROW(work->wait(20ms), Timeout);
+      other->barrier()->wait();
+      work->wait();
+    } else {
+      other->barrier()->wait();
+      group->barrier()->wait();
+    }
+    group->setTimeout(200ms);
+    if (host->rank() == 0) {
+      EXPECT_THROW(group->monitoredBarrier({}), Timeout);
+    }
+    other->barrier()->wait();
+  });
+}
+
+TEST(ThreadsGroup, WrongArgumentsSendNothing) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = world(host);
+    Tensors two = {at::ones({2}), at::ones({2})};
+    Tensors complex = {at::ones({2}, at::kComplexFloat)};
+    Tensors boolean = {at::ones({2}, at::kBool)};
+    Tensors one = {at::ones({2})};
+    auto three = at::empty({3});
+    c10d::AllreduceOptions average;
+    average.reduceOp = c10d::ReduceOp::AVG;
+    c10d::AllreduceOptions product;
+    product.reduceOp = c10d::ReduceOp::PRODUCT;
+    c10d::BroadcastOptions root;
+    root.rootRank = 2;
+    std::vector<int64_t> splits = {1, 2};
+    std::vector<int64_t> none;
+    EXPECT_THROW(group->allreduce(two), ConfigError);
+    EXPECT_THROW(group->allreduce(complex), ConfigError);
+    EXPECT_THROW(group->allreduce(boolean, average), ConfigError);
+    EXPECT_THROW(group->allreduce(one, product), ConfigError);
+    EXPECT_THROW(group->broadcast(one, root), ConfigError);
+    EXPECT_THROW(group->_allgather_base(three, one[0]), ConfigError);
+    EXPECT_THROW(group->_reduce_scatter_base(one[0], three), ConfigError);
+    EXPECT_THROW(
+        group->alltoall_base(three, three, none, none), ConfigError);
+    EXPECT_THROW(
+        group->alltoall_base(three, one[0], none, splits), ConfigError);
+    EXPECT_THROW(group->send(one, 2, 0), ConfigError);
+    EXPECT_THROW(group->recv(one, -1, 0), ConfigError);
+    group->allreduce(one)->wait();
+    require(one[0][0].item<float>() == 2, "sum");
+  });
+}
+
 }  // namespace
 }  // namespace echelon::local
