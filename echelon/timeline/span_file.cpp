@@ -10,6 +10,7 @@
 
 #include "echelon/error.h"
 #include "echelon/timeline/text_file.h"
+#include "echelon/timeline/waits.h"
 
 namespace echelon {
 namespace {
@@ -118,6 +119,7 @@ Timeline merge_spans(std::vector<RankSpans> ranks, std::string title) {
           "[timeline] the spans of rank " + std::to_string(rank.rank) +
           " are there twice; each rank writes one file");
     }
+    add_backward_waits(rank.spans);
     for (auto& span : rank.spans) {
       span.rank = rank.rank;
       span.begin_ns += rank.clock_offset_ns;

@@ -30,7 +30,8 @@ void write_span_file(const std::filesystem::path& path, const RankSpans& spans);
 RankSpans read_span_file(const std::filesystem::path& path);
 
 /// One timeline from the spans of all ranks: clocks aligned, the first begin of
-/// any of them at 0, spans sorted by begin. Throws DataError when a rank is
+/// any of them at 0, spans sorted by begin, waits
+/// in backward spans added (waits.h). Throws DataError when a rank is
 /// there twice. A rank that is missing has no spans and the name "rank N".
 Timeline merge_spans(std::vector<RankSpans> ranks, std::string title);
 

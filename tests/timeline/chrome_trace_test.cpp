@@ -241,6 +241,20 @@ TEST(MergeSpans, AlignsClocksAndStartsAtZero) {
   EXPECT_EQ(timeline.spans[1].begin_ns, 100);
 }
 
+TEST(MergeSpans, AddsTheWaitsOfBackward) {
+  const auto timeline = merge_spans(
+      {{0,
+        "",
+        0,
+        {{0, "compute", "backward", SpanKind::backward, 0, 100, 1, 0},
+         {0, "comm", "all_reduce", SpanKind::communication, 60, 90, 1, 8}}}},
+      "");
+  ASSERT_EQ(timeline.spans.size(), 3u);
+  EXPECT_EQ(timeline.spans[1].rank, 0);
+  EXPECT_EQ(timeline.spans[1].begin_ns, 60);
+  EXPECT_EQ(timeline.spans[2].begin_ns, 60);
+}
+
 TEST(MergeSpans, ARankTwiceIsAnError) {
   EXPECT_THAT(
       error_text<DataError>([] {

@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "echelon/timeline/waits.h"
 #include "sample_run.h"
 
 namespace echelon {
@@ -113,6 +114,44 @@ TEST(Overlap, AWaitInsideOfBackwardDoesNotCompute) {
   EXPECT_EQ(a.compute, (Intervals{{0, 60}, {90, 100}}));
   EXPECT_EQ(a.overlapped, (Intervals{{40, 60}}));
   EXPECT_EQ(a.exposed, (Intervals{{60, 90}}));
+}
+
+TEST(BackwardWaits, BeginWithTheLastCollectiveAndEndWithAllOfThem) {
+  std::vector<Span> spans = {
+      span("compute", kBackward, 100, 300),
+      span("comm", kComm, 150, 290),
+      span("comm", kComm, 260, 280),
+      span("comm", kComm, 300, 320)};
+  add_backward_waits(spans);
+  ASSERT_EQ(spans.size(), 5u);
+  EXPECT_EQ(spans[4].track, "compute");
+  EXPECT_EQ(spans[4].name, "wait for gradients");
+  EXPECT_EQ(spans[4].kind, kComm);
+  EXPECT_EQ(spans[4].begin_ns, 260);
+  EXPECT_EQ(spans[4].end_ns, 290);
+  const auto a = step_activities({.spans = spans}).at(0);
+  EXPECT_EQ(a.compute, (Intervals{{100, 260}, {290, 300}}));
+  EXPECT_EQ(a.exposed, (Intervals{{260, 290}, {300, 320}}));
+  // Known by then: adding again changes nothing.
+  add_backward_waits(spans);
+  EXPECT_EQ(spans.size(), 5u);
+}
+
+TEST(BackwardWaits, AreNotAddedWithoutCollectives) {
+  std::vector<Span> spans = {
+      span("compute", kBackward, 100, 300),
+      span("compute", kForward, 0, 100),
+      span("comm", kComm, 20, 150),
+      span("comm", kComm, 300, 310)};
+  add_backward_waits(spans);
+  EXPECT_EQ(spans.size(), 4u);
+}
+
+TEST(BackwardWaits, DoNotOutlastBackward) {
+  std::vector<Span> spans = {
+      span("compute", kBackward, 100, 300), span("comm", kComm, 250, 400)};
+  add_backward_waits(spans);
+  EXPECT_EQ(spans.at(2).end_ns, 300);
 }
 
 TEST(Overlap, EvaluationAndSpansOutsideOfStepsAreLeftOut) {

@@ -275,7 +275,7 @@ STRUCTURE = """() => ({
     !s.closest('[role=img]') && s.getAttribute('aria-hidden') !== 'true')
     .length,
   ids: [...document.querySelectorAll('[id]')].map(e => e.id),
-  headings: [...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1]),
+  headings: [...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].map(h => +h.tagName[1]),
   lang: document.documentElement.lang,
   rows: [...document.querySelectorAll('tbody th')].map(e => e.scope)
 })"""
