@@ -4,12 +4,20 @@
 namespace echelon::models {
 namespace {
 
+// Convolutions of so few channels take a third less time on CPUs when the
+// channels of a pixel lie together, if freed memory is kept (else about the
+// same); pooling and ReLU keep that order. Residual networks gain nothing.
+torch::Tensor with_channels_last(const torch::Tensor& x) {
+  const bool faster = x.is_cpu() && x.scalar_type() == torch::kFloat32;
+  return faster ? x.contiguous(at::MemoryFormat::ChannelsLast) : x;
+}
+
 void append_conv(
     Network& network, const std::string& name, int64_t in, int64_t out) {
   auto conv = network.register_module(
       name, std::make_shared<Conv2d>(ConvShape{.in = in, .out = out}));
   network.append(name, [conv](const torch::Tensor& x) {
-    return at::max_pool2d(at::relu(conv->forward(x)), 2);
+    return at::max_pool2d(at::relu(conv->forward(with_channels_last(x))), 2);
   });
 }
 
