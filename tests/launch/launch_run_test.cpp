@@ -337,7 +337,9 @@ TEST(Run, PythonsStoreCanOpenTheMasterPort) {
 import os, socket, time
 port = int(os.environ["MASTER_PORT"])
 if os.environ["RANK"] == "0":
-    door = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    door = socket.create_server(("", port), family=family, dualstack_ipv6=both)
     link, _ = door.accept()
     print("got", link.recv(1))
 else:
