@@ -5,11 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
-#include <iostream>
-
-#include "echelon/models/network.h"
 
 namespace echelon {
 namespace {
@@ -166,34 +162,6 @@ TEST(Initialize, NormalHasItsMoments) {
       x.abs().gt(3).to(torch::kFloat64).mean().item<double>(),
       0.0026998,
       0.0002);
-}
-
-TEST(Initialize, PrintsItsSpeed) {
-  at::set_num_threads(1);
-  auto x = torch::empty({1 << 20});
-  const auto best = [&](auto call) {
-    double least = 1e9;
-    for (int i = 0; i < 5; ++i) {
-      const auto start = std::chrono::steady_clock::now();
-      call();
-      least = std::min(
-          least,
-          std::chrono::duration<double, std::milli>(
-              std::chrono::steady_clock::now() - start)
-              .count());
-    }
-    return least;
-  };
-  std::cout << "ms per Mi elements: uniform "
-            << best([&] { fill_uniform(x, 1, "w", 0, 1.0); }) << " (torch "
-            << best([&] { x.uniform_(-1, 1); }) << "), normal "
-            << best([&] { fill_normal(x, 1, "w", 0, 1.0); }) << " (torch "
-            << best([&] { x.normal_(0, 1); }) << ")\n";
-  ModelOptions options;
-  options.name = "resnet152";
-  std::cout << "ms to build resnet152: " << best([&] {
-    make_network(options, {3, 224, 224}, 1000, 1);
-  }) << "\n";
 }
 
 }  // namespace
