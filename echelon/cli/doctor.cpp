@@ -1,6 +1,10 @@
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -39,6 +43,14 @@ std::string colour(Level level) {
   return "";
 }
 
+// Columns of the terminal; without one, lines are not broken.
+size_t screen_width() {
+  winsize size{};
+  const bool known = ::isatty(1) == 1 && ::ioctl(1, TIOCGWINSZ, &size) == 0 &&
+                     size.ws_col > 60;
+  return known ? size.ws_col : std::numeric_limits<size_t>::max();
+}
+
 constexpr size_t kWordWidth = 7;    // "warning"
 constexpr size_t kTopicWidth = 13;  // "locked memory"
 
@@ -53,8 +65,10 @@ void print(const Finding& finding) {
                    ' ')
             << finding.text << "\n";
   if (!finding.remedy.empty()) {
-    std::cout << std::string(kWordWidth + kTopicWidth + 6, ' ')
-              << "remedy: " << finding.remedy << "\n";
+    constexpr size_t kIndent = 2 + kWordWidth + 2 + kTopicWidth + 2;
+    std::cout << std::string(kIndent, ' ')
+              << wrapped("remedy: " + finding.remedy, kIndent, screen_width())
+              << "\n";
   }
   std::cout.flush();
 }

@@ -23,21 +23,6 @@ std::string heading(const std::string& text) {
 
 constexpr size_t kColumns = 80;
 
-// `text`, broken between words; further lines begin at column `indent`.
-void print_wrapped(std::ostream& out, const std::string& text, size_t indent) {
-  std::istringstream words(text);
-  size_t column = indent;
-  for (std::string word; words >> word;) {
-    if (column > indent && column + 1 + word.size() > kColumns) {
-      out << "\n" << std::string(indent, ' ');
-      column = indent;
-    }
-    out << (column > indent ? " " : "") << word;
-    column += word.size() + (column > indent ? 1 : 0);
-  }
-  out << "\n";
-}
-
 void print_rows(std::ostream& out, const std::vector<Row>& rows) {
   constexpr size_t kWidest = 30;
   size_t width = 0;
@@ -52,7 +37,7 @@ void print_rows(std::ostream& out, const std::vector<Row>& rows) {
       column = 0;
     }
     out << std::string(width - column + 2, ' ');
-    print_wrapped(out, right, width + 4);
+    out << wrapped(right, width + 4, kColumns) << "\n";
   }
 }
 
@@ -104,7 +89,7 @@ std::string make_help(const CLI::App* app) {
     out << "  " << line << "\n";
   }
   out << "\n" << heading(usage(*app)) << "\n";
-  print_wrapped(out, app->get_description(), 0);
+  out << wrapped(app->get_description(), 0, kColumns) << "\n";
 
   std::vector<Row> commands;
   for (const auto* sub :

@@ -1,6 +1,7 @@
 #include "echelon/cli/table.h"
 
 #include <algorithm>
+#include <sstream>
 
 namespace echelon::cli {
 
@@ -30,6 +31,23 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows) {
     text += line + "\n";
   }
   return text;
+}
+
+std::string wrapped(const std::string& text, size_t indent, size_t last) {
+  std::istringstream words(text);
+  std::string lines;
+  size_t column = indent;
+  for (std::string word; words >> word;) {
+    const size_t width = columns(word);
+    if (column > indent && column + 1 + width > last) {
+      lines += "\n" + std::string(indent, ' ');
+      column = indent;
+    }
+    if (column > indent) lines += ' ';
+    lines += word;
+    column += width + (column > indent ? 1 : 0);
+  }
+  return lines;
 }
 
 }  // namespace echelon::cli

@@ -14,4 +14,8 @@ size_t columns(std::string_view text);
 /// without spaces.
 std::string aligned(const std::vector<std::vector<std::string>>& rows);
 
+/// `text`, broken between words so that no line passes column `last`; every
+/// line but the first begins at column `indent`, where the first one stands.
+std::string wrapped(const std::string& text, size_t indent, size_t last);
+
 }  // namespace echelon::cli
