@@ -54,7 +54,7 @@ void find_range(const std::vector<Drawn>& drawn, Axes& axes) {
       if (smooth) highs.push_back(b.high);
     }
   }
-  if (axes.first_x > 0 && axes.first_x < 0.1 * axes.last_x) axes.first_x = 0;
+  if (axes.first_x > 0 && axes.first_x < 0.34 * axes.last_x) axes.first_x = 0;
   if (highs.empty()) return;
   std::sort(highs.begin(), highs.end());
   const double most = highs[(highs.size() - 1) * 98 / 100];
