@@ -1,5 +1,7 @@
 #include "echelon/models/network.h"
 
+#include <utility>
+
 #include "echelon/error.h"
 #include "echelon/models/build.h"
 #include "echelon/models/initialize.h"
@@ -13,7 +15,28 @@ bool is_finite(const torch::Tensor& tensor) {
          at::isfinite(tensor).all().item<bool>();
 }
 
-// Buffers as they were, and no function of batch statistics, when it is gone.
+// This rank's statistics alone, whoever would take them over ranks: copies of
+// the running ones also hide the call from convert_sync_batch_norm, which knows
+// a module by them.
+torch::Tensor
+batch_norm_alone(torch::nn::BatchNorm2dImpl& module, const torch::Tensor& x) {
+  const auto copy = [](const torch::Tensor& tensor) {
+    return tensor.defined() ? tensor.clone() : tensor;
+  };
+  return at::batch_norm(
+      x,
+      module.weight,
+      module.bias,
+      copy(module.running_mean),
+      copy(module.running_var),
+      module.is_training() || !module.running_mean.defined(),
+      module.options.momentum().value_or(0.1),
+      module.options.eps(),
+      /*cudnn_enabled=*/false);
+}
+
+// Batch statistics of this rank alone while it lives; buffers as they were and
+// the network's own function when it is gone.
 class Diagnosis {
  public:
   Diagnosis(Network& network, BatchNormFunction& function)
@@ -21,10 +44,10 @@ class Diagnosis {
     for (const auto& buffer : buffers_) {
       values_.push_back(buffer.clone());
     }
-    saved_.swap(function_);
+    saved_ = std::exchange(function_, batch_norm_alone);
   }
   ~Diagnosis() {
-    saved_.swap(function_);
+    function_ = std::move(saved_);
     for (size_t i = 0; i < buffers_.size(); ++i) {
       buffers_[i].copy_(values_[i]);
     }
