@@ -173,24 +173,27 @@ TEST_P(Parity, UnusedParameters) {
   });
 }
 
+/// Passes its input on when it is told to.
+struct PassImpl : torch::nn::Module {
+  PassImpl() { register_module("fc", fc); }
+  Tensor forward(const Tensor& x, bool pass) { return pass ? x * 2 : fc(x); }
+  torch::nn::Linear fc{6, 6};
+};
+TORCH_MODULE(Pass);
+
+// Rank 1's backward reaches no parameter at all.
 TEST(Ddp, AllParametersUnusedOnOneRank) {
   run_ranks(2, [](World& world) {
-    auto net = with_values(Mlp(), 3);
-    DistributedDataParallel<Mlp> ddp(
-        net, world.group(), {.find_unused_parameters = true});
-    Tensor y = ddp(parity::random({2, 6}, 1));
-    // Rank 1's gradient ends before it reaches a parameter.
-    Tensor copy = y.detach().requires_grad_();
-    if (world.rank() == 0) {
-      y.sum().backward();
-    } else {
-      y.register_hook([](const Tensor& g) { return torch::zeros_like(g); });
-      y.sum().backward();
-    }
-    auto alone = with_values(Mlp(), 3);
-    alone(parity::random({2, 6}, 1)).sum().backward();
+    auto net = with_values(Pass(), 3);
+    DistributedDataParallelOptions options;
+    options.find_unused_parameters = true;
+    DistributedDataParallel<Pass> ddp(net, world.group(), options);
+    const Tensor x = parity::random({2, 6}, 1).requires_grad_();
+    ddp(x, world.rank() == 1).sum().backward();
+    auto alone = with_values(Pass(), 3);
+    alone(x, false).sum().backward();
     EXPECT_TRUE(torch::allclose(
-        net->fc1->weight.grad(), alone->fc1->weight.grad() / 2, 1e-12));
+        net->fc->weight.grad(), alone->fc->weight.grad() / 2, 1e-12));
   });
 }
 
@@ -245,6 +248,24 @@ TEST(Ddp, FrozenForAWhile) {
     Tensor gradient = net->fc1->weight.grad().clone();
     world.group().broadcast(gradient, 0).wait();
     EXPECT_TRUE(gradient.equal(net->fc1->weight.grad()));
+  });
+}
+
+TEST(Ddp, SomeFrozenLater) {
+  run_ranks(2, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    DistributedDataParallel<Mlp> ddp(net, world.group(), Plan().options);
+    net->fc2->weight.set_requires_grad(false);
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      ddp(parity::random({2, 6}, world.rank())).sum().backward();
+      for (const auto& item : net->named_parameters()) {
+        if (!item.value().requires_grad()) continue;
+        Tensor first = item.value().grad().clone();
+        world.group().broadcast(first, 0).wait();
+        EXPECT_TRUE(first.equal(item.value().grad())) << item.key();
+      }
+    }
   });
 }
 
@@ -362,6 +383,15 @@ TEST(Ddp, BucketsAreCutInTheOrderOfTheFirstBackward) {
   });
 }
 
+TEST(Ddp, SharedParametersAreReducedOnce) {
+  run_ranks(2, [](World& world) {
+    auto net = with_values(Shared(), 3);
+    DistributedDataParallel<Shared> ddp(net, world.group());
+    EXPECT_EQ(ddp.buckets().size(), 1u);
+    EXPECT_EQ(ddp.buckets()[0].size(), 4u);  // in, out, one weight, one bias
+  });
+}
+
 TEST(Ddp, EveryBucketIsInTheHistoryWithItsLabel) {
   run_ranks(2, [](World& world) {
     auto net = with_values(Conv(), 3);
@@ -394,6 +424,27 @@ TEST(Ddp, GroupOfOneCostsNothing) {
   EXPECT_EQ(runs, 1);
   EXPECT_TRUE(net->fc1->weight.grad().defined());
   EXPECT_EQ(world.history().count(), 0u);
+}
+
+TEST(Ddp, NoSyncSendsNothing) {
+  run_ranks(2, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    DistributedDataParallel<Mlp> ddp(net, world.group());
+    const Tensor x = parity::random({2, 6}, world.rank());
+    const auto before = world.history().count();
+    {
+      const auto guard = ddp.no_sync();
+      ddp(x).sum().backward();
+      ddp(x).sum().backward();
+    }
+    EXPECT_EQ(world.history().count(), before);
+    Tensor gradient = net->fc1->weight.grad().clone();
+    world.group().broadcast(gradient, 0).wait();
+    EXPECT_EQ(gradient.equal(net->fc1->weight.grad()), world.rank() == 0);
+    const auto local = world.history().count();
+    ddp(x).sum().backward();
+    EXPECT_GT(world.history().count(), local);
+  });
 }
 
 // ------------------------------------------------------------- how it is held

@@ -60,10 +60,10 @@ TORCH_MODULE(Shared);
 struct OneMemoryImpl : torch::nn::Module {
   OneMemoryImpl() {
     a = register_parameter("a", torch::randn({24}));
-    b = register_parameter("b", torch::randn({6, 4}));
+    b = register_parameter("b", torch::randn({2, 12}));
   }
   torch::Tensor forward(const torch::Tensor& x) {
-    return x.flatten(1).mm((a + b.view({-1})).view({6, 4}));
+    return x.flatten(1).mm(a.view({6, 4}) + b.view({6, 4}));
   }
   torch::Tensor a, b;
 };

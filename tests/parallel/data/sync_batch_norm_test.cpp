@@ -155,6 +155,26 @@ TEST(SyncBatchNorm, ConvertsMembersAndSequentialsOfAnyModule) {
   });
 }
 
+// Momentum none: the plain mean of all batches' statistics.
+TEST(SyncBatchNorm, CumulativeAverageIsThatOfTorch) {
+  run_ranks(2, [](World& world) {
+    const auto options = BatchNormOptions(3).momentum(std::nullopt);
+    BatchNorm1d whole(options);
+    SyncBatchNorm sync(options, world.group());
+    for (int step = 0; step < 3; ++step) {
+      const Tensor x = parity::random({8, 3}, step).to(torch::kFloat32);
+      whole(x);
+      sync(x.narrow(0, 4 * world.rank(), 4));
+    }
+    for (const auto& item : whole->named_buffers()) {
+      EXPECT_TRUE(torch::allclose(
+          item.value().to(torch::kFloat32),
+          sync->named_buffers()[item.key()].to(torch::kFloat32), 1e-5, 1e-6))
+          << item.key();
+    }
+  });
+}
+
 TEST(SyncBatchNorm, CallsOfOtherModulesAreNotChanged) {
   run_ranks(2, [](World& world) {
     BatchNorm1d converted(3), other(3);
