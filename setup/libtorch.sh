@@ -20,7 +20,12 @@ if [ -n "${ECHELON_LIBTORCH:-}" ]; then
 fi
 
 home=$cache/libtorch-$version
-if [ -e "$home/complete" ]; then
+# A machine that got its GPU after the set-up fetches CUDA's libraries as well.
+is_complete() {
+  [ -e "$home/complete" ] &&
+    { [ ! -e /dev/nvidiactl ] || [ -e "$home/nvidia/cudnn" ]; }
+}
+if is_complete; then
   echo "$home/torch"
   exit 0
 fi
@@ -38,7 +43,7 @@ fi
 
 make_cache
 take_turns libtorch
-if [ ! -e "$home/complete" ]; then
+if ! is_complete; then
   rm -rf "$home" "$home.part"
   need_space "$cache" "$megabytes" "LibTorch $version"
   say "fetching LibTorch $version into $home ($what, once)"
