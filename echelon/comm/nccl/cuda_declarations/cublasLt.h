@@ -1,3 +1,3 @@
-// What LibTorch's headers name of cuBLASLt. Used where its wheel is absent.
+// What LibTorch's headers name of cuBLASLt. Its wheel is not fetched.
 #pragma once
 typedef struct cublasLtContext* cublasLtHandle_t;

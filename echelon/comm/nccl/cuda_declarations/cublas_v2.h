@@ -1,4 +1,4 @@
-// What LibTorch's headers name of cuBLAS. Used where its wheel is absent.
+// What LibTorch's headers name of cuBLAS. Its wheel is not fetched.
 #pragma once
 typedef struct cublasContext* cublasHandle_t;
 typedef enum { CUBLAS_STATUS_SUCCESS = 0 } cublasStatus_t;

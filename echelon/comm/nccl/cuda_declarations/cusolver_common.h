@@ -1,4 +1,4 @@
-// What LibTorch's headers name of cuSOLVER. Used where its wheel is absent.
+// What LibTorch's headers name of cuSOLVER. Its wheel is not fetched.
 #pragma once
 typedef enum {
   CUSOLVER_STATUS_SUCCESS = 0,

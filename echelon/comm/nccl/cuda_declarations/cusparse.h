@@ -1,4 +1,4 @@
-// What LibTorch's headers name of cuSPARSE. Used where its wheel is absent.
+// What LibTorch's headers name of cuSPARSE. Its wheel is not fetched.
 #pragma once
 typedef struct cusparseContext* cusparseHandle_t;
 typedef enum { CUSPARSE_STATUS_SUCCESS = 0 } cusparseStatus_t;
