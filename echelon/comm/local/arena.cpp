@@ -19,13 +19,18 @@ constexpr size_t kAlwaysKept = size_t{1} << 30;
 
 Arena::Arena() {
   bytes_ = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
-      static_cast<size_t>(sysconf(_SC_PAGESIZE)) / kBlock * kBlock;
+           static_cast<size_t>(sysconf(_SC_PAGESIZE)) / kBlock * kBlock;
   descriptor_ = memfd_create("echelon-tensors", MFD_CLOEXEC);
   void* base = MAP_FAILED;
-  if (descriptor_ >= 0 && ftruncate(descriptor_, static_cast<off_t>(bytes_)) == 0) {
+  if (descriptor_ >= 0 &&
+      ftruncate(descriptor_, static_cast<off_t>(bytes_)) == 0) {
     base = mmap(
-        nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
-        descriptor_, 0);
+        nullptr,
+        bytes_,
+        PROT_READ | PROT_WRITE,
+        MAP_SHARED | MAP_NORESERVE,
+        descriptor_,
+        0);
   }
   if (base == MAP_FAILED) {
     throw CommError(

@@ -44,8 +44,8 @@ class Arena {
   char* base_ = nullptr;
   size_t bytes_ = 0;
   mutable std::mutex mutex_;
-  std::map<size_t, size_t> used_;                    // offset -> bytes
-  std::map<size_t, Block> free_;                     // by offset
+  std::map<size_t, size_t> used_;                     // offset -> bytes
+  std::map<size_t, Block> free_;                      // by offset
   std::set<std::pair<size_t, size_t>> free_by_size_;  // (bytes, offset)
   size_t used_bytes_ = 0;
   size_t kept_bytes_ = 0;  // free, but in memory

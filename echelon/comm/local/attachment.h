@@ -36,8 +36,8 @@ class Attachment : public Host {
   Segment& segment() const { return *segment_; }
   Engine& engine() const { return *engine_; }
 
-  /// Which group of this name and these ranks it is that this rank makes, from 0:
-  /// tells it from an earlier one that a slower peer has not left yet.
+  /// Which group of this name and these ranks it is that this rank makes, from
+  /// 0: tells it from an earlier one that a slower peer has not left yet.
   uint64_t next_group(const std::string& key);
 
   /// Processes: peers see only what lies in the arenas (by rank; may be empty).

@@ -23,16 +23,26 @@ using Tensors = LocalBackend::Tensors;
 
 Dtype dtype_of(const char* operation, const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
-    case at::kFloat: return Dtype::float32;
-    case at::kDouble: return Dtype::float64;
-    case at::kBFloat16: return Dtype::bfloat16;
-    case at::kHalf: return Dtype::float16;
-    case at::kChar: return Dtype::int8;
-    case at::kByte: return Dtype::uint8;
-    case at::kShort: return Dtype::int16;
-    case at::kInt: return Dtype::int32;
-    case at::kLong: return Dtype::int64;
-    case at::kBool: return Dtype::boolean;
+    case at::kFloat:
+      return Dtype::float32;
+    case at::kDouble:
+      return Dtype::float64;
+    case at::kBFloat16:
+      return Dtype::bfloat16;
+    case at::kHalf:
+      return Dtype::float16;
+    case at::kChar:
+      return Dtype::int8;
+    case at::kByte:
+      return Dtype::uint8;
+    case at::kShort:
+      return Dtype::int16;
+    case at::kInt:
+      return Dtype::int32;
+    case at::kLong:
+      return Dtype::int64;
+    case at::kBool:
+      return Dtype::boolean;
     default:
       refuse(
           operation,
@@ -45,16 +55,20 @@ Dtype dtype_of(const char* operation, const at::Tensor& tensor) {
 Reduction reduction_of(
     const char* operation, const c10d::ReduceOp& op, const at::Tensor& tensor) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
-    case c10d::ReduceOp::SUM: return Reduction::sum;
-    case c10d::ReduceOp::MIN: return Reduction::min;
-    case c10d::ReduceOp::MAX: return Reduction::max;
+    case c10d::ReduceOp::SUM:
+      return Reduction::sum;
+    case c10d::ReduceOp::MIN:
+      return Reduction::min;
+    case c10d::ReduceOp::MAX:
+      return Reduction::max;
     case c10d::ReduceOp::AVG:
       if (tensor.scalar_type() == at::kBool) {
         refuse(operation, "no average of bool; use sum, min or max");
       }
       return Reduction::avg;
     default:
-      refuse(operation, "this reduction is not there; use sum, avg, min or max");
+      refuse(
+          operation, "this reduction is not there; use sum, avg, min or max");
   }
 }
 
@@ -62,8 +76,8 @@ Shape shape_of(const char* operation, const at::Tensor& tensor) {
   Shape shape;
   shape.dtype = dtype_of(operation, tensor);
   shape.count = static_cast<uint64_t>(tensor.numel());
-  shape.num_dims = tensor.dim() <= kMaxDims ? static_cast<int>(tensor.dim())
-                                            : kMaxDims + 1;
+  shape.num_dims =
+      tensor.dim() <= kMaxDims ? static_cast<int>(tensor.dim()) : kMaxDims + 1;
   for (int i = 0; i < shape.num_dims && i < kMaxDims; ++i) {
     shape.dims[i] = tensor.size(i);
   }
@@ -72,8 +86,10 @@ Shape shape_of(const char* operation, const at::Tensor& tensor) {
 
 std::string text(const at::Tensor& tensor) {
   return c10::str(
-      tensor.scalar_type() == at::kBool ? "bool" : c10::toString(tensor.scalar_type()),
-      " ", tensor.sizes());
+      tensor.scalar_type() == at::kBool ? "bool"
+                                        : c10::toString(tensor.scalar_type()),
+      " ",
+      tensor.sizes());
 }
 
 at::Tensor& only(const char* operation, Tensors& tensors) {
@@ -129,8 +145,8 @@ void check_list(const char* operation, const Tensors& list, int size) {
   }
 }
 
-// The stream that the caller's work on the device is in, so that copies back are
-// ordered with it.
+// The stream that the caller's work on the device is in, so that copies back
+// are ordered with it.
 std::optional<c10::Stream> current_stream(const std::vector<Staged>& staged) {
   for (const auto& s : staged) {
     if (!s.tensor.is_cpu()) {
@@ -142,7 +158,8 @@ std::optional<c10::Stream> current_stream(const std::vector<Staged>& staged) {
 }
 
 void copy_back(
-    const std::vector<Staged>& staged, const std::optional<c10::Stream>& stream) {
+    const std::vector<Staged>& staged,
+    const std::optional<c10::Stream>& stream) {
   std::optional<c10::StreamGuard> guard;
   if (stream) {
     guard.emplace(*stream);
@@ -207,7 +224,10 @@ LocalBackend::WorkPtr LocalBackend::issue(
   how.timeout = std::max(timeout, std::chrono::milliseconds(0));
   pending_->fetch_add(1);
   // Keeps the work and its tensors until the operation is over.
-  how.on_done = [work, stream, pending = pending_, staged = std::move(staged),
+  how.on_done = [work,
+                 stream,
+                 pending = pending_,
+                 staged = std::move(staged),
                  finish = std::move(finish)](Operation& operation) {
     auto error = operation.error();
     if (error == nullptr) {
@@ -306,8 +326,12 @@ LocalBackend::WorkPtr LocalBackend::broadcast(
   const auto shape = shape_of("broadcast", tensor);
   auto staged = stage(tensor, rank_ == root ? Use::input : Use::output);
   return issue(
-      c10d::OpType::BROADCAST, {tensor}, {staged}, options.asyncOp,
-      options.timeout, [&](Issue how) {
+      c10d::OpType::BROADCAST,
+      {tensor},
+      {staged},
+      options.asyncOp,
+      options.timeout,
+      [&](Issue how) {
         return group_->broadcast(staged.data(), shape, root, std::move(how));
       });
 }
@@ -319,8 +343,12 @@ LocalBackend::WorkPtr LocalBackend::allreduce(
   const auto op = reduction_of("all_reduce", options.reduceOp, tensor);
   auto staged = stage(tensor, Use::both);
   return issue(
-      c10d::OpType::ALLREDUCE, {tensor}, {staged}, options.asyncOp,
-      options.timeout, [&](Issue how) {
+      c10d::OpType::ALLREDUCE,
+      {tensor},
+      {staged},
+      options.asyncOp,
+      options.timeout,
+      [&](Issue how) {
         return group_->all_reduce(staged.data(), shape, op, std::move(how));
       });
 }
@@ -336,7 +364,10 @@ LocalBackend::WorkPtr LocalBackend::allreduce_coalesced(
   const auto shape = shape_of("all_reduce", flat);
   auto staged = stage(flat, Use::both);
   return issue(
-      c10d::OpType::ALLREDUCE_COALESCED, tensors, {staged}, options.asyncOp,
+      c10d::OpType::ALLREDUCE_COALESCED,
+      tensors,
+      {staged},
+      options.asyncOp,
       options.timeout,
       [&](Issue how) {
         return group_->all_reduce(staged.data(), shape, op, std::move(how));
@@ -350,8 +381,8 @@ LocalBackend::WorkPtr LocalBackend::allreduce_coalesced(
       });
 }
 
-LocalBackend::WorkPtr LocalBackend::reduce(
-    Tensors& tensors, const c10d::ReduceOptions& options) {
+LocalBackend::WorkPtr
+LocalBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   auto& tensor = only("reduce", tensors);
   check_rank("reduce", "root", options.rootRank);
   const int root = static_cast<int>(options.rootRank);
@@ -359,10 +390,13 @@ LocalBackend::WorkPtr LocalBackend::reduce(
   const auto op = reduction_of("reduce", options.reduceOp, tensor);
   auto staged = stage(tensor, rank_ == root ? Use::both : Use::input);
   return issue(
-      c10d::OpType::REDUCE, {tensor}, {staged}, options.asyncOp,
-      options.timeout, [&](Issue how) {
-        return group_->reduce(
-            staged.data(), shape, op, root, std::move(how));
+      c10d::OpType::REDUCE,
+      {tensor},
+      {staged},
+      options.asyncOp,
+      options.timeout,
+      [&](Issue how) {
+        return group_->reduce(staged.data(), shape, op, root, std::move(how));
       });
 }
 
@@ -383,8 +417,12 @@ LocalBackend::WorkPtr LocalBackend::allgather(
   auto in = stage(input, Use::input);
   staged.push_back(in);
   return issue(
-      c10d::OpType::ALLGATHER, outputs[0], staged, options.asyncOp,
-      options.timeout, [&](Issue how) {
+      c10d::OpType::ALLGATHER,
+      outputs[0],
+      staged,
+      options.asyncOp,
+      options.timeout,
+      [&](Issue how) {
         return group_->all_gather(in.data(), data, shape, std::move(how));
       });
 }
@@ -409,8 +447,12 @@ LocalBackend::WorkPtr LocalBackend::_allgather_base(
     data.push_back(out.data() + j * shape.bytes());
   }
   return issue(
-      c10d::OpType::_ALLGATHER_BASE, {output}, {out, in}, options.asyncOp,
-      options.timeout, [&](Issue how) {
+      c10d::OpType::_ALLGATHER_BASE,
+      {output},
+      {out, in},
+      options.asyncOp,
+      options.timeout,
+      [&](Issue how) {
         return group_->all_gather(in.data(), data, shape, std::move(how));
       });
 }
@@ -423,8 +465,8 @@ LocalBackend::WorkPtr LocalBackend::allgather_coalesced(
   if (static_cast<int>(outputs.size()) != size_) {
     refuse(
         "all_gather",
-        std::to_string(outputs.size()) + " lists for " +
-            std::to_string(size_) + " ranks");
+        std::to_string(outputs.size()) + " lists for " + std::to_string(size_) +
+            " ranks");
   }
   const int64_t total = check_coalesced("all_gather", inputs);
   auto flat_in = at::cat(flat_views(inputs));
@@ -445,7 +487,10 @@ LocalBackend::WorkPtr LocalBackend::allgather_coalesced(
     data.push_back(out.data() + j * shape.bytes());
   }
   return issue(
-      c10d::OpType::ALLGATHER_COALESCED, results, {out, in}, options.asyncOp,
+      c10d::OpType::ALLGATHER_COALESCED,
+      results,
+      {out, in},
+      options.asyncOp,
       options.timeout,
       [&](Issue how) {
         return group_->all_gather(in.data(), data, shape, std::move(how));
@@ -462,9 +507,7 @@ LocalBackend::WorkPtr LocalBackend::allgather_coalesced(
 }
 
 LocalBackend::WorkPtr LocalBackend::allgather_into_tensor_coalesced(
-    Tensors& outputs,
-    Tensors& inputs,
-    const c10d::AllgatherOptions& options) {
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   check_list("all_gather", outputs, static_cast<int>(inputs.size()));
   if (inputs.size() == 1) {
     return _allgather_base(outputs[0], inputs[0], options);
@@ -514,7 +557,11 @@ LocalBackend::WorkPtr LocalBackend::gather(
   auto in = stage(input, Use::input);
   staged.push_back(in);
   return issue(
-      c10d::OpType::GATHER, results, staged, options.asyncOp, options.timeout,
+      c10d::OpType::GATHER,
+      results,
+      staged,
+      options.asyncOp,
+      options.timeout,
       [&](Issue how) {
         return group_->gather(in.data(), data, shape, root, std::move(how));
       });
@@ -544,8 +591,12 @@ LocalBackend::WorkPtr LocalBackend::scatter(
   auto out = stage(output, Use::output);
   staged.push_back(out);
   return issue(
-      c10d::OpType::SCATTER, {output}, staged, options.asyncOp,
-      options.timeout, [&](Issue how) {
+      c10d::OpType::SCATTER,
+      {output},
+      staged,
+      options.asyncOp,
+      options.timeout,
+      [&](Issue how) {
         return group_->scatter(data, out.data(), shape, root, std::move(how));
       });
 }
@@ -568,8 +619,12 @@ LocalBackend::WorkPtr LocalBackend::reduce_scatter(
   auto out = stage(output, Use::output);
   staged.push_back(out);
   return issue(
-      c10d::OpType::REDUCE_SCATTER, {output}, staged, options.asyncOp,
-      options.timeout, [&](Issue how) {
+      c10d::OpType::REDUCE_SCATTER,
+      {output},
+      staged,
+      options.asyncOp,
+      options.timeout,
+      [&](Issue how) {
         return group_->reduce_scatter(
             data, out.data(), shape, op, std::move(how));
       });
@@ -596,8 +651,12 @@ LocalBackend::WorkPtr LocalBackend::_reduce_scatter_base(
     data.push_back(in.data() + j * shape.bytes());
   }
   return issue(
-      c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {in, out},
-      options.asyncOp, options.timeout, [&](Issue how) {
+      c10d::OpType::_REDUCE_SCATTER_BASE,
+      {output},
+      {in, out},
+      options.asyncOp,
+      options.timeout,
+      [&](Issue how) {
         return group_->reduce_scatter(
             data, out.data(), shape, op, std::move(how));
       });
@@ -634,7 +693,10 @@ LocalBackend::WorkPtr LocalBackend::reduce_scatter_tensor_coalesced(
     data.push_back(in.data() + j * shape.bytes());
   }
   return issue(
-      c10d::OpType::_REDUCE_SCATTER_BASE, outputs, {in, out}, options.asyncOp,
+      c10d::OpType::_REDUCE_SCATTER_BASE,
+      outputs,
+      {in, out},
+      options.asyncOp,
       options.timeout,
       [&](Issue how) {
         return group_->reduce_scatter(
@@ -676,8 +738,13 @@ std::vector<Piece> slices(
     refuse(
         "all_to_all",
         c10::str(
-            what, " splits [", c10::Join(", ", counts), "] of ", text(tensor),
-            ": there must be one per rank, not negative, and their sum ", rows));
+            what,
+            " splits [",
+            c10::Join(", ", counts),
+            "] of ",
+            text(tensor),
+            ": there must be one per rank, not negative, and their sum ",
+            rows));
   }
   std::vector<Piece> pieces;
   for (const int64_t count : counts) {
@@ -704,16 +771,18 @@ LocalBackend::WorkPtr LocalBackend::alltoall_base(
   auto inputs = slices("input", input, input_splits, in.data(), size_);
   auto outputs = slices("output", output, output_splits, out.data(), size_);
   return issue(
-      c10d::OpType::ALLTOALL_BASE, {output}, {in, out}, options.asyncOp,
-      options.timeout, [&](Issue how) {
+      c10d::OpType::ALLTOALL_BASE,
+      {output},
+      {in, out},
+      options.asyncOp,
+      options.timeout,
+      [&](Issue how) {
         return group_->all_to_all(inputs, outputs, dtype, std::move(how));
       });
 }
 
 LocalBackend::WorkPtr LocalBackend::alltoall(
-    Tensors& outputs,
-    Tensors& inputs,
-    const c10d::AllToAllOptions& options) {
+    Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   check_list("all_to_all", inputs, size_);
   check_list("all_to_all", outputs, size_);
   check_coalesced("all_to_all", inputs);
@@ -737,14 +806,18 @@ LocalBackend::WorkPtr LocalBackend::alltoall(
   auto in = pieces(inputs, Use::input);
   auto out = pieces(outputs, Use::output);
   return issue(
-      c10d::OpType::ALLTOALL, outputs, staged, options.asyncOp,
-      options.timeout, [&](Issue how) {
+      c10d::OpType::ALLTOALL,
+      outputs,
+      staged,
+      options.asyncOp,
+      options.timeout,
+      [&](Issue how) {
         return group_->all_to_all(in, out, dtype, std::move(how));
       });
 }
 
-LocalBackend::WorkPtr LocalBackend::send(
-    Tensors& tensors, int destination, int tag) {
+LocalBackend::WorkPtr
+LocalBackend::send(Tensors& tensors, int destination, int tag) {
   auto& tensor = only("send", tensors);
   check_rank("send", "destination", destination);
   const auto shape = shape_of("send", tensor);
@@ -756,8 +829,8 @@ LocalBackend::WorkPtr LocalBackend::send(
       });
 }
 
-LocalBackend::WorkPtr LocalBackend::recv(
-    Tensors& tensors, int source, int tag) {
+LocalBackend::WorkPtr
+LocalBackend::recv(Tensors& tensors, int source, int tag) {
   auto& tensor = only("recv", tensors);
   check_rank("recv", "source", source);
   const auto shape = shape_of("recv", tensor);
@@ -774,16 +847,24 @@ LocalBackend::WorkPtr LocalBackend::recvAnysource(Tensors& tensors, int tag) {
   const auto shape = shape_of("recv", tensor);
   auto staged = stage(tensor, Use::output);
   return issue(
-      c10d::OpType::RECVANYSOURCE, {tensor}, {staged}, true, {},
+      c10d::OpType::RECVANYSOURCE,
+      {tensor},
+      {staged},
+      true,
+      {},
       [&](Issue how) {
         return group_->receive(staged.data(), shape, -1, tag, std::move(how));
       });
 }
 
-LocalBackend::WorkPtr LocalBackend::barrier(
-    const c10d::BarrierOptions& options) {
+LocalBackend::WorkPtr
+LocalBackend::barrier(const c10d::BarrierOptions& options) {
   return issue(
-      c10d::OpType::BARRIER, {}, {}, options.asyncOp, options.timeout,
+      c10d::OpType::BARRIER,
+      {},
+      {},
+      options.asyncOp,
+      options.timeout,
       [&](Issue how) { return group_->barrier(std::move(how)); });
 }
 
@@ -812,7 +893,9 @@ c10::intrusive_ptr<c10d::Backend> LocalBackend::split(
     name = options->group_name;
   }
   return make_backend(
-      group_->host(), host_ranks, name,
+      group_->host(),
+      host_ranks,
+      name,
       options != nullptr ? options->timeout : timeout_);
 }
 
@@ -821,7 +904,9 @@ c10d::ErrorType LocalBackend::getError() {
                           : c10d::ErrorType::SUCCESS;
 }
 
-void LocalBackend::abort() { group_->abort("abort() was called"); }
+void LocalBackend::abort() {
+  group_->abort("abort() was called");
+}
 
 void LocalBackend::shutdown() {
   if (pending_->load() > 0) {

@@ -41,10 +41,10 @@ class LocalBackend : public c10d::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
-  WorkPtr broadcast(
-      Tensors& tensors, const c10d::BroadcastOptions& options) override;
-  WorkPtr allreduce(
-      Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr
+  broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr
+  allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr allreduce_coalesced(
       Tensors& tensors,
       const c10d::AllreduceCoalescedOptions& options) override;

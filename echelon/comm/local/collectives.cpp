@@ -1,5 +1,5 @@
-// One coroutine for all collectives: say what is called, meet, compare, and then
-// take one of the three paths of communicator.h.
+// One coroutine for all collectives: say what is called, meet, compare, and
+// then take one of the three paths of communicator.h.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -13,8 +13,8 @@ namespace {
 // An asynchronous operation above this leaves its work to the progress thread,
 // also when this rank comes last.
 constexpr uint64_t kInlineBytes = 64 << 10;
-// What one rank claims at a time in a direct all_reduce. The share of a rank that
-// is late, or has no core, is done by the others.
+// What one rank claims at a time in a direct all_reduce. The share of a rank
+// that is late, or has no core, is done by the others.
 constexpr uint64_t kChunkBytes = 256 << 10;
 
 // Above it, every rank reading everything costs more than a second wait.
@@ -46,7 +46,7 @@ struct Communicator::Call {
   Shape shape;
   Reduction op = Reduction::sum;
   int root = -1;
-  char* data = nullptr;         // in place, or the input
+  char* data = nullptr;  // in place, or the input
   char* output = nullptr;
   std::vector<Piece> inputs{};   // by rank
   std::vector<Piece> outputs{};  // by rank
@@ -60,8 +60,15 @@ struct Communicator::Call {
 
 const char* Communicator::name_of(Kind kind) {
   static constexpr const char* names[] = {
-      "barrier",    "all_reduce", "reduce", "all_gather", "reduce_scatter",
-      "all_to_all", "broadcast",  "gather", "scatter"};
+      "barrier",
+      "all_reduce",
+      "reduce",
+      "all_gather",
+      "reduce_scatter",
+      "all_to_all",
+      "broadcast",
+      "gather",
+      "scatter"};
   return names[static_cast<int>(kind)];
 }
 
@@ -146,8 +153,8 @@ OperationPtr Communicator::all_to_all(
   return begin(std::move(call), std::move(issue));
 }
 
-OperationPtr Communicator::broadcast(
-    void* data, const Shape& shape, int root, Issue issue) {
+OperationPtr
+Communicator::broadcast(void* data, const Shape& shape, int root, Issue issue) {
   Call call{.kind = Kind::broadcast, .shape = shape, .root = root};
   call.data = static_cast<char*>(data);
   return begin(std::move(call), std::move(issue));
@@ -238,7 +245,7 @@ void Communicator::publish(uint64_t s, const Call& call) {
   mine.root = call.root;
   const uint64_t bytes = call.shape.bytes();
   const bool sends = call.root < 0 || call.kind == Kind::gather ||
-      call.kind == Kind::reduce || call.root == rank_;
+                     call.kind == Kind::reduce || call.root == rank_;
   // Only the buffers that peers use must be in their reach.
   bool direct = true;
   if (call.data != nullptr && sends) {
@@ -334,8 +341,8 @@ std::string Communicator::describe(int r, uint64_t s) const {
   }
   if (kind == Kind::all_reduce || kind == Kind::reduce ||
       kind == Kind::reduce_scatter) {
-    text += ", " +
-        std::string(local::name_of(static_cast<Reduction>(d.reduction)));
+    text +=
+        ", " + std::string(local::name_of(static_cast<Reduction>(d.reduction)));
   }
   if (d.root >= 0) {
     text += ", root " + std::to_string(d.root);
@@ -351,12 +358,12 @@ void Communicator::check(uint64_t s) const {
   for (int r = 1; r < size_ && equal; ++r) {
     const auto& other = memory_.descriptor(r, s);
     equal = other.operation == first.operation && other.dtype == first.dtype &&
-        other.reduction == first.reduction && other.root == first.root &&
-        (all_to_all ||
-         (other.count == first.count && other.num_dims == first.num_dims &&
-          (first.num_dims > kMaxDims ||
-           std::equal(
-               first.shape, first.shape + first.num_dims, other.shape))));
+            other.reduction == first.reduction && other.root == first.root &&
+            (all_to_all ||
+             (other.count == first.count && other.num_dims == first.num_dims &&
+              (first.num_dims > kMaxDims ||
+               std::equal(
+                   first.shape, first.shape + first.num_dims, other.shape))));
   }
   for (int r = 0; r < size_ && equal && all_to_all; ++r) {
     for (int j = 0; j < size_ && equal; ++j) {
@@ -371,7 +378,7 @@ void Communicator::check(uint64_t s) const {
     calls[describe(r, s)].push_back(r);
   }
   std::string text = "[local] #" + std::to_string(s) + " of group " + name_ +
-      ": the ranks called different things:";
+                     ": the ranks called different things:";
   std::vector<std::pair<std::vector<int>, std::string>> by_rank;
   for (const auto& [what, ranks] : calls) {
     by_rank.emplace_back(ranks, what);
@@ -380,7 +387,7 @@ void Communicator::check(uint64_t s) const {
   size_t largest = 0;
   for (const auto& [ranks, what] : by_rank) {
     text += (&ranks == &by_rank[0].first ? " rank " : "; rank ") + list(ranks) +
-        " " + what;
+            " " + what;
     largest = std::max(largest, ranks.size());
   }
   std::vector<int> odd;
@@ -427,7 +434,12 @@ void Communicator::from_payload(uint64_t s, const Call& call) {
       }
       void* out = scatters ? call.output : call.data;
       local::reduce(
-          call.shape.dtype, call.op, size_, in.data(), 1, &out,
+          call.shape.dtype,
+          call.op,
+          size_,
+          in.data(),
+          1,
+          &out,
           call.shape.count);
       return;
     }
@@ -467,13 +479,18 @@ void Communicator::reduce_slice(
     uint64_t s, const Call& call, uint64_t begin, uint64_t end) {
   std::vector<void*> all(size_);
   for (int j = 0; j < size_; ++j) {
-    all[j] = address(j, memory_.descriptor(j, s).offset) +
-        begin * call.element();
+    all[j] =
+        address(j, memory_.descriptor(j, s).offset) + begin * call.element();
   }
   const bool to_one = call.kind == Kind::reduce;
   local::reduce(
-      call.shape.dtype, call.op, size_, all.data(), to_one ? 1 : size_,
-      to_one ? &all[call.root] : all.data(), end - begin);
+      call.shape.dtype,
+      call.op,
+      size_,
+      all.data(),
+      to_one ? 1 : size_,
+      to_one ? &all[call.root] : all.data(),
+      end - begin);
 }
 
 void Communicator::claim_chunks(
@@ -486,7 +503,9 @@ void Communicator::claim_chunks(
       return;
     }
     reduce_slice(
-        s, call, k * per_chunk,
+        s,
+        call,
+        k * per_chunk,
         std::min(call.shape.count, (k + 1) * per_chunk));
     if (memory_.finished(s).fetch_add(1) + 1 == num_chunks) {
       ring_others();
@@ -500,7 +519,9 @@ void Communicator::in_place(uint64_t s, const Call& call) {
     case Kind::all_reduce:
     case Kind::reduce:
       reduce_slice(
-          s, call, slice(call.shape.count, rank_, size_),
+          s,
+          call,
+          slice(call.shape.count, rank_, size_),
           slice(call.shape.count, rank_ + 1, size_));
       return;
     case Kind::reduce_scatter: {
@@ -510,7 +531,12 @@ void Communicator::in_place(uint64_t s, const Call& call) {
       }
       void* out = call.output;
       local::reduce(
-          call.shape.dtype, call.op, size_, in.data(), 1, &out,
+          call.shape.dtype,
+          call.op,
+          size_,
+          in.data(),
+          1,
+          &out,
           call.shape.count);
       return;
     }
@@ -521,10 +547,11 @@ void Communicator::in_place(uint64_t s, const Call& call) {
       for (size_t i = 0; i < call.outputs.size(); ++i) {
         const int j = static_cast<int>((rank_ + i) % size_);
         const uint64_t offset = call.kind == Kind::all_to_all
-            ? memory_.parts(j, s)[rank_].offset
-            : memory_.descriptor(j, s).offset;
+                                    ? memory_.parts(j, s)[rank_].offset
+                                    : memory_.descriptor(j, s).offset;
         copy(
-            call.outputs[j].data, address(j, offset),
+            call.outputs[j].data,
+            address(j, offset),
             call.outputs[j].count * call.element());
       }
       return;
@@ -532,13 +559,15 @@ void Communicator::in_place(uint64_t s, const Call& call) {
       if (rank_ != call.root) {
         copy(
             call.data,
-            address(call.root, memory_.descriptor(call.root, s).offset), bytes);
+            address(call.root, memory_.descriptor(call.root, s).offset),
+            bytes);
       }
       return;
     case Kind::scatter:
       copy(
           call.output,
-          address(call.root, memory_.parts(call.root, s)[rank_].offset), bytes);
+          address(call.root, memory_.parts(call.root, s)[rank_].offset),
+          bytes);
       return;
     case Kind::barrier:
       return;
@@ -605,11 +634,11 @@ void Communicator::stage_in(uint64_t step, const Call& call) {
         const auto& piece = call.inputs[j];
         if (j != rank_) {
           copy(
-              stage + j * stride, piece.data + at,
+              stage + j * stride,
+              piece.data + at,
               part(piece.count * call.element(), stride, step));
         } else if (step == 0 && call.kind == Kind::all_to_all) {
-          copy(
-              call.outputs[j].data, piece.data, piece.count * call.element());
+          copy(call.outputs[j].data, piece.data, piece.count * call.element());
         } else if (step == 0 && call.kind == Kind::scatter) {
           copy(call.output, piece.data, call.shape.bytes());
         }
@@ -672,7 +701,8 @@ void Communicator::stage_out(uint64_t step, const Call& call) {
     case Kind::scatter:
       if (!is_root) {
         copy(
-            call.output + at, memory_.stage(call.root, step) + rank_ * stride,
+            call.output + at,
+            memory_.stage(call.root, step) + rank_ * stride,
             bytes);
       }
       return;
@@ -680,7 +710,8 @@ void Communicator::stage_out(uint64_t step, const Call& call) {
       for (int j = 0; j < size_; ++j) {
         if (j != rank_) {
           copy(
-              call.outputs[j].data + at, memory_.stage(j, step) + rank_ * stride,
+              call.outputs[j].data + at,
+              memory_.stage(j, step) + rank_ * stride,
               part(call.outputs[j].count * call.element(), stride, step));
         }
       }
@@ -693,7 +724,12 @@ void Communicator::stage_out(uint64_t step, const Call& call) {
       }
       void* out = call.output + at;
       local::reduce(
-          call.shape.dtype, call.op, size_, in.data(), 1, &out,
+          call.shape.dtype,
+          call.op,
+          size_,
+          in.data(),
+          1,
+          &out,
           bytes / call.element());
       return;
     }

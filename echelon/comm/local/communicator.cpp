@@ -18,7 +18,8 @@ std::string seconds(std::chrono::milliseconds time) {
 
 template <class Error>
 std::exception_ptr make(
-    const std::string& text, const Operation& operation,
+    const std::string& text,
+    const Operation& operation,
     const std::vector<int>& missing) {
   return std::make_exception_ptr(Error(text, operation.sequence, missing));
 }
@@ -90,7 +91,11 @@ Communicator::Communicator(
     send_lanes_.push_back(std::make_shared<Lane>());
   }
   mailbox_ = std::make_unique<Mailbox>(Mailbox::Wire{
-      memory_, segment, *this, rank_, size_,
+      memory_,
+      segment,
+      *this,
+      rank_,
+      size_,
       [this](int from, uint64_t offset) { return address(from, offset); },
       [this](int r) { attachment_->engine().ring(ranks_[r]); }});
 }
@@ -124,7 +129,9 @@ uint64_t Communicator::sequence() const {
 
 void Communicator::abort(const std::string& reason) {
   memory_.verdict().pass(
-      Verdict::Kind::aborted, sequence(), {},
+      Verdict::Kind::aborted,
+      sequence(),
+      {},
       "rank " + std::to_string(rank_) + " aborted the group: " + reason);
   ring_others();
   attachment_->engine().ring_self();
@@ -177,10 +184,10 @@ std::string Communicator::list(const std::vector<int>& group_ranks) const {
 
 std::string Communicator::title(const Operation& operation) const {
   std::string text = "[local] " + std::string(operation.name) + " #" +
-      std::to_string(operation.sequence);
+                     std::to_string(operation.sequence);
   if (operation.peer >= 0) {
     text += (operation.outgoing ? " to rank " : " from rank ") +
-        std::to_string(operation.peer);
+            std::to_string(operation.peer);
   }
   return text + " of group " + name_;
 }
@@ -227,9 +234,12 @@ std::exception_ptr Communicator::failure(const Operation& operation) {
   }
   const std::string text = title(operation) + ": " + why;
   switch (kind) {
-    case Verdict::Kind::lost: return make<PeerLost>(text, operation, missing);
-    case Verdict::Kind::timeout: return make<Timeout>(text, operation, missing);
-    default: return make<Aborted>(text, operation, missing);
+    case Verdict::Kind::lost:
+      return make<PeerLost>(text, operation, missing);
+    case Verdict::Kind::timeout:
+      return make<Timeout>(text, operation, missing);
+    default:
+      return make<Aborted>(text, operation, missing);
   }
 }
 
@@ -253,19 +263,20 @@ std::exception_ptr Communicator::hopeless(const Operation& operation) {
   }
   return make<PeerLost>(
       title(operation) + ": rank " + list(left) + " has left the job",
-      operation, left);
+      operation,
+      left);
 }
 
 std::exception_ptr Communicator::expire(const Operation& operation) {
   const auto missing = absent(operation);
   std::string why = "timed out after " + seconds(operation.timeout) +
-      " on rank " + std::to_string(rank_);
+                    " on rank " + std::to_string(rank_);
   if (operation.message) {
     why += operation.outgoing
-        ? ": rank " + std::to_string(operation.peer) + " took no message"
-        : operation.peer < 0 ? ": nobody sent a message"
-                             : ": rank " + std::to_string(operation.peer) +
-                " sent no such message";
+               ? ": rank " + std::to_string(operation.peer) + " took no message"
+           : operation.peer < 0 ? ": nobody sent a message"
+                                : ": rank " + std::to_string(operation.peer) +
+                                      " sent no such message";
   } else {
     std::vector<int> arrived;
     for (int r = 0; r < size_; ++r) {
@@ -274,10 +285,12 @@ std::exception_ptr Communicator::expire(const Operation& operation) {
       }
     }
     why += "; not arrived: rank " + list(missing) + "; arrived: rank " +
-        list(arrived);
+           list(arrived);
   }
   memory_.verdict().pass(
-      Verdict::Kind::timeout, operation.sequence, missing,
+      Verdict::Kind::timeout,
+      operation.sequence,
+      missing,
       std::string(operation.name) + " #" + std::to_string(operation.sequence) +
           " " + why);
   ring_others();
@@ -302,16 +315,15 @@ OperationPtr Communicator::send(
     std::lock_guard lock(mutex_);
     operation->timeout = issue.timeout.count() > 0 ? issue.timeout : timeout_;
     operation->sequence = sent_[destination]++;
-    operation->task = run_send(
-        static_cast<const char*>(data), shape, destination, tag);
+    operation->task =
+        run_send(static_cast<const char*>(data), shape, destination, tag);
     attachment_->engine().enqueue(send_lanes_[destination], operation);
   }
   attachment_->engine().begin(operation, issue.async);
   return operation;
 }
 
-Task Communicator::run_send(
-    const char* data, Shape shape, int to, int tag) {
+Task Communicator::run_send(const char* data, Shape shape, int to, int tag) {
   auto& channel = memory_.channel(rank_, to);
   auto& segment = attachment_->segment();
   const uint64_t total = shape.bytes();
@@ -319,8 +331,8 @@ Task Communicator::run_send(
   piece.total = total;
   piece.tag = tag;
   piece.dtype = static_cast<uint8_t>(shape.dtype);
-  piece.direct = total > kFragmentBytes &&
-      attachment_->locate(data, total, piece.offset);
+  piece.direct =
+      total > kFragmentBytes && attachment_->locate(data, total, piece.offset);
   if (total > 0 && !piece.direct && channel.data.load() == 0) {
     channel.data.store(segment.allocate(kFragments * kFragmentBytes));
   }
@@ -335,7 +347,8 @@ Task Communicator::run_send(
         piece.direct ? total : std::min(kFragmentBytes, total - position);
     if (!piece.direct && piece.bytes > 0) {
       std::copy_n(
-          data + position, piece.bytes,
+          data + position,
+          piece.bytes,
           segment.at(channel.data) + k % kFragments * kFragmentBytes);
     }
     channel.fragments[k % kFragments] = piece;
@@ -384,9 +397,10 @@ Task Communicator::run_receive(
       [](const void* object, uint64_t) {
         const auto* receive = static_cast<const Receive*>(object);
         return receive->done.load(std::memory_order_acquire) ||
-            receive->mailbox->arrived(receive->source);
+               receive->mailbox->arrived(receive->source);
       },
-      receive.get(), 0};
+      receive.get(),
+      0};
   while (!receive->done) {
     if (mailbox_->pump(*receive)) {
       attachment_->engine().ring_self();
@@ -398,7 +412,8 @@ Task Communicator::run_receive(
   operation.source = receive->from;
   if (!receive->error.empty()) {
     throw Mismatch(
-        title(operation) + ": " + receive->error, operation.sequence,
+        title(operation) + ": " + receive->error,
+        operation.sequence,
         {receive->from});
   }
 }

@@ -2,10 +2,11 @@
 //
 // How the bytes travel, decided by what all members say in their descriptors:
 //   payload  small: each rank copies into its own slot, one wait, all read
-//   direct   every rank can address the others' memory: one wait, work in place,
-//            one wait
+//   direct   every rank can address the others' memory: wait, work in place,
+//            wait
 //   staged   otherwise: a pipeline through buffers that stay in the cache
-// Every path adds in rank order, so the bits are the same on all ranks and paths.
+// Every path adds in rank order, so the bits are the same on all ranks and
+// paths.
 #pragma once
 
 #include <chrono>
@@ -74,11 +75,11 @@ class Communicator : public Supervisor,
   uint64_t sequence() const;
 
   /// data[shape] <- reduction, in place.
-  OperationPtr all_reduce(
-      void* data, const Shape& shape, Reduction op, Issue issue);
+  OperationPtr
+  all_reduce(void* data, const Shape& shape, Reduction op, Issue issue);
   /// As all_reduce, for `root` alone; the others' data is left in any state.
-  OperationPtr reduce(
-      void* data, const Shape& shape, Reduction op, int root, Issue issue);
+  OperationPtr
+  reduce(void* data, const Shape& shape, Reduction op, int root, Issue issue);
   /// outputs[j][shape] <- rank j's input.
   OperationPtr all_gather(
       const void* input,
@@ -119,18 +120,22 @@ class Communicator : public Supervisor,
   /// receive of another tag sets messages aside in local memory. Up to 1 MiB
   /// (4 pieces of at most 256 KiB) leaves before the receiver comes.
   OperationPtr send(
-      const void* data, const Shape& shape, int destination, int tag,
+      const void* data,
+      const Shape& shape,
+      int destination,
+      int tag,
       Issue issue);
   /// source -1: whoever comes first; see Operation::source.
-  OperationPtr receive(
-      void* data, const Shape& shape, int source, int tag, Issue issue);
+  OperationPtr
+  receive(void* data, const Shape& shape, int source, int tag, Issue issue);
 
   /// Every pending and later operation of the group fails with Aborted.
   void abort(const std::string& reason);
 
   // Supervisor
   bool failed() const override {
-    return memory_.verdict().passed() || attachment_->segment().verdict().passed();
+    return memory_.verdict().passed() ||
+           attachment_->segment().verdict().passed();
   }
   std::exception_ptr failure(const Operation& operation) override;
   std::exception_ptr hopeless(const Operation& operation) override;
@@ -139,10 +144,17 @@ class Communicator : public Supervisor,
 
  private:
   enum class Kind : uint8_t {
-    barrier, all_reduce, reduce, all_gather, reduce_scatter, all_to_all,
-    broadcast, gather, scatter
+    barrier,
+    all_reduce,
+    reduce,
+    all_gather,
+    reduce_scatter,
+    all_to_all,
+    broadcast,
+    gather,
+    scatter
   };
-  struct Call;   // a collective's parameters
+  struct Call;  // a collective's parameters
 
   Communicator(
       std::shared_ptr<Host> host,
@@ -163,8 +175,7 @@ class Communicator : public Supervisor,
   // What is left of a collective once everybody has arrived in it.
   void from_payload(uint64_t s, const Call& call);
   void in_place(uint64_t s, const Call& call);
-  void reduce_slice(
-      uint64_t s, const Call& call, uint64_t begin, uint64_t end);
+  void reduce_slice(uint64_t s, const Call& call, uint64_t begin, uint64_t end);
   void claim_chunks(uint64_t s, const Call& call, uint64_t num_chunks);
   uint64_t stride(const Call& call) const;
   uint64_t num_steps(uint64_t s, const Call& call) const;
@@ -198,7 +209,7 @@ class Communicator : public Supervisor,
   uint64_t sequence_ = 0;
   std::shared_ptr<Lane> lane_;
   std::vector<std::shared_ptr<Lane>> send_lanes_;
-  std::vector<uint64_t> sent_;   // messages, by destination
+  std::vector<uint64_t> sent_;    // messages, by destination
   std::vector<uint64_t> pieces_;  // fragments, by destination
   uint64_t received_ = 0;         // receives
   std::unique_ptr<Mailbox> mailbox_;

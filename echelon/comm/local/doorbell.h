@@ -17,9 +17,9 @@ inline constexpr std::chrono::milliseconds kNap{50};
 /// One step of the idle loop before sleeping. False: it is time to sleep.
 bool idle_step(int& idle);
 
-/// A word in shared memory that a rank's thread sleeps on. The sleeper announces
-/// itself, looks again whether there is work, and only then sleeps; whoever makes
-/// work changes it first and rings after. So no ring is lost.
+/// A word in shared memory that a rank's thread sleeps on. The sleeper
+/// announces itself, looks again whether there is work, and only then sleeps;
+/// whoever makes work changes it first and rings after. So no ring is lost.
 struct alignas(128) Doorbell {
   enum : uint32_t { awake = 0, idle = 1, expecting = 2 };
 

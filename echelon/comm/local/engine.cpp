@@ -1,7 +1,7 @@
 // A lane's front operation is run by whoever gets there first: the issuing
 // thread as far as the first wait, then a thread in Operation::wait, else the
-// progress thread. The progress thread leaves lanes with a helper alone, so that
-// a synchronous caller costs one wake-up, not two.
+// progress thread. The progress thread leaves lanes with a helper alone, so
+// that a synchronous caller costs one wake-up, not two.
 //
 // Why no wake-up is lost: a sleeper announces itself (sleepers, sequentially
 // consistent), then looks at its lanes under their locks, then sleeps on the
@@ -35,7 +35,9 @@ bool Operation::wait(std::chrono::milliseconds limit) {
   return engine_->wait(shared_from_this(), limit);
 }
 
-bool Engine::on_progress_thread() { return progress_thread; }
+bool Engine::on_progress_thread() {
+  return progress_thread;
+}
 
 Engine::Engine(std::shared_ptr<Segment> segment, int rank)
     : segment_(std::move(segment)), rank_(rank) {}
@@ -169,14 +171,13 @@ bool Engine::step(Lane& lane, bool look_at_clock, const Operation* until) {
 }
 
 // Why the operation cannot go on, or null.
-std::exception_ptr Engine::obstacle(
-    const Operation& operation, bool look_at_clock) {
+std::exception_ptr
+Engine::obstacle(const Operation& operation, bool look_at_clock) {
   auto& group = *operation.group;
   std::exception_ptr error;
   if (group.failed()) {
     error = group.failure(operation);
-  } else if (
-      look_at_clock && operation.started_ && !operation.task.ready()) {
+  } else if (look_at_clock && operation.started_ && !operation.task.ready()) {
     error = group.hopeless(operation);
     // What the peer did before it left is visible now.
     if (error != nullptr && operation.task.ready()) {
@@ -301,8 +302,8 @@ void Engine::run() {
       const uint32_t seen = bell.rings.load();
       const bool pending = expecting(lanes);
       bell.sleepers.store(pending ? Doorbell::expecting : Doorbell::idle);
-      const bool work = std::any_of(
-          lanes.begin(), lanes.end(), [this](const auto& lane) {
+      const bool work =
+          std::any_of(lanes.begin(), lanes.end(), [this](const auto& lane) {
             return !helped(*lane) && actionable(*lane);
           });
       if (!work && !stop_.load() && version_.load() == version &&

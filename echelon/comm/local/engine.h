@@ -1,6 +1,6 @@
-// Carries the operations of one rank forward: on the thread that issues them, on
-// the threads that wait for them, and otherwise on the rank's progress thread,
-// which never blocks in one group while another could go on.
+// Carries the operations of one rank forward: on the thread that issues them,
+// on the threads that wait for them, and otherwise on the rank's progress
+// thread, which never blocks in one group while another could go on.
 #pragma once
 
 #include <atomic>
@@ -55,12 +55,12 @@ class Operation : public std::enable_shared_from_this<Operation> {
   bool wait(std::chrono::milliseconds limit = {});
 
   uint64_t sequence = 0;
-  const char* name = "";         // "all_reduce"
-  bool message = false;          // not a collective
-  bool outgoing = false;         // a send
-  int peer = -1;                 // of a message; -1: any
-  std::atomic<int> source{-1};   // whom a message came from
-  uint64_t phase = 0;            // of its group, that a collective waits in
+  const char* name = "";        // "all_reduce"
+  bool message = false;         // not a collective
+  bool outgoing = false;        // a send
+  int peer = -1;                // of a message; -1: any
+  std::atomic<int> source{-1};  // whom a message came from
+  uint64_t phase = 0;           // of its group, that a collective waits in
   std::chrono::milliseconds timeout{0};  // zero: none
   Task task;
   std::shared_ptr<Supervisor> group;
@@ -105,8 +105,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int rank() const { return rank_; }
 
   /// Puts the operation behind the others of its lane.
-  void enqueue(
-      const std::shared_ptr<Lane>& lane, const OperationPtr& operation);
+  void
+  enqueue(const std::shared_ptr<Lane>& lane, const OperationPtr& operation);
   /// Runs it as far as it goes. Not async: returns when it is done.
   void begin(const OperationPtr& operation, bool async);
   bool wait(const OperationPtr& operation, std::chrono::milliseconds limit);

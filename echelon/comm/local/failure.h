@@ -15,9 +15,7 @@ class Failure : public CommError {
  public:
   Failure(
       const std::string& message, uint64_t sequence, std::vector<int> missing)
-      : CommError(message),
-        sequence_(sequence),
-        missing_(std::move(missing)) {}
+      : CommError(message), sequence_(sequence), missing_(std::move(missing)) {}
   /// The collective's number in its group, from 0; of a message: in its pair.
   uint64_t sequence() const { return sequence_; }
   /// Ranks of the group that are gone, have not arrived, or disagree.

@@ -1,5 +1,6 @@
 // A group's block in the segment: what its members tell each other, and the
-// buffers that bytes pass through when a member's memory cannot be used in place.
+// buffers that bytes pass through when a member's memory cannot be used in
+// place.
 #pragma once
 
 #include <algorithm>
@@ -27,11 +28,11 @@ struct Descriptor {
   uint64_t count;               // elements of what is compared
   uint64_t offset;              // of the buffer, if `direct`
   int64_t shape[kMaxDims];
-  int32_t root;                 // or -1
+  int32_t root;  // or -1
   uint8_t operation, dtype, reduction;
-  uint8_t num_dims;             // kMaxDims + 1: only the count is known
-  uint8_t direct;               // peers can address the buffers
-  uint8_t in_payload;           // the bytes are in the payload already
+  uint8_t num_dims;    // kMaxDims + 1: only the count is known
+  uint8_t direct;      // peers can address the buffers
+  uint8_t in_payload;  // the bytes are in the payload already
 };
 
 /// What a rank has for another one, and expects from it.
@@ -52,7 +53,8 @@ struct Fragment {
   uint8_t direct;
 };
 
-/// From one rank to another: `head` written by the sender, `tail` by the receiver.
+/// From one rank to another: `head` written by the sender, `tail` by the
+/// receiver.
 struct Channel {
   alignas(128) std::atomic<uint64_t> head;
   alignas(128) std::atomic<uint64_t> tail;
@@ -74,13 +76,14 @@ class GroupMemory {
     const size_t n = size;
     touching_ = place(n * sizeof(Counter), 128);
     progress_ = place(n * sizeof(Counter), 128);
-    descriptor_bytes_ = (sizeof(Descriptor) + n * sizeof(Part) + 127) / 128 * 128;
+    descriptor_bytes_ =
+        (sizeof(Descriptor) + n * sizeof(Part) + 127) / 128 * 128;
     descriptors_ = place(2 * n * descriptor_bytes_, 128);
     channels_ = place(n * n * sizeof(Channel), kPage);
     payloads_ = place(2 * n * kPayloadBytes, kPage);
     // Together they should stay in the last-level cache.
-    stage_bytes_ = std::clamp<size_t>((16 << 20) / n, 128 << 10, 1 << 20) /
-        kPage * kPage;
+    stage_bytes_ =
+        std::clamp<size_t>((16 << 20) / n, 128 << 10, 1 << 20) / kPage * kPage;
     stages_ = place(2 * n * stage_bytes_, kPage);
     results_ = place(2 * stage_bytes_, kPage);
     bytes_ = at;
@@ -129,7 +132,7 @@ class GroupMemory {
   struct Head {
     Verdict verdict;
     Counter arrivals;
-    Counter claims[4];    // chunks of a direct all_reduce, by sequence
+    Counter claims[4];  // chunks of a direct all_reduce, by sequence
     Counter finished[4];
   };
   Head& head() const { return *at<Head>(0); }

@@ -29,7 +29,8 @@ class ThreadHub : public Hub {
     }
     if (joined_[rank].exchange(true)) {
       throw ConfigError(
-          "[local] rank " + std::to_string(rank) + " has joined this hub already");
+          "[local] rank " + std::to_string(rank) +
+          " has joined this hub already");
     }
     return std::make_shared<Attachment>(segment_, rank);
   }
@@ -58,7 +59,9 @@ Attachment::~Attachment() {
 
 void Attachment::abort(const std::string& reason) {
   segment_->verdict().pass(
-      Verdict::Kind::aborted, 0, {},
+      Verdict::Kind::aborted,
+      0,
+      {},
       "rank " + std::to_string(rank_) + " aborted: " + reason);
   segment_->ring_all();
 }

@@ -77,7 +77,9 @@ class Descriptor {
 }
 
 bool send_message(
-    int socket, const void* data, size_t bytes,
+    int socket,
+    const void* data,
+    size_t bytes,
     const std::vector<int>& descriptors) {
   iovec part{const_cast<void*>(data), bytes};
   msghdr message{};
@@ -92,15 +94,18 @@ bool send_message(
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
     std::memcpy(
-        CMSG_DATA(header), descriptors.data(),
+        CMSG_DATA(header),
+        descriptors.data(),
         descriptors.size() * sizeof(int));
   }
-  return sendmsg(socket, &message, MSG_NOSIGNAL) ==
-      static_cast<ssize_t>(bytes);
+  return sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
 }
 
 bool receive_message(
-    int socket, void* data, size_t bytes, std::vector<Descriptor>& descriptors) {
+    int socket,
+    void* data,
+    size_t bytes,
+    std::vector<Descriptor>& descriptors) {
   iovec part{data, bytes};
   msghdr message{};
   message.msg_iov = &part;
@@ -146,7 +151,8 @@ std::string hex(const char* data, size_t bytes) {
   std::string text;
   for (size_t i = 0; i < bytes; ++i) {
     char two[3];
-    std::snprintf(two, sizeof(two), "%02x", static_cast<unsigned char>(data[i]));
+    std::snprintf(
+        two, sizeof(two), "%02x", static_cast<unsigned char>(data[i]));
     text += two;
   }
   return text;
@@ -161,7 +167,7 @@ std::string unhex(const std::string& text) {
 }
 
 uint64_t pid_namespace() {
-  struct stat info{};
+  struct stat info {};
   return stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
 }
 
@@ -201,13 +207,13 @@ class Joining {
     address.sun_family = AF_UNIX;
     socklen_t length = sizeof(sa_family_t);  // the kernel chooses the name
     if (listener.get() < 0 ||
-        bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+        bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) !=
+            0 ||
         listen(listener.get(), size_) != 0) {
       fail("cannot listen for the ranks of this host");
     }
     length = sizeof(address);
-    getsockname(
-        listener.get(), reinterpret_cast<sockaddr*>(&address), &length);
+    getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length);
     if (getrandom(hello_.nonce, sizeof(hello_.nonce), 0) !=
         sizeof(hello_.nonce)) {
       fail("no random numbers");
@@ -230,7 +236,8 @@ class Joining {
               ": rank 0 did not come to this host's meeting within " +
               std::to_string(options_.timeout.count()) + " ms (" +
               error.what() + ")",
-          0, {0});
+          0,
+          {0});
     }
     const size_t colon = told.find(':');
     const std::string name = unhex(told.substr(0, colon));
@@ -238,14 +245,17 @@ class Joining {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::memcpy(
-        address.sun_path, name.data(),
+        address.sun_path,
+        name.data(),
         std::min(name.size(), sizeof(address.sun_path)));
     std::memcpy(
-        hello_.nonce, nonce.data(),
+        hello_.nonce,
+        nonce.data(),
         std::min(nonce.size(), sizeof(hello_.nonce)));
     Descriptor socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (connect(
-            socket_.get(), reinterpret_cast<sockaddr*>(&address),
+            socket_.get(),
+            reinterpret_cast<sockaddr*>(&address),
             static_cast<socklen_t>(
                 offsetof(sockaddr_un, sun_path) + name.size())) != 0) {
       fail(
@@ -272,7 +282,8 @@ class Joining {
           "[local] rank " + std::to_string(rank_) +
               ": rank 0 hung up or did not answer while the ranks of this host "
               "met",
-          0, {0});
+          0,
+          {0});
     }
     if (!welcome.accepted) {
       const std::string text(
@@ -281,7 +292,8 @@ class Joining {
         throw ConfigError(text);
       }
       throw Timeout(
-          text, 0,
+          text,
+          0,
           {welcome.missing,
            welcome.missing + std::min(welcome.num_missing, 64)});
     }
@@ -310,22 +322,22 @@ class Joining {
     const std::string rank = "[local] rank " + std::to_string(hello.rank);
     if (hello.magic != kMagic || who.uid != getuid() ||
         std::memcmp(hello.nonce, hello_.nonce, sizeof(hello.nonce)) != 0 ||
-        std::strncmp(
-            hello.job_key, hello_.job_key, sizeof(hello.job_key)) != 0) {
+        std::strncmp(hello.job_key, hello_.job_key, sizeof(hello.job_key)) !=
+            0) {
       return rank + " (pid " + std::to_string(who.pid) +
-          ") belongs to another job or an earlier life of this one";
+             ") belongs to another job or an earlier life of this one";
     }
     if (hello.size != size_ || hello.rank <= 0 || hello.rank >= size_) {
-      return rank + " of " + std::to_string(hello.size) +
-          " meets rank 0 of " + std::to_string(size_) + " on this host";
+      return rank + " of " + std::to_string(hello.size) + " meets rank 0 of " +
+             std::to_string(size_) + " on this host";
     }
     if (peers[hello.rank].get() >= 0) {
       return rank + " is here twice; the newcomer has pid " +
-          std::to_string(who.pid);
+             std::to_string(who.pid);
     }
     if (hello.shares != hello_.shares) {
       return rank + " joins with share_tensors = " +
-          (hello.shares ? "true" : "false") + ", rank 0 with the opposite";
+             (hello.shares ? "true" : "false") + ", rank 0 with the opposite";
     }
     return "";
   }
@@ -389,7 +401,8 @@ class Joining {
   [[noreturn]] void give_up(const std::vector<Descriptor>& peers) {
     std::vector<int> missing;
     std::string text = "[local] not all ranks of this host came within " +
-        std::to_string(options_.timeout.count()) + " ms; missing: rank";
+                       std::to_string(options_.timeout.count()) +
+                       " ms; missing: rank";
     for (int r = 1; r < size_; ++r) {
       if (peers[r].get() < 0) {
         text += (missing.empty() ? " " : ", ") + std::to_string(r);
@@ -418,8 +431,8 @@ class Joining {
   Hello hello_;
 };
 
-std::vector<MappedArena> map_arenas(
-    const std::vector<Descriptor>& descriptors, int rank) {
+std::vector<MappedArena>
+map_arenas(const std::vector<Descriptor>& descriptors, int rank) {
   std::vector<MappedArena> arenas;
   for (size_t r = 0; r < descriptors.size(); ++r) {
     if (static_cast<int>(r) == rank) {
@@ -427,12 +440,16 @@ std::vector<MappedArena> map_arenas(
       arenas.push_back({own.base(), own.bytes()});
       continue;
     }
-    struct stat info{};
+    struct stat info {};
     fstat(descriptors[r].get(), &info);
     const auto bytes = static_cast<size_t>(info.st_size);
     void* base = mmap(
-        nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
-        descriptors[r].get(), 0);
+        nullptr,
+        bytes,
+        PROT_READ | PROT_WRITE,
+        MAP_SHARED | MAP_NORESERVE,
+        descriptors[r].get(),
+        0);
     if (base == MAP_FAILED) {
       fail("cannot map the tensors of rank " + std::to_string(r));
     }
@@ -472,8 +489,7 @@ std::shared_ptr<Host> join_processes(
   Joined joined = rank == 0 ? joining.lead() : joining.follow();
   auto host = std::make_shared<Attachment>(joined.segment, rank);
   host->separate(map_arenas(joined.arenas, rank));
-  host->watch(
-      watch_processes(joined.segment, rank, std::move(joined.sockets)));
+  host->watch(watch_processes(joined.segment, rank, std::move(joined.sockets)));
   return host;
 }
 

@@ -9,8 +9,8 @@
 namespace echelon::local {
 namespace {
 
-// CPU tensors of Arena::kMinBytes and more in the arena, smaller ones as before.
-// LibTorch wants the data pointer to be the context too.
+// CPU tensors of Arena::kMinBytes and more in the arena, smaller ones as
+// before. LibTorch wants the data pointer to be the context too.
 class ArenaAllocator : public c10::Allocator {
  public:
   ArenaAllocator() : small_(c10::GetCPUAllocator()) {}

@@ -1,11 +1,12 @@
 // The `local` backend: ranks of one host, as threads or as processes, through
-// their shared memory. No network, no GPU; tensors of other devices pass through
-// host memory.
+// their shared memory. No network, no GPU; tensors of other devices pass
+// through host memory.
 //
-//   auto hub = make_hub(4);                                  // once
-//   auto host = join_threads(hub, rank);                     // each thread
-//   auto host = join_processes(store, "job-7/0", rank, 4, {});  // or each process
-//   auto backend = make_backend(host, {0, 1, 2, 3}, "world", timeout);
+//   threads:    auto hub = make_hub(4);                        // once
+//               auto host = join_threads(hub, rank);           // each
+//   processes:  auto host = join_processes(store, "job-7/0", rank, 4, {});
+//   then        auto backend =
+//                   make_backend(host, {0, 1, 2, 3}, "world", timeout);
 //
 // Errors are those of failure.h; a wrong argument on one rank alone throws
 // ConfigError before anything is sent.

@@ -29,7 +29,7 @@ bool Mailbox::arrived(int source) const {
   }
   const auto& channel = wire_.memory.channel(source, wire_.rank);
   return channel.head.load(std::memory_order_acquire) >
-      sources_[source].consumed.load(std::memory_order_acquire);
+         sources_[source].consumed.load(std::memory_order_acquire);
 }
 
 bool Mailbox::fits(int from, uint64_t bytes, Dtype dtype, Receive& receive) {
@@ -38,11 +38,12 @@ bool Mailbox::fits(int from, uint64_t bytes, Dtype dtype, Receive& receive) {
   }
   const auto text = [](uint64_t bytes, Dtype dtype) {
     return std::to_string(bytes / size_of(dtype)) + " elements of " +
-        name_of(dtype);
+           name_of(dtype);
   };
   receive.error = "recv(" + text(receive.bytes, receive.dtype) + ", tag " +
-      std::to_string(receive.tag) + "), but rank " + std::to_string(from) +
-      " sent " + text(bytes, dtype) + "; the message is dropped";
+                  std::to_string(receive.tag) + "), but rank " +
+                  std::to_string(from) + " sent " + text(bytes, dtype) +
+                  "; the message is dropped";
   return false;
 }
 
@@ -97,8 +98,9 @@ void Mailbox::match(int from, const Fragment& fragment) {
   source.incoming = nullptr;
   std::erase_if(source.posted, [](const auto& r) { return r->matched; });
   const auto found = std::find_if(
-      source.posted.begin(), source.posted.end(),
-      [&](const auto& r) { return r->tag == fragment.tag; });
+      source.posted.begin(), source.posted.end(), [&](const auto& r) {
+        return r->tag == fragment.tag;
+      });
   const auto dtype = static_cast<Dtype>(fragment.dtype);
   if (found != source.posted.end()) {
     source.target = *found;
@@ -163,7 +165,8 @@ bool Mailbox::pump(Receive& receive) {
         take(from, fragment, wire_.address(from, fragment.offset));
       } else {
         take(
-            from, fragment,
+            from,
+            fragment,
             wire_.segment.at(channel.data.load(std::memory_order_acquire)) +
                 k % kFragments * kFragmentBytes);
       }

@@ -34,8 +34,8 @@ struct Receive {
   std::string error;  // the message does not fit
 };
 
-/// While it lives, this rank reads or writes memory of its peers. Throws when the
-/// group has failed: a peer may have freed that memory then.
+/// While it lives, this rank reads or writes memory of its peers. Throws when
+/// the group has failed: a peer may have freed that memory then.
 class Touch {
  public:
   Touch(std::atomic<uint64_t>& touching, const Supervisor& group);
@@ -77,11 +77,11 @@ class Mailbox {
     std::shared_ptr<Receive> taker;
   };
   struct Source {
-    std::atomic<uint64_t> consumed{0};       // fragments
+    std::atomic<uint64_t> consumed{0};  // fragments
     std::list<std::shared_ptr<Receive>> posted;
-    std::list<Message> set_aside;            // no receive asked for it yet
-    std::shared_ptr<Receive> target;         // of the message being taken in
-    Message* incoming = nullptr;             // or where it is set aside
+    std::list<Message> set_aside;     // no receive asked for it yet
+    std::shared_ptr<Receive> target;  // of the message being taken in
+    Message* incoming = nullptr;      // or where it is set aside
     uint64_t position = 0;
   };
 
@@ -89,8 +89,7 @@ class Mailbox {
   void match(int from, const Fragment& fragment);
   bool deliver(int from, Message& message, Receive& receive);
   void complete(int from, Receive& receive);
-  static bool fits(
-      int from, uint64_t bytes, Dtype dtype, Receive& receive);
+  static bool fits(int from, uint64_t bytes, Dtype dtype, Receive& receive);
 
   Wire wire_;
   std::mutex mutex_;

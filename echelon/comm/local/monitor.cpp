@@ -17,16 +17,24 @@ namespace {
 
 void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
   syscall(
-      SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, nullptr,
-      nullptr, 0);
+      SYS_futex,
+      reinterpret_cast<uint32_t*>(&word),
+      operation,
+      value,
+      nullptr,
+      nullptr,
+      0);
 }
 
 class ProcessMonitor : public Monitor {
  public:
   ProcessMonitor(
-      std::shared_ptr<Segment> segment, int rank,
+      std::shared_ptr<Segment> segment,
+      int rank,
       std::vector<PeerSocket> sockets)
-      : segment_(std::move(segment)), rank_(rank), sockets_(std::move(sockets)) {
+      : segment_(std::move(segment)),
+        rank_(rank),
+        sockets_(std::move(sockets)) {
     stop_event_ = eventfd(0, EFD_CLOEXEC);
     poller_ = std::thread([this] { poll_peers(); });
     watcher_ = std::thread([this] { watch_next(); });
@@ -63,7 +71,9 @@ class ProcessMonitor : public Monitor {
       return;  // it left on purpose, or somebody was faster
     }
     segment_->verdict().pass(
-        Verdict::Kind::lost, 0, {rank},
+        Verdict::Kind::lost,
+        0,
+        {rank},
         "rank " + std::to_string(rank) + " of this host (pid " +
             std::to_string(block.pid.load()) + ") was lost: its process ended");
     segment_->ring_all();
@@ -112,8 +122,8 @@ class ProcessMonitor : public Monitor {
     drop_word();
   }
 
-  // This thread's list of words for the kernel to mark when it dies. glibc's own
-  // list for the thread is not used: it takes no robust mutex.
+  // This thread's list of words for the kernel to mark when it dies. glibc's
+  // own list for the thread is not used: it takes no robust mutex.
   void hold_word() {
     auto& word = segment_->rank(rank_).alive;
     entry_.next = &robust_.list;

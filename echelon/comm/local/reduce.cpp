@@ -40,8 +40,16 @@ size_t size_of(Dtype dtype) {
 
 const char* name_of(Dtype dtype) {
   static constexpr const char* names[] = {
-      "float32", "float64", "bfloat16", "float16", "int8",
-      "uint8",   "int16",   "int32",    "int64",   "bool"};
+      "float32",
+      "float64",
+      "bfloat16",
+      "float16",
+      "int8",
+      "uint8",
+      "int16",
+      "int32",
+      "int64",
+      "bool"};
   return names[static_cast<int>(dtype)];
 }
 
@@ -58,10 +66,11 @@ void reduce(
     int num_outputs,
     void* const* outputs,
     size_t count) {
-  choice().function(
-      dtype, op, num_inputs, inputs, num_outputs, outputs, count);
+  choice().function(dtype, op, num_inputs, inputs, num_outputs, outputs, count);
 }
 
-const char* reduce_kernels() { return choice().name; }
+const char* reduce_kernels() {
+  return choice().name;
+}
 
 }  // namespace echelon::local

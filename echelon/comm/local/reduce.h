@@ -1,5 +1,5 @@
-// Reductions over the ranks' buffers, element by element in rank order: the same
-// bits on every rank, whatever the path the bytes took.
+// Reductions over the ranks' buffers, element by element in rank order: the
+// same bits on every rank, whatever the path the bytes took.
 //
 // sum, avg   bfloat16 and float16 add in float32 and round once; 8- to 32-bit
 //            integers add in a wider type and wrap at the end; avg divides the
@@ -17,16 +17,25 @@
 namespace echelon::local {
 
 enum class Dtype : uint8_t {
-  float32, float64, bfloat16, float16, int8, uint8, int16, int32, int64, boolean
+  float32,
+  float64,
+  bfloat16,
+  float16,
+  int8,
+  uint8,
+  int16,
+  int32,
+  int64,
+  boolean
 };
 enum class Reduction : uint8_t { sum, avg, min, max };
 
-size_t size_of(Dtype dtype);          // bytes of one element
-const char* name_of(Dtype dtype);     // "float32"
-const char* name_of(Reduction op);    // "sum"
+size_t size_of(Dtype dtype);        // bytes of one element
+const char* name_of(Dtype dtype);   // "float32"
+const char* name_of(Reduction op);  // "sum"
 
-/// outs[*][i] <- op over inputs[0..num_inputs)[i], for i in [0, count). An output
-/// may be one of the inputs, and no other overlap is allowed.
+/// outs[*][i] <- op over inputs[0..num_inputs)[i], for i in [0, count). An
+/// output may be one of the inputs, and no other overlap is allowed.
 void reduce(
     Dtype dtype,
     Reduction op,

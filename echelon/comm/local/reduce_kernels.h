@@ -101,8 +101,8 @@ struct Float16 {
     for (; i + 16 <= n; i += 16) {
       _mm512_storeu_ps(
           to + i,
-          _mm512_cvtph_ps(_mm256_loadu_si256(
-              reinterpret_cast<const __m256i*>(from + i))));
+          _mm512_cvtph_ps(
+              _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
     }
 #elif defined(__F16C__)
     for (; i + 8 <= n; i += 8) {
@@ -160,7 +160,11 @@ struct Greater {
 
 template <class T>
 void copy_out(
-    const T* block, int num_outputs, void* const* outputs, size_t at, size_t n) {
+    const T* block,
+    int num_outputs,
+    void* const* outputs,
+    size_t at,
+    size_t n) {
   for (int j = 0; j < num_outputs; ++j) {
     __builtin_memcpy(static_cast<T*>(outputs[j]) + at, block, n * sizeof(T));
   }
@@ -230,7 +234,11 @@ void dispatch(
     case Reduction::sum:
     case Reduction::avg:
       return reduce_blocks<D, Adds>(
-          num_inputs, inputs, num_outputs, outputs, count,
+          num_inputs,
+          inputs,
+          num_outputs,
+          outputs,
+          count,
           op == Reduction::avg);
     case Reduction::min:
       return reduce_blocks<D, Lesser>(
@@ -251,9 +259,12 @@ void dispatch_float(
     size_t count) {
   if (op == Reduction::sum) {
     switch (num_inputs) {
-      case 2: return sum_of<2, T>(inputs, num_outputs, outputs, count);
-      case 3: return sum_of<3, T>(inputs, num_outputs, outputs, count);
-      case 4: return sum_of<4, T>(inputs, num_outputs, outputs, count);
+      case 2:
+        return sum_of<2, T>(inputs, num_outputs, outputs, count);
+      case 3:
+        return sum_of<3, T>(inputs, num_outputs, outputs, count);
+      case 4:
+        return sum_of<4, T>(inputs, num_outputs, outputs, count);
     }
   }
   dispatch<Number<T, T>>(op, num_inputs, inputs, num_outputs, outputs, count);
@@ -273,15 +284,24 @@ void ECHELON_REDUCE(
   return function<__VA_ARGS__>(     \
       op, num_inputs, inputs, num_outputs, outputs, count)
   switch (dtype) {
-    case Dtype::float32: ECHELON_CALL(dispatch_float, float);
-    case Dtype::float64: ECHELON_CALL(dispatch_float, double);
-    case Dtype::bfloat16: ECHELON_CALL(dispatch, BFloat16);
-    case Dtype::float16: ECHELON_CALL(dispatch, Float16);
-    case Dtype::int8: ECHELON_CALL(dispatch, Number<int8_t, int32_t>);
-    case Dtype::uint8: ECHELON_CALL(dispatch, Number<uint8_t, int32_t>);
-    case Dtype::int16: ECHELON_CALL(dispatch, Number<int16_t, int32_t>);
-    case Dtype::int32: ECHELON_CALL(dispatch, Number<int32_t, int64_t>);
-    case Dtype::int64: ECHELON_CALL(dispatch, Int64);
+    case Dtype::float32:
+      ECHELON_CALL(dispatch_float, float);
+    case Dtype::float64:
+      ECHELON_CALL(dispatch_float, double);
+    case Dtype::bfloat16:
+      ECHELON_CALL(dispatch, BFloat16);
+    case Dtype::float16:
+      ECHELON_CALL(dispatch, Float16);
+    case Dtype::int8:
+      ECHELON_CALL(dispatch, Number<int8_t, int32_t>);
+    case Dtype::uint8:
+      ECHELON_CALL(dispatch, Number<uint8_t, int32_t>);
+    case Dtype::int16:
+      ECHELON_CALL(dispatch, Number<int16_t, int32_t>);
+    case Dtype::int32:
+      ECHELON_CALL(dispatch, Number<int32_t, int64_t>);
+    case Dtype::int64:
+      ECHELON_CALL(dispatch, Int64);
     case Dtype::boolean:
       // Zeros and ones: "or" is the greater, "and" the lesser.
       if (op != Reduction::min) op = Reduction::max;

@@ -20,7 +20,9 @@ constexpr size_t kAddresses = size_t{256} << 30;
 constexpr int kMaxGroups = 4096;
 constexpr int kMaxExtents = 8192;
 
-size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+size_t pages(size_t bytes) {
+  return (bytes + kPage - 1) / kPage * kPage;
+}
 
 // FNV-1a, twice with different starts: 128 bits of the group's key.
 uint64_t hash(std::string_view key, uint64_t start) {
@@ -33,14 +35,19 @@ uint64_t hash(std::string_view key, uint64_t start) {
 
 [[noreturn]] void fail(const char* what) {
   throw CommError(
-      std::string("[local] cannot share memory between the ranks of this host: ") +
+      std::string(
+          "[local] cannot share memory between the ranks of this host: ") +
       what + ": " + std::strerror(errno));
 }
 
 char* map(int descriptor) {
   void* base = mmap(
-      nullptr, kAddresses, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
-      descriptor, 0);
+      nullptr,
+      kAddresses,
+      PROT_READ | PROT_WRITE,
+      MAP_SHARED | MAP_NORESERVE,
+      descriptor,
+      0);
   if (base == MAP_FAILED) {
     fail(
         "mapping 256 GiB of addresses (ulimit -v must be unlimited; memory is "
@@ -53,7 +60,8 @@ void copy_words(
     std::atomic<uint64_t>* to, size_t num_words, std::string_view text) {
   for (size_t i = 0; i * 8 < text.size() && i < num_words; ++i) {
     uint64_t word = 0;
-    std::memcpy(&word, text.data() + i * 8, std::min<size_t>(8, text.size() - i * 8));
+    std::memcpy(
+        &word, text.data() + i * 8, std::min<size_t>(8, text.size() - i * 8));
     to[i].store(word, std::memory_order_relaxed);
   }
 }
@@ -62,7 +70,8 @@ std::string copy_words(const std::atomic<uint64_t>* from, size_t length) {
   std::string text(length, '\0');
   for (size_t i = 0; i * 8 < length; ++i) {
     const uint64_t word = from[i].load(std::memory_order_relaxed);
-    std::memcpy(text.data() + i * 8, &word, std::min<size_t>(8, length - i * 8));
+    std::memcpy(
+        text.data() + i * 8, &word, std::min<size_t>(8, length - i * 8));
   }
   return text;
 }
@@ -82,7 +91,8 @@ bool Verdict::pass(
   kind.store(static_cast<uint32_t>(what), std::memory_order_relaxed);
   sequence.store(at_sequence, std::memory_order_relaxed);
   for (const int r : missing_ranks) {
-    missing[r / 64].fetch_or(uint64_t{1} << (r % 64), std::memory_order_relaxed);
+    missing[r / 64].fetch_or(
+        uint64_t{1} << (r % 64), std::memory_order_relaxed);
   }
   length.store(why.size(), std::memory_order_relaxed);
   copy_words(text, std::size(text), why);
@@ -96,7 +106,8 @@ void Verdict::read(
     std::vector<int>& missing_ranks,
     std::string& why) const {
   // A writer that was killed half way leaves state 1: do not wait for ever.
-  for (int i = 0; state.load(std::memory_order_acquire) == 1 && i < 10000; ++i) {
+  for (int i = 0; state.load(std::memory_order_acquire) == 1 && i < 10000;
+       ++i) {
     sched_yield();
   }
   what = static_cast<Kind>(kind.load(std::memory_order_relaxed));
@@ -122,12 +133,14 @@ void StatusPage::publish(std::string_view line) {
 std::string StatusPage::read() const {
   std::string line;
   uint64_t last = 0;
-  // A writer that died half way leaves an odd version that stays: then show what
-  // is there.
+  // A writer that died half way leaves an odd version that stays: then show
+  // what is there.
   for (int unchanged = 0; unchanged < 1000; ++unchanged) {
     const uint64_t before = version.load(std::memory_order_acquire);
     line = copy_words(
-        words, std::min<size_t>(length.load(std::memory_order_relaxed), sizeof(words)));
+        words,
+        std::min<size_t>(
+            length.load(std::memory_order_relaxed), sizeof(words)));
     std::atomic_thread_fence(std::memory_order_seq_cst);
     const uint64_t after = version.load(std::memory_order_relaxed);
     if (before % 2 == 0 && after == before) {
@@ -212,7 +225,7 @@ std::shared_ptr<Segment> Segment::create(int size) {
 }
 
 std::shared_ptr<Segment> Segment::attach(int descriptor) {
-  struct stat info{};
+  struct stat info {};
   if (fstat(descriptor, &info) != 0 ||
       static_cast<size_t>(info.st_size) != kAddresses) {
     throw CommError("[local] rank 0's memory file is not one of ours");
@@ -233,15 +246,21 @@ Segment::Header& Segment::header() const {
   return *reinterpret_cast<Header*>(base_);
 }
 
-int Segment::size() const { return header().size; }
+int Segment::size() const {
+  return header().size;
+}
 
-RankBlock& Segment::rank(int r) const { return header().ranks[r]; }
+RankBlock& Segment::rank(int r) const {
+  return header().ranks[r];
+}
 
 StatusPage& Segment::status(int r) const {
   return reinterpret_cast<StatusPage*>(base_ + header().status_offset)[r];
 }
 
-Verdict& Segment::verdict() const { return header().verdict; }
+Verdict& Segment::verdict() const {
+  return header().verdict;
+}
 
 void Segment::ring_all() const {
   for (int r = 0; r < size(); ++r) {
@@ -250,8 +269,8 @@ void Segment::ring_all() const {
   }
 }
 
-GroupSlot Segment::join_group(
-    const std::string& key, int members, size_t bytes) {
+GroupSlot
+Segment::join_group(const std::string& key, int members, size_t bytes) {
   const uint64_t first = hash(key, 0);
   const uint64_t second = hash(key, 0x9e3779b97f4a7c15u);
   Lock lock(header());

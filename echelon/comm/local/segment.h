@@ -1,9 +1,10 @@
-// The memory that the ranks of one host share: doorbells, a status page per rank,
-// the word that ends everything, and blocks for groups that come and go.
+// The memory that the ranks of one host share: doorbells, a status page per
+// rank, the word that ends everything, and blocks for groups that come and go.
 //
 // It is an anonymous file (memfd): never a name in /dev/shm, so that nothing is
 // left behind and a container's small tmpfs does not matter. It is 256 GiB of
-// addresses; memory is taken as it is touched, and given back when a group goes.
+// addresses; memory is taken as it is touched, and given back when a group
+// goes.
 //
 // Processes map it at different addresses, so it holds offsets, never pointers.
 #pragma once
@@ -24,7 +25,8 @@ namespace echelon::local {
 inline constexpr int kMaxRanks = 1024;
 inline constexpr size_t kPage = 4096;
 
-/// Why nothing can go on: one for the host, one per group. The first one counts.
+/// Why nothing can go on: one for the host, one per group. The first one
+/// counts.
 struct alignas(128) Verdict {
   enum class Kind : uint32_t { none, lost, timeout, aborted };
 
@@ -43,8 +45,11 @@ struct alignas(128) Verdict {
       const std::vector<int>& missing_ranks,
       std::string_view why);
   /// Waits for a verdict that is just being written.
-  void read(Kind& what, uint64_t& at_sequence, std::vector<int>& missing_ranks,
-            std::string& why) const;
+  void read(
+      Kind& what,
+      uint64_t& at_sequence,
+      std::vector<int>& missing_ranks,
+      std::string& why) const;
 };
 
 /// One rank's line for others to read when it hangs.
@@ -98,8 +103,7 @@ class Segment {
   /// first to ask makes it, zeroed; the last to leave gives it back.
   GroupSlot join_group(const std::string& key, int members, size_t bytes);
   /// `on_last` runs on the last one, before the block goes.
-  void leave_group(
-      const GroupSlot& slot, const std::function<void()>& on_last);
+  void leave_group(const GroupSlot& slot, const std::function<void()>& on_last);
 
   /// Zeroed memory of the segment, a multiple of a page.
   uint64_t allocate(size_t bytes);

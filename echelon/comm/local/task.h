@@ -19,15 +19,15 @@ struct Readiness {
   bool met() const { return test == nullptr || test(object, value); }
 
   /// word >= value, both counting up.
-  static Readiness reaches(
-      const std::atomic<uint64_t>& word, uint64_t value) {
+  static Readiness reaches(const std::atomic<uint64_t>& word, uint64_t value) {
     return {
         [](const void* object, uint64_t value) {
           const auto* word = static_cast<const std::atomic<uint64_t>*>(object);
           return static_cast<int64_t>(
                      word->load(std::memory_order_acquire) - value) >= 0;
         },
-        &word, value};
+        &word,
+        value};
   }
 };
 
@@ -69,8 +69,8 @@ class Task {
   std::coroutine_handle<promise_type> handle_;
 };
 
-/// co_await Until{…}: goes on at once when it is met, unless `pause` asks to stop
-/// anyway, so that the thread that issued a big operation gets away.
+/// co_await Until{…}: goes on at once when it is met, unless `pause` asks to
+/// stop anyway, so that the thread that issued a big operation gets away.
 struct Until {
   Readiness readiness;
   bool pause = false;

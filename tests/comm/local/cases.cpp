@@ -13,15 +13,23 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-#define REQUIRE(condition, ...)                                             \
-  if (!(condition)) {                                                       \
-    throw std::runtime_error(                                               \
+#define REQUIRE(condition, ...)                                                \
+  if (!(condition)) {                                                          \
+    throw std::runtime_error(                                                  \
         c10::str(__FILE__, ":", __LINE__, ": " #condition ": ", __VA_ARGS__)); \
   }
 
 const std::vector<at::ScalarType> kDtypes = {
-    at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kChar,
-    at::kByte,  at::kShort,  at::kInt,      at::kLong, at::kBool};
+    at::kFloat,
+    at::kDouble,
+    at::kBFloat16,
+    at::kHalf,
+    at::kChar,
+    at::kByte,
+    at::kShort,
+    at::kInt,
+    at::kLong,
+    at::kBool};
 
 constexpr int64_t kPeriod = 13;
 constexpr int64_t kMaxCount = (3 << 20) + 1;
@@ -51,7 +59,10 @@ at::Tensor values(int64_t count, at::ScalarType dtype, int rank) {
 // The reduction of values(count, dtype, first + r) over r, one period of it
 // computed here.
 at::Tensor reference(
-    int size, int first, int64_t count, c10d::ReduceOp::RedOpType op,
+    int size,
+    int first,
+    int64_t count,
+    c10d::ReduceOp::RedOpType op,
     at::ScalarType dtype) {
   Tensors inputs;
   for (int r = 0; r < size; ++r) {
@@ -59,7 +70,7 @@ at::Tensor reference(
   }
   const bool floating = at::isFloatingType(dtype);
   auto wide = dtype == at::kDouble ? at::kDouble
-      : floating                   ? at::kFloat
+              : floating           ? at::kFloat
                                    : at::kLong;
   at::Tensor result = inputs[0].to(wide);
   for (size_t j = 1; j < inputs.size(); ++j) {
@@ -110,7 +121,9 @@ void wait(const c10::intrusive_ptr<c10d::Work>& work) {
 }
 
 void reduce_all(
-    Backend& b, at::ScalarType dtype, c10d::ReduceOp::RedOpType op,
+    Backend& b,
+    at::ScalarType dtype,
+    c10d::ReduceOp::RedOpType op,
     int64_t count) {
   const int rank = b.getRank();
   const int size = b.getSize();
@@ -146,7 +159,8 @@ void reduce_all(
   wait(b._reduce_scatter_base(output, input, scatter));
   REQUIRE(
       at::equal(output, reference(size, rank, count, op, dtype)),
-      "reduce_scatter ", where);
+      "reduce_scatter ",
+      where);
 }
 
 }  // namespace
@@ -154,15 +168,17 @@ void reduce_all(
 void reductions(Backend& b) {
   for (const auto dtype : kDtypes) {
     for (const auto op :
-         {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG, c10d::ReduceOp::MIN,
+         {c10d::ReduceOp::SUM,
+          c10d::ReduceOp::AVG,
+          c10d::ReduceOp::MIN,
           c10d::ReduceOp::MAX}) {
       if (dtype == at::kBool && op == c10d::ReduceOp::AVG) {
         continue;
       }
       const bool thorough = op == c10d::ReduceOp::SUM;
       for (const auto count : thorough
-               ? counts(at::elementSize(dtype), b.getSize())
-               : std::vector<int64_t>{0, 1, 1001, 100003}) {
+                                  ? counts(at::elementSize(dtype), b.getSize())
+                                  : std::vector<int64_t>{0, 1, 1001, 100003}) {
         reduce_all(b, dtype, op, count);
       }
     }
@@ -186,7 +202,8 @@ void move_all(Backend& b, at::ScalarType dtype, int64_t count) {
 
   c10d::BroadcastOptions from;
   from.rootRank = root;
-  Tensors copy = {rank == root ? inputs[root].clone() : at::zeros({count}, options)};
+  Tensors copy = {
+      rank == root ? inputs[root].clone() : at::zeros({count}, options)};
   wait(b.broadcast(copy, from));
   REQUIRE(at::equal(copy[0], inputs[root]), "broadcast ", where);
 
@@ -224,8 +241,7 @@ void move_all(Backend& b, at::ScalarType dtype, int64_t count) {
   auto received = at::empty_like(sent);
   std::vector<int64_t> none;
   wait(b.alltoall_base(received, sent, none, none, {}));
-  REQUIRE(
-      at::equal(received.view({-1}), at::cat(in)), "all_to_all ", where);
+  REQUIRE(at::equal(received.view({-1}), at::cat(in)), "all_to_all ", where);
 
   // Unequal: rank r sends ((r + j) % 3) * count / 2 rows to j.
   const auto rows = [&](int a, int b) { return (a + b) % 3 * (count / 2); };
@@ -253,8 +269,8 @@ void movements(Backend& b) {
   for (const auto dtype : kDtypes) {
     const bool thorough = dtype == at::kFloat || dtype == at::kChar;
     for (const auto count : thorough
-             ? counts(at::elementSize(dtype), b.getSize())
-             : std::vector<int64_t>{0, 1, 1001, 100003}) {
+                                ? counts(at::elementSize(dtype), b.getSize())
+                                : std::vector<int64_t>{0, 1, 1001, 100003}) {
       move_all(b, dtype, count);
     }
   }
@@ -270,8 +286,10 @@ void lists(Backend& b) {
     return reference(size, 0, n, c10d::ReduceOp::SUM, at::kFloat);
   };
 
-  Tensors many = {at_rank(rank, 6).clone().view({2, 3}), at::empty({0}),
-                  at_rank(rank, 70001).clone()};
+  Tensors many = {
+      at_rank(rank, 6).clone().view({2, 3}),
+      at::empty({0}),
+      at_rank(rank, 70001).clone()};
   wait(b.allreduce_coalesced(many, {}));
   REQUIRE(at::equal(many[0], sum_of(6).view({2, 3})), "coalesced");
   REQUIRE(at::equal(many[2], sum_of(70001)), "coalesced");
@@ -282,15 +300,15 @@ void lists(Backend& b) {
   for (int r = 0; r < size; ++r) {
     REQUIRE(at::equal(outputs[0].narrow(0, 5 * r, 5), at_rank(r, 5)), r);
     REQUIRE(
-        at::equal(outputs[1].narrow(0, 40000 * r, 40000), at_rank(r + 1, 40000)),
+        at::equal(
+            outputs[1].narrow(0, 40000 * r, 40000), at_rank(r + 1, 40000)),
         r);
   }
 
   inputs = {at_rank(rank, 3 * size), at_rank(rank, 9000 * size)};
   outputs = {at::empty({3}), at::empty({9000})};
   wait(b.reduce_scatter_tensor_coalesced(outputs, inputs, {}));
-  REQUIRE(
-      at::equal(outputs[0], sum_of(3 * size).narrow(0, 3 * rank, 3)), rank);
+  REQUIRE(at::equal(outputs[0], sum_of(3 * size).narrow(0, 3 * rank, 3)), rank);
   REQUIRE(
       at::equal(outputs[1], sum_of(9000 * size).narrow(0, 9000 * rank, 9000)),
       rank);
@@ -369,7 +387,8 @@ void messages(Backend& b) {
   for (int tag = 0; tag < 20; ++tag) {
     REQUIRE(
         at::equal(in[tag][0], values(count(tag), at::kFloat, previous + tag)),
-        "tag ", tag);
+        "tag ",
+        tag);
   }
   // A later receive completes while an earlier one waits for its message.
   Tensors late = {at::empty({8})};
@@ -442,8 +461,10 @@ void expect_mismatch(
       REQUIRE(
           text.find(word) != std::string::npos, "\"", word, "\" not in ", text);
     }
-    REQUIRE(error.missing() == std::vector<int>{b.getSize() - 1} ||
-                b.getSize() == 2, text);
+    REQUIRE(
+        error.missing() == std::vector<int>{b.getSize() - 1} ||
+            b.getSize() == 2,
+        text);
   }
   REQUIRE(thrown, "no mismatch for ", words[0]);
   Tensors t = {at::full({3}, 1.0f)};
@@ -460,7 +481,8 @@ void mismatches(Backend& b) {
   Tensors t = {at::ones({4})};
   expect_mismatch(
       b,
-      {"all_reduce(float32 [4], sum)", odd_rank + " broadcast(float32 [4], root 0)"},
+      {"all_reduce(float32 [4], sum)",
+       odd_rank + " broadcast(float32 [4], root 0)"},
       [&] { return odd ? b.broadcast(t, {}) : b.allreduce(t, {}); });
   expect_mismatch(b, {odd_rank + " barrier"}, [&] {
     return odd ? b.barrier({}) : b.allreduce(t, {});
@@ -474,9 +496,8 @@ void mismatches(Backend& b) {
     return b.allreduce(shape, {});
   });
   Tensors dtype = {odd ? at::ones({4}, at::kHalf) : at::ones({4})};
-  expect_mismatch(b, {"float32", "float16"}, [&] {
-    return b.allreduce(dtype, {});
-  });
+  expect_mismatch(
+      b, {"float32", "float16"}, [&] { return b.allreduce(dtype, {}); });
   c10d::AllreduceOptions op;
   op.reduceOp = odd ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
   expect_mismatch(b, {"sum", odd_rank + " all_reduce(float32 [4], max)"}, [&] {
@@ -484,9 +505,8 @@ void mismatches(Backend& b) {
   });
   c10d::BroadcastOptions root;
   root.rootRank = odd ? 1 : 0;
-  expect_mismatch(b, {"root 0", "root 1"}, [&] {
-    return b.broadcast(t, root);
-  });
+  expect_mismatch(
+      b, {"root 0", "root 1"}, [&] { return b.broadcast(t, root); });
   // The last rank expects one row more from rank 0 than that sends.
   std::vector<int64_t> in(size, 2);
   std::vector<int64_t> out(size, 2);
@@ -508,7 +528,8 @@ void mismatches(Backend& b) {
     try {
       wait(b.recv(t, 0, 1));
     } catch (const Mismatch& error) {
-      thrown = std::string(error.what()).find("3 elements") != std::string::npos;
+      thrown =
+          std::string(error.what()).find("3 elements") != std::string::npos;
     }
     REQUIRE(thrown, "message of another size");
     wait(b.recv(t, 0, 1));

@@ -28,7 +28,9 @@ void wait(const OperationPtr& operation) {
   }
 }
 
-Shape floats(uint64_t count) { return Shape::flat(count, Dtype::float32); }
+Shape floats(uint64_t count) {
+  return Shape::flat(count, Dtype::float32);
+}
 
 // One thread per rank; the first error ends the others and fails the test.
 void run(int size, const std::function<void(std::shared_ptr<Host>)>& body) {
@@ -54,7 +56,8 @@ void run(int size, const std::function<void(std::shared_ptr<Host>)>& body) {
 }
 
 CommunicatorPtr group_of(
-    const std::shared_ptr<Host>& host, const std::string& name,
+    const std::shared_ptr<Host>& host,
+    const std::string& name,
     std::chrono::milliseconds timeout = 60s) {
   std::vector<int> ranks(host->size());
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -114,14 +117,20 @@ TEST_P(Core, Collectives) {
       mine.assign(n, rank == root ? 5 : 0);
       wait(group->broadcast(mine.data(), floats(n), root, {}));
       wait(group->scatter(
-          rank == root ? inputs : std::vector<const char*>{}, mine.data(),
-          floats(n), root, {}));
+          rank == root ? inputs : std::vector<const char*>{},
+          mine.data(),
+          floats(n),
+          root,
+          {}));
       for (const float v : mine) {
         require(v == root * 100 + rank, "scatter" + where);
       }
       wait(group->gather(
-          mine.data(), rank == root ? outputs : std::vector<char*>{},
-          floats(n), root, {}));
+          mine.data(),
+          rank == root ? outputs : std::vector<char*>{},
+          floats(n),
+          root,
+          {}));
       wait(group->barrier({}));
     }
   });
@@ -258,8 +267,7 @@ TEST(CoreFailure, DeadlineNamesWhoIsAbsent) {
     std::vector<float> x(50000, 1);
     if (host->rank() != 1 && host->rank() != 3) {
       try {
-        wait(group->all_reduce(
-            x.data(), floats(x.size()), Reduction::sum, {}));
+        wait(group->all_reduce(x.data(), floats(x.size()), Reduction::sum, {}));
         require(false, "no timeout");
       } catch (const Timeout& error) {
         require(
@@ -267,15 +275,15 @@ TEST(CoreFailure, DeadlineNamesWhoIsAbsent) {
             error.what());
         require(
             std::string(error.what()).find("timed out after 0.7 s") !=
-                std::string::npos, error.what());
+                std::string::npos,
+            error.what());
       }
     }
     wait(other->barrier({}));  // the rest of the job goes on
     if (host->rank() == 1) {
       bool thrown = false;
       try {  // too late: the group has failed
-        wait(group->all_reduce(
-            x.data(), floats(x.size()), Reduction::sum, {}));
+        wait(group->all_reduce(x.data(), floats(x.size()), Reduction::sum, {}));
       } catch (const Timeout&) {
         thrown = true;
       }
@@ -377,7 +385,8 @@ TEST(CoreWaiting, CostsLittleTime) {
     }
     wait(group->barrier({}));
   });
-  const double used = static_cast<double>(after.tv_sec - before.tv_sec) +
+  const double used =
+      static_cast<double>(after.tv_sec - before.tv_sec) +
       static_cast<double>(after.tv_nsec - before.tv_nsec) * 1e-9;
   EXPECT_LT(used, 0.3);
 }

@@ -8,8 +8,8 @@
 #include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <cstdlib>
 #include <filesystem>
@@ -72,8 +72,9 @@ std::string missing_of(const std::exception& error) {
 }
 
 void report(const Me& me, const std::exception& error) {
-  me.say("error " + kind_of(error) + " missing " + missing_of(error) + " " +
-         error.what());
+  me.say(
+      "error " + kind_of(error) + " missing " + missing_of(error) + " " +
+      error.what());
 }
 
 void all_values(Me& me) {
@@ -199,7 +200,9 @@ void shares_in_place(Me& me) {
   me.world->allreduce(list, {})->wait(0ms);
   // Memory of another allocator on one rank alone: all take the staged path.
   std::vector<float> plain(1 << 20, 1.0f);
-  list = {me.rank == 0 ? at::from_blob(plain.data(), {1 << 20}) : at::ones({1 << 20})};
+  list = {
+      me.rank == 0 ? at::from_blob(plain.data(), {1 << 20})
+                   : at::ones({1 << 20})};
   me.world->allreduce(list, {})->wait(0ms);
   if (t[5].item<float>() != me.size || list[0][5].item<float>() != me.size) {
     throw std::runtime_error("wrong sum");
@@ -239,9 +242,13 @@ TEST(Rank, DISABLED_Process) {
   int join_ms = 0;
   arguments >> role >> me.rank >> me.size >> share >> join_ms >> folder;
   try {
-    auto store = c10::make_intrusive<c10d::FileStore>(folder + "/store", me.size);
+    auto store =
+        c10::make_intrusive<c10d::FileStore>(folder + "/store", me.size);
     me.host = join_processes(
-        store, "test/0", me.rank, me.size,
+        store,
+        "test/0",
+        me.rank,
+        me.size,
         {.share_tensors = share != 0,
          .timeout = std::chrono::milliseconds(join_ms)});
     me.world = me.group("world");
@@ -258,8 +265,11 @@ TEST(Rank, DISABLED_Process) {
 class Ranks {
  public:
   Ranks(
-      const std::string& role, int size, bool share = false,
-      std::vector<int> present = {}, std::chrono::milliseconds join = 60s)
+      const std::string& role,
+      int size,
+      bool share = false,
+      std::vector<int> present = {},
+      std::chrono::milliseconds join = 60s)
       : size_(size), pids_(size, 0), outputs_(size, -1), texts_(size) {
     char pattern[] = "/tmp/echelon-local-XXXXXX";
     folder_ = mkdtemp(pattern);
@@ -317,15 +327,17 @@ class Ranks {
 
  private:
   void start(
-      const std::string& role, int r, bool share,
+      const std::string& role,
+      int r,
+      bool share,
       std::chrono::milliseconds join) {
     int ends[2];
     ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
     outputs_[r] = ends[0];
-    const std::string variable = "ECHELON_LOCAL_TEST=" + role + " " +
-        std::to_string(r) + " " + std::to_string(size_) + " " +
-        std::to_string(share) + " " + std::to_string(join.count()) + " " +
-        folder_;
+    const std::string variable =
+        "ECHELON_LOCAL_TEST=" + role + " " + std::to_string(r) + " " +
+        std::to_string(size_) + " " + std::to_string(share) + " " +
+        std::to_string(join.count()) + " " + folder_;
     std::vector<char*> environment = {const_cast<char*>(variable.c_str())};
     for (char** e = environ; *e != nullptr; ++e) {
       environment.push_back(*e);
@@ -341,7 +353,11 @@ class Ranks {
     posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
     ASSERT_EQ(
         posix_spawn(
-            &pids_[r], program, &actions, nullptr, arguments,
+            &pids_[r],
+            program,
+            &actions,
+            nullptr,
+            arguments,
             environment.data()),
         0);
     posix_spawn_file_actions_destroy(&actions);
@@ -364,8 +380,7 @@ class Ranks {
   std::vector<std::string> texts_;
 };
 
-class Processes
-    : public ::testing::TestWithParam<std::tuple<int, bool>> {};
+class Processes : public ::testing::TestWithParam<std::tuple<int, bool>> {};
 
 TEST_P(Processes, Values) {
   const auto [size, share] = GetParam();
@@ -373,10 +388,13 @@ TEST_P(Processes, Values) {
   ranks.expect_done();
 }
 INSTANTIATE_TEST_SUITE_P(
-    Staged, Processes,
-    ::testing::Combine(::testing::Values(1, 2, 3, 4, 8), ::testing::Values(false)));
+    Staged,
+    Processes,
+    ::testing::Combine(
+        ::testing::Values(1, 2, 3, 4, 8), ::testing::Values(false)));
 INSTANTIATE_TEST_SUITE_P(
-    Shared, Processes,
+    Shared,
+    Processes,
     ::testing::Combine(::testing::Values(2, 3, 4), ::testing::Values(true)));
 
 TEST(Processes, ShareTensorsInPlace) {
@@ -402,8 +420,8 @@ TEST_P(Death, FailsEverythingOfEverySurvivor) {
     ASSERT_TRUE(ranks.wait_for(r, "running")) << ranks.text(r);
   }
   ranks.signal(2, SIGKILL);
-  const std::string lost = "rank 2 of this host (pid " +
-      std::to_string(ranks.pid(2)) + ") was lost";
+  const std::string lost =
+      "rank 2 of this host (pid " + std::to_string(ranks.pid(2)) + ") was lost";
   for (const int r : {0, 1, 3}) {
     // The collective, the pending receive, the other group's, and a later one.
     EXPECT_EQ(ranks.num(r, "error PeerLost missing 2;"), 4) << ranks.text(r);

@@ -32,9 +32,9 @@ T plain(const std::vector<std::vector<T>>& in, size_t i, Reduction op) {
   A value = static_cast<A>(in[0][i]);
   for (size_t j = 1; j < in.size(); ++j) {
     const A other = static_cast<A>(in[j][i]);
-    value = op == Reduction::min ? std::min(value, other)
-        : op == Reduction::max   ? std::max(value, other)
-                                 : static_cast<A>(value + other);
+    value = op == Reduction::min   ? std::min(value, other)
+            : op == Reduction::max ? std::max(value, other)
+                                   : static_cast<A>(value + other);
   }
   if (op == Reduction::avg) {
     value /= static_cast<A>(in.size());
@@ -47,8 +47,8 @@ void check(Dtype dtype) {
   for (const auto& kernels : kernels_of_this_cpu()) {
     for (const int num : {1, 2, 3, 4, 5, 8}) {
       for (const size_t count : {0, 1, 15, 256, 257, 1000}) {
-        for (const auto op : {Reduction::sum, Reduction::avg, Reduction::min,
-                              Reduction::max}) {
+        for (const auto op :
+             {Reduction::sum, Reduction::avg, Reduction::min, Reduction::max}) {
           std::vector<std::vector<T>> in(num, std::vector<T>(count));
           uint32_t random = 12345;
           for (auto& values : in) {
@@ -64,13 +64,12 @@ void check(Dtype dtype) {
             from.push_back(values.data());
             to.push_back(values.data());
           }
-          kernels.function(
-              dtype, op, num, from.data(), num, to.data(), count);
+          kernels.function(dtype, op, num, from.data(), num, to.data(), count);
           for (int j = 0; j < num; ++j) {
             for (size_t i = 0; i < count; ++i) {
               ASSERT_EQ(in[j][i], (plain<T, A>(inputs, i, op)))
-                  << kernels.name << " " << name_of(dtype) << " "
-                  << name_of(op) << " of " << num << " at " << i;
+                  << kernels.name << " " << name_of(dtype) << " " << name_of(op)
+                  << " of " << num << " at " << i;
             }
           }
         }

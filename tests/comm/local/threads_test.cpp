@@ -60,11 +60,21 @@ class Threads : public ::testing::TestWithParam<int> {
   }
 };
 
-TEST_P(Threads, Reductions) { each(testing::reductions); }
-TEST_P(Threads, Movements) { each(testing::movements); }
-TEST_P(Threads, Lists) { each(testing::lists); }
-TEST_P(Threads, Messages) { each(testing::messages); }
-TEST_P(Threads, ManyInFlight) { each(testing::many_in_flight); }
+TEST_P(Threads, Reductions) {
+  each(testing::reductions);
+}
+TEST_P(Threads, Movements) {
+  each(testing::movements);
+}
+TEST_P(Threads, Lists) {
+  each(testing::lists);
+}
+TEST_P(Threads, Messages) {
+  each(testing::messages);
+}
+TEST_P(Threads, ManyInFlight) {
+  each(testing::many_in_flight);
+}
 TEST_P(Threads, Mismatches) {
   if (GetParam() > 1) {
     each(testing::mismatches);
@@ -83,7 +93,8 @@ TEST(ThreadsGroup, Splits) {
     auto whole = world(host);
     const int first = host->rank() % 2;
     auto part = whole->split(nullptr, {first, first + 2}, nullptr);
-    require(part->getSize() == 2 && part->getRank() == host->rank() / 2, "rank");
+    require(
+        part->getSize() == 2 && part->getRank() == host->rank() / 2, "rank");
     Tensors t = {at::full({5}, static_cast<float>(host->rank()))};
     part->allreduce(t)->wait();
     require(t[0][4].item<float>() == 2 * first + 2, "sum");
@@ -118,8 +129,9 @@ TEST(ThreadsGroup, ACallbackThatWaitsIsToldSo) {
     group->send(mine, 1 - host->rank(), 0)->wait();
     later->wait();
     require(
-        message.empty() || message.find("would wait for itself") !=
-            std::string::npos, message);
+        message.empty() ||
+            message.find("would wait for itself") != std::string::npos,
+        message);
   });
 }
 
@@ -216,8 +228,7 @@ TEST(ThreadsGroup, WrongArgumentsSendNothing) {
     EXPECT_THROW(group->broadcast(one, root), ConfigError);
     EXPECT_THROW(group->_allgather_base(three, one[0]), ConfigError);
     EXPECT_THROW(group->_reduce_scatter_base(one[0], three), ConfigError);
-    EXPECT_THROW(
-        group->alltoall_base(three, three, none, none), ConfigError);
+    EXPECT_THROW(group->alltoall_base(three, three, none, none), ConfigError);
     EXPECT_THROW(
         group->alltoall_base(three, one[0], none, splits), ConfigError);
     EXPECT_THROW(group->send(one, 2, 0), ConfigError);
