@@ -143,6 +143,7 @@ TEST(ThreadsGroup, AnErrorReachesTheFuture) {
     auto future = work->getFuture();
     future->wait();
     require(future->hasError(), "no error");
+    EXPECT_THROW(work->wait(), Mismatch);  // the work ends after its future
     bool thrown = false;
     try {
       future->waitAndThrow();
