@@ -297,8 +297,9 @@ void GradientReducer::Impl::begin(int new_task) {
       });
 }
 
-// The last backward ended by an exception. What it started is waited for, so
-// that its buffers are no longer written; its own error was already reported.
+// This backward, or the last one, ended by an exception. What it started is
+// waited for: peers may read and write these gradients until then. The error
+// itself is reported elsewhere.
 void GradientReducer::Impl::abandon() {
   for (size_t i = 0; i < next; ++i) {
     try {
@@ -421,7 +422,7 @@ void GradientReducer::Impl::finish() {
     const auto used = count_used(true);
     for (auto& bucket : buckets) complete(bucket, used);
   } catch (...) {
-    reset();
+    abandon();
     throw;
   }
   if (!cut_anew) {

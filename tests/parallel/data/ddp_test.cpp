@@ -211,6 +211,20 @@ TEST(Ddp, MissingGradientIsAnErrorThatNamesTheParametersInTheSameStep) {
       HasSubstr("find_unused_parameters")));
 }
 
+// The same while other buckets are under way.
+TEST(Ddp, MissingGradientWithBucketsUnderWay) {
+  const auto error = message_of<ConfigError>([] {
+    run_ranks(2, [](World& world) {
+      auto net = with_values(Branch(), 3);
+      DistributedDataParallelOptions options;
+      options.in_place_bytes = 1;
+      DistributedDataParallel<Branch> ddp(net, world.group(), options);
+      ddp(parity::random({2, 6}, 1), true).sum().backward();
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("4 of 8 parameters got no gradient"));
+}
+
 TEST_P(Parity, FrozenParameters) {
   const Plan plan;
   const auto make = [](uint64_t seed) {
