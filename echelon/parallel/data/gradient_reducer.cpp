@@ -472,7 +472,10 @@ GradientReducer::GradientReducer(
   }
 }
 
-GradientReducer::~GradientReducer() = default;
+GradientReducer::~GradientReducer() {
+  std::lock_guard lock(impl_->mutex);
+  if (impl_->running) impl_->abandon();
+}
 
 void GradientReducer::enable(bool enabled) {
   std::lock_guard lock(impl_->mutex);

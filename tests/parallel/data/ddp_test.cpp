@@ -576,6 +576,28 @@ TEST(Ddp, GoesOnAfterAnExceptionInBackward) {
   });
 }
 
+// One that leaves the rank while buckets are under way is the error of the job.
+TEST(Ddp, ExceptionInBackwardEndsTheJob) {
+  const auto error = message_of<Error>([] {
+    run_ranks(2, [](World& world) {
+      auto net = with_values(Mlp(), 3);
+      DistributedDataParallelOptions options;
+      options.in_place_bytes = 1;
+      DistributedDataParallel<Mlp> ddp(net, world.group(), options);
+      Tensor x = parity::random({2, 6}, world.rank()).requires_grad_();
+      const Tensor h = torch::tanh(x);
+      if (world.rank() == 1) {
+        h.register_hook([](const Tensor&) -> Tensor {
+          throw std::runtime_error("planted");
+        });
+      }
+      ddp(h).sum().backward();
+      world.group().barrier();
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("rank 1: planted"));
+}
+
 TEST(Ddp, SparseGradientIsAnError) {
   const auto error = message_of<ConfigError>([] {
     run_ranks(2, [](World& world) {
