@@ -86,7 +86,12 @@ class ObservedWork : public c10d::Work {
  private:
   struct State {
     State(std::shared_ptr<Observer> observer_, ObservedCall call_)
-        : observer(std::move(observer_)), call(std::move(call_)) {}
+        : observer(std::move(observer_)),
+          call(std::move(call_)),
+          group(*call.group) {
+      // The backend may be gone when the call ends.
+      call.group = &group;
+    }
 
     void end() {
       if (!ended.exchange(true)) observer->end(call);
@@ -100,6 +105,7 @@ class ObservedWork : public c10d::Work {
 
     std::shared_ptr<Observer> observer;
     ObservedCall call;
+    const ObservedGroup group;
     std::atomic<bool> ended{false};
     std::mutex mutex;
     std::exception_ptr error;
