@@ -7,6 +7,7 @@
 
 #include "echelon/comm/gloo/gloo_backend.h"
 #include "echelon/comm/group_impl.h"
+#include "echelon/comm/local/keep_memory.h"
 #include "echelon/comm/local/local.h"
 #include "echelon/comm/nccl/nccl_backend.h"
 #include "echelon/comm/observed_backend.h"
@@ -89,6 +90,7 @@ World::~World() {
 }
 
 World World::alone(const CommOptions& options) {
+  local::keep_freed_memory();
   auto impl = std::make_unique<Impl>();
   impl->options = options;
   impl->observer =
@@ -100,6 +102,7 @@ World World::alone(const CommOptions& options) {
 
 World World::from_environment(const CommOptions& options) {
   install_error_reporter();
+  local::keep_freed_memory();
   const RankEnvironment env = read_environment();
   if (env.world_size == 1) {
     World world = alone(options);

@@ -232,6 +232,10 @@ int run_bench(Arguments& arguments) {
 
 int run(int argc, char** argv) {
   Arguments arguments(argc, argv);
+  if (arguments.flag("--help")) {
+    std::cout << kUsage;
+    return 0;
+  }
   const std::string command = arguments.positional("a command");
   if (command == "train") return run_train(arguments);
   if (command == "verify") return run_verify(arguments);

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -80,12 +83,12 @@ TEST_F(Trainer, RanksMayHaveDifferentBatches) {
 }
 
 TEST_F(Trainer, WritesTheWholeRunFolder) {
-  Job job = digits(2, 30);
+  Job job = digits(2, 40);
   job.train.epochs = 0;
   run(job, 2, "run");
   const auto folder = folder_ / "run";
   const auto file = read_metrics(folder / "metrics.jsonl");
-  EXPECT_EQ(file.steps.size(), 30u);
+  EXPECT_EQ(file.steps.size(), 40u);
   ASSERT_EQ(file.evaluations.size(), 2u);  // after the epoch, and at the end
   EXPECT_EQ(file.evaluations.back().samples, 359);
   EXPECT_GT(file.evaluations.back().accuracy, 0.5);
@@ -114,7 +117,7 @@ TEST_F(Trainer, WritesTheWholeRunFolder) {
 }
 
 TEST_F(Trainer, TrainedWeightsAreAStart) {
-  run(digits(2, 40), 2, "first");
+  run(digits(2, 120), 2, "first");
   Job job = digits(1, 1);
   job.model.weights = (folder_ / "first/checkpoints/last.safetensors").string();
   const auto again = run(job, 1, "again");
@@ -153,7 +156,7 @@ TEST_F(Trainer, DivergenceNamesTheLayer) {
     FAIL() << "no error";
   } catch (const NumericError& error) {
     EXPECT_THAT(error.what(), HasSubstr("is not a finite number"));
-    EXPECT_THAT(error.what(), HasSubstr("layer conv1"));
+    EXPECT_THAT(error.what(), HasSubstr("in layer conv"));
   }
   // What was measured until then is kept.
   EXPECT_GE(read_metrics(folder_ / "diverges" / "metrics.jsonl").steps.size(),

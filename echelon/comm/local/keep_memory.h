@@ -6,8 +6,8 @@
 
 namespace echelon::local {
 
-/// For this process, once; called by make_hub and join_processes. With
-/// share_tensors the arena does it instead.
+/// For this process, once; called by every World, make_hub and join_processes.
+/// With share_tensors the arena does it instead.
 void keep_freed_memory();
 
 }  // namespace echelon::local
