@@ -23,7 +23,7 @@ demo: build
 	@setup/demo.sh
 
 test: build
-	@setup/test.sh
+	@setup/test.sh -j $(JOBS)
 
 extras: setup
 	@setup/extras.sh

@@ -2,9 +2,9 @@
 //
 //   echelon run -n 2 -- build/bin/01_data_parallel
 //   [0] 2 ranks over local
-//   [0] step  20  loss 0.26…
+//   [0] step  20  loss 0.17…
 //   …
-//   [0] step 100  loss 0.00…
+//   [0] step 100  loss 0.03…
 //
 // Every rank has the whole model and its own part of each batch; the wrapper
 // averages gradients while backward runs, so all ranks stay equal.
@@ -39,7 +39,7 @@ int main() {
   // Rank 0's parameters go to everybody; from here on gradients are averaged.
   echelon::DistributedDataParallel<Net> parallel(net, world.group());
   torch::optim::SGD optimizer(
-      net->parameters(), torch::optim::SGDOptions(0.5).momentum(0.9));
+      net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
 
   torch::manual_seed(1 + world.rank());  // other samples on each rank
   for (int step = 1; step <= 100; ++step) {

@@ -116,7 +116,7 @@ std::exception_ptr Observer::explain(
   entry.set(call.record.sequence, call.record.operation, call.record.axis,
             call.record.label);
   std::ostringstream text;
-  text << "rank " << rank_ << ": " << entry.describe() << " on axis "
+  text << entry.describe() << " on axis "
        << call.record.axis << ", " << shape_of(call.record)
        << ", failed after "
        << static_cast<double>((now_ns() - call.record.begin_ns) / 1000000) /
