@@ -21,6 +21,10 @@ struct CommOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// How long a rank waits for the others when the job starts.
   std::chrono::milliseconds rendezvous_timeout = std::chrono::minutes(2);
+  /// `local` between processes: tensors of 64 KiB and more live in memory that
+  /// every rank of the host maps, so that collectives work on them in place. It
+  /// counts as shared memory, and a child of fork() does not have it.
+  bool share_tensors = true;
   /// Compare operation, shape and dtype across ranks before each collective.
   /// `local` always does; on the others it costs a round trip to the store.
   bool check_collectives = false;

@@ -21,6 +21,10 @@
 namespace echelon {
 namespace {
 
+/// Each rank passes the others its memory file when they share tensors; more
+/// ranks than this stage instead.
+constexpr int kMaxShared = 128;
+
 /// The status board in the shared memory of a host.
 class HostBoard : public StatusBoard {
  public:
@@ -148,7 +152,9 @@ void World::Impl::join_host() {
   }
   host = local::join_processes(
       store, env.job + "/" + std::to_string(env.generation), env.rank,
-      env.world_size, {.timeout = options.rendezvous_timeout});
+      env.world_size,
+      {.share_tensors = options.share_tensors && env.world_size <= kMaxShared,
+       .timeout = options.rendezvous_timeout});
 }
 
 Group World::Impl::make(

@@ -23,27 +23,25 @@ std::function<void()> make_call(
   const int64_t size = group.size();
   const int64_t numel = std::max<int64_t>(size, bytes / 4 / size * size);
   const auto options = torch::TensorOptions(torch::kFloat32).device(device);
-  const Tensor whole = torch::ones({numel}, options);
-  const Tensor slice = torch::ones({numel / size}, options);
-  if (operation == "all_reduce") {
-    // A maximum keeps the values as they are; it moves as much as a sum.
-    return [=] { group.all_reduce(whole, ReduceOp::max); };
-  }
+  // Zeros stay what they are under sums; written once, so the memory is there.
+  const Tensor whole = torch::ones({numel}, options).zero_();
+  const Tensor slice = torch::ones({numel / size}, options).zero_();
+  if (operation == "all_reduce") return [=] { group.all_reduce(whole); };
   if (operation == "all_gather") {
     return [=] { group.all_gather(whole, slice); };
   }
   if (operation == "reduce_scatter") {
-    return [=] { group.reduce_scatter(slice, whole, ReduceOp::max); };
+    return [=] { group.reduce_scatter(slice, whole); };
   }
   if (operation == "broadcast") return [=] { group.broadcast(whole, 0); };
   if (operation == "all_to_all") {
-    const Tensor other = torch::ones({numel}, options);
+    const Tensor other = torch::ones({numel}, options).zero_();
     return [=] { group.all_to_all(other, whole); };
   }
   if (operation == "send_recv") {
     const int next = (group.rank() + 1) % group.size();
     const int previous = (group.rank() + group.size() - 1) % group.size();
-    const Tensor other = torch::ones({numel}, options);
+    const Tensor other = torch::ones({numel}, options).zero_();
     return [=] {
       group.batch_send_recv(
           {{true, whole, next, 0}, {false, other, previous, 0}});

@@ -253,7 +253,8 @@ std::exception_ptr Communicator::hopeless(const Operation& operation) {
       continue;
     }
     ++needed;
-    if (attachment_->segment().rank(ranks_[r]).left.load() != 0) {
+    // One that was lost (2) has a verdict of its own, which comes at once.
+    if (attachment_->segment().rank(ranks_[r]).left.load() == 1) {
       left.push_back(r);
     }
   }
