@@ -24,6 +24,11 @@ class Arena {
   /// Page-aligned; null when the addresses are used up.
   void* allocate(size_t bytes);
   void release(void* data);
+  /// Whether allocate() may have given `data`.
+  bool contains(const void* data) const {
+    const auto* at = static_cast<const char*>(data);
+    return at >= base_ && at < base_ + bytes_;
+  }
 
   int descriptor() const { return descriptor_; }
   char* base() const { return base_; }

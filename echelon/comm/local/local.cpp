@@ -10,10 +10,11 @@ namespace echelon::local {
 namespace {
 
 // CPU tensors of Arena::kMinBytes and more in the arena, smaller ones as
-// before. LibTorch wants the data pointer to be the context too.
+// before. LibTorch's raw_allocate (oneDNN's scratch memory, say) wants the data
+// pointer to be the context and one deleter for everything.
 class ArenaAllocator : public c10::Allocator {
  public:
-  ArenaAllocator() : small_(c10::GetCPUAllocator()) {}
+  ArenaAllocator() { small() = c10::GetCPUAllocator(); }
 
   c10::DataPtr allocate(size_t bytes) override {
     void* data = nullptr;
@@ -21,18 +22,27 @@ class ArenaAllocator : public c10::Allocator {
       data = Arena::of_process().allocate(bytes);
     }
     if (data == nullptr) {
-      return small_->allocate(bytes);
+      data = small()->raw_allocate(bytes);
     }
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     std::memcpy(to, from, bytes);
   }
 
  private:
-  static void release(void* data) { Arena::of_process().release(data); }
-
-  c10::Allocator* small_;
+  static c10::Allocator*& small() {
+    static c10::Allocator* allocator = nullptr;
+    return allocator;
+  }
+  static void release(void* data) {
+    if (Arena::of_process().contains(data)) {
+      Arena::of_process().release(data);
+    } else {
+      small()->raw_deallocate(data);
+    }
+  }
 };
 
 void install_arena() {

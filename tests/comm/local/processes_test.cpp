@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <c10/core/CPUAllocator.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <cstdlib>
@@ -206,6 +207,11 @@ void shares_in_place(Me& me) {
   me.world->allreduce(list, {})->wait(0ms);
   if (t[5].item<float>() != me.size || list[0][5].item<float>() != me.size) {
     throw std::runtime_error("wrong sum");
+  }
+  // LibTorch's own scratch memory: the same allocator, without a tensor.
+  for (const size_t bytes : {size_t{0}, size_t{100}, size_t{1} << 20}) {
+    auto* allocator = c10::GetCPUAllocator();
+    allocator->raw_deallocate(allocator->raw_allocate(bytes));
   }
   // Blocks come and go, the allocator joins them again.
   for (int i = 0; i < 100; ++i) {
