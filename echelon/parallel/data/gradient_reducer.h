@@ -7,7 +7,7 @@
 // rank 0's order.
 //
 // A large gradient is a bucket of its own and is reduced where autograd left it;
-// small ones are copied into one buffer. c10d::Reducer copies all of them and
+// small ones are copied into one buffer. LibTorch's reducer copies all of them and
 // divides in a pass of its own, and learns one step late that a parameter had no
 // gradient; that is why it is not used here.
 //
