@@ -19,7 +19,8 @@ setup:
 build: setup
 	@setup/build.sh $(JOBS)
 
-demo: build
+demo: setup
+	@setup/build.sh $(JOBS) echelon echelon-train
 	@setup/demo.sh
 
 test: build

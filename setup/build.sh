@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Configures and builds into build/. usage: setup/build.sh [JOBS]
+# Configures and builds into build/. usage: setup/build.sh [JOBS] [TARGET ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source setup/fetch.sh
 libtorch=$(setup/libtorch.sh)
+jobs=${1:-$(nproc)}
+targets=("${@:2}")
+[ ${#targets[@]} -gt 0 ] || targets=(all)
 
 # The compiler's cache lives in the user's cache folder; these settings let it
 # serve a precompiled header and a second checkout.
@@ -20,7 +23,7 @@ if ! cmake --preset release -DECHELON_LIBTORCH="$libtorch" >build/configure.log 
   cat build/configure.log >&2
   exit 1
 fi
-if ! ninja -C build -n 2>/dev/null | grep -q 'no work to do'; then
+if ! ninja -C build -n "${targets[@]}" 2>/dev/null | grep -q 'no work to do'; then
   echo "build: compiling (the first time takes some minutes; ccache keeps the result)"
 fi
-cmake --build build -j "${1:-$(nproc)}"
+cmake --build build -j "$jobs" --target "${targets[@]}"
