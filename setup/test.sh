@@ -1,6 +1,17 @@
 #!/usr/bin/env bash
-# Runs every test of build/; the last lines are CTest's own summary.
+# Runs every test of build/. The last lines are CTest's own summary, and its
+# counts in one line.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 echo "test: running every test (labels: unit ranks procs browser pytorch gpu)"
-exec ctest --test-dir build --output-on-failure --no-tests=error "$@"
+result=$PWD/build/tests.xml
+rm -f "$result"
+status=0
+ctest --test-dir build --output-on-failure --no-tests=error \
+  --output-junit "$result" "$@" || status=$?
+if [ -e "$result" ]; then
+  count() { sed -n "s/^[[:space:]]*$1=\"\([0-9]*\)\".*/\1/p" "$result" | head -1; }
+  tests=$(count tests) failed=$(count failures) skipped=$(count skipped)
+  echo "tests: $((tests - failed - skipped)) passed, $failed failed, $skipped skipped"
+fi
+exit "$status"

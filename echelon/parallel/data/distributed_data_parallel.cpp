@@ -300,6 +300,22 @@ const Group& DataParallelModule::group() const { return group_; }
 
 NoSync DataParallelModule::no_sync() { return NoSync(reducer_); }
 
+void DataParallelModule::begin_reduction() {
+  if (reducer_) reducer_->begin_round();
+}
+
+void DataParallelModule::finish_reduction() {
+  if (reducer_) reducer_->finish_round();
+}
+
+void DataParallelModule::sync_buffers() {
+  if (!reducer_ || !options_.broadcast_buffers || !module_.is_training()) {
+    return;
+  }
+  const auto buffers = buffers_of(module_);
+  if (!buffers.empty()) broadcast_tensors(buffers, 0, group_, "buffers");
+}
+
 void DataParallelModule::broadcast_state(int source) {
   std::vector<Tensor> state;
   for (const auto& [_, tensor] : unique_parameters(module_)) {

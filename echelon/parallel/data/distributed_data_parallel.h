@@ -86,6 +86,15 @@ class DataParallelModule {
 
   [[nodiscard]] NoSync no_sync();
 
+  /// For loops that run backward in several passes themselves, as a pipeline
+  /// does: under no_sync() for all of the step, begin_reduction() before the
+  /// passes that complete the gradients, finish_reduction() after them. Each
+  /// gradient is reduced as soon as autograd has accumulated it. sync_buffers()
+  /// before the step's first forward: every rank takes rank 0's buffers.
+  void begin_reduction();
+  void finish_reduction();
+  void sync_buffers();
+
   /// For batches of different size. `loss_sum` is the sum (not the mean) of the
   /// losses of this rank's samples, `local_count` how many samples this rank has
   /// in the whole optimizer step: n_r. Returns

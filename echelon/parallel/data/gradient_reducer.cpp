@@ -106,6 +106,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<Impl> {
   bool enabled = true;
   bool cut_anew = false;            // in the order of a backward
   bool running = false;
+  bool by_caller = false;           // from begin_round() to finish_round()
   int task = -1;                    // autograd's number of this backward
   BackwardRound round;
   size_t next = 0;                  // first bucket that was not launched
@@ -276,6 +277,7 @@ void GradientReducer::Impl::complete(
 
 void GradientReducer::Impl::reset() {
   running = false;
+  by_caller = false;
   task = -1;
   next = 0;
   ready_order.clear();
@@ -291,6 +293,7 @@ void GradientReducer::Impl::begin(int new_task) {
                          : BackwardRound{.divisor = group.size()};
   running = true;
   task = new_task;
+  if (by_caller) return;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [weak = weak_from_this()] {
         if (const auto self = weak.lock()) self->finish();
@@ -312,7 +315,7 @@ void GradientReducer::Impl::abandon() {
 
 void GradientReducer::Impl::on_output() {
   std::lock_guard lock(mutex);
-  if (!enabled) return;
+  if (!enabled || by_caller) return;
   // autograd::grad and backward(inputs) reach no parameter, or few by choice.
   const auto* selected = torch::autograd::get_current_graph_task_exec_info();
   if (selected != nullptr && !selected->empty()) return;
@@ -329,10 +332,10 @@ void GradientReducer::Impl::on_output() {
 void GradientReducer::Impl::on_ready(size_t index) {
   torch::NoGradGuard no_grad;
   std::lock_guard lock(mutex);
-  if (!enabled) return;
+  if (!enabled && !by_caller) return;
   const int current = torch::autograd::get_current_graph_task_id();
   if (running && parameters[index].ready) {
-    if (task == current) {
+    if (by_caller || task == current) {
       throw ConfigError(
           "[data parallel] the gradient of \"" + parameters[index].name +
           "\" was completed twice in one backward, so its bucket was already "
@@ -491,8 +494,17 @@ void GradientReducer::before_forward() {
   // Inside a backward this is a recomputation.
   if (torch::autograd::get_current_graph_task_id() != -1) return;
   std::lock_guard lock(impl_->mutex);
-  if (impl_->running) impl_->abandon();
+  if (impl_->running && !impl_->by_caller) impl_->abandon();
 }
+
+void GradientReducer::begin_round() {
+  std::lock_guard lock(impl_->mutex);
+  if (impl_->running) impl_->abandon();
+  impl_->by_caller = true;
+  impl_->begin(-1);
+}
+
+void GradientReducer::finish_round() { impl_->finish(); }
 
 void GradientReducer::watch(const Tensor& output) {
   if (!output.defined() || !output.requires_grad()) return;

@@ -71,6 +71,14 @@ class GradientReducer {
   void enable(bool enabled);
   bool enabled() const;
 
+  /// For a step whose gradients become complete in several backward passes (a
+  /// pipeline's, whose weight gradients come apart from the inputs'): between the
+  /// two calls each gradient that autograd accumulates is taken as complete and
+  /// reduced, whether enabled or not; finish_round() waits for all of them, and
+  /// throws what backward would.
+  void begin_round();
+  void finish_round();
+
   /// A new forward: forgets a backward that ended by an exception.
   void before_forward();
   /// `output` of the module: its backward starts the round, also when it reaches
