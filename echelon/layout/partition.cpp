@@ -1,0 +1,487 @@
+// Both balances are a search for the smallest bound that some cut keeps: the
+// bound is halved towards it, and each probe asks which boundaries can be
+// completed to a whole cut. Of the cuts that keep the final bound, the walk from
+// the front takes the one whose slices stay nearest to the mean of what is left.
+#include "echelon/layout/partition.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "echelon/config/nearest.h"
+#include "echelon/error.h"
+#include "echelon/timeline/units.h"
+
+namespace echelon {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kPrecision = 1e-12;  // of a bound: what sums of doubles keep
+constexpr size_t kSlicesInMessage = 8;
+
+template <class T>
+std::vector<double> running_sums(const std::vector<T>& values) {
+  std::vector<double> sums{0.0};
+  for (const T& value : values) {
+    sums.push_back(sums.back() + static_cast<double>(value));
+  }
+  return sums;
+}
+
+std::string plural(size_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+void check_counts(size_t layers, size_t slices) {
+  if (slices == 0) {
+    throw ConfigError("a model is cut into 0 slices; 1 is the least");
+  }
+  if (slices > layers) {
+    throw ConfigError(
+        "a model of " + plural(layers, "layer") + " is cut into " +
+        plural(slices, "slice") + ", but each slice needs a layer; use " +
+        (layers == 0 ? "a model that has layers"
+                     : std::to_string(layers) + " or fewer slices") +
+        ", or cut the model into finer layers");
+  }
+}
+
+void check_costs(const std::vector<double>& costs) {
+  for (size_t i = 0; i < costs.size(); ++i) {
+    if (!(costs[i] >= 0.0) || costs[i] == kInfinity) {
+      throw ConfigError(
+          "the cost of layer " + std::to_string(i) + " is " +
+          format_number(costs[i]) + "; costs are finite and 0 or more");
+    }
+  }
+}
+
+// The needs of slices by running sums.
+class Needs {
+ public:
+  Needs(const SliceMemory& memory, size_t layers, size_t slices)
+      : fixed_(running_sums(memory.bytes)),
+        stored_(running_sums(memory.stored_bytes)),
+        counts_(memory.stored) {
+    check("bytes", memory.bytes.size(), layers, "layer");
+    check_optional("stored_bytes", memory.stored_bytes.size(), layers, "layer");
+    check_optional("stored", counts_.size(), slices, "slice");
+    check_optional("limits", memory.limits.size(), slices, "slice");
+    limits_.assign(slices, kInfinity);
+    for (size_t s = 0; s < memory.limits.size(); ++s) {
+      if (memory.limits[s] <= 0) {
+        throw ConfigError(
+            "the memory limit of slice " + std::to_string(s) + " is " +
+            std::to_string(memory.limits[s]) + " bytes; give 1 or more");
+      }
+      if (memory.limits[s] != kNoLimit) {
+        limits_[s] = static_cast<double>(memory.limits[s]);
+      }
+    }
+  }
+
+  double need(size_t slice, size_t begin, size_t end) const {
+    const double fixed = fixed_[end] - fixed_[begin];
+    if (stored_.size() == 1) return fixed;
+    const double count =
+        counts_.empty() ? 1.0 : static_cast<double>(counts_[slice]);
+    return fixed + count * (stored_[end] - stored_[begin]);
+  }
+  double limit(size_t slice) const { return limits_[slice]; }
+  bool limited() const {
+    return std::any_of(limits_.begin(), limits_.end(), [](double limit) {
+      return limit != kInfinity;
+    });
+  }
+
+  // Every slice gets a limit that a ratio of need to limit makes sense of.
+  void limit_all() {
+    double largest = 0.0;
+    for (double limit : limits_) {
+      if (limit != kInfinity) largest = std::max(largest, limit);
+    }
+    for (double& limit : limits_) {
+      if (limit == kInfinity) limit = largest > 0.0 ? largest : 1.0;
+    }
+  }
+
+ private:
+  static void check(
+      const std::string& field, size_t size, size_t wanted,
+      const std::string& of) {
+    if (size == wanted) return;
+    throw ConfigError(
+        "SliceMemory." + field + " has " + plural(size, "value") + " for " +
+        plural(wanted, of));
+  }
+  static void check_optional(
+      const std::string& field, size_t size, size_t wanted,
+      const std::string& of) {
+    if (size != 0) check(field, size, wanted, of);
+  }
+
+  std::vector<double> fixed_;
+  std::vector<double> stored_;
+  std::vector<int64_t> counts_;
+  std::vector<double> limits_;
+};
+
+// The cuts whose slices cost at most `cost` each, and need at most `share` of
+// their limits.
+class Cuts {
+ public:
+  Cuts(const std::vector<double>& costs, size_t slices, const Needs* needs)
+      : sums_(running_sums(costs)),
+        layers_(costs.size()),
+        slices_(slices),
+        needs_(needs) {}
+
+  void set_bound(double cost, double share) {
+    cost_ = cost;
+    share_ = share;
+  }
+
+  /// The fairly even one of them; nothing when there is none.
+  std::optional<std::vector<size_t>> find() {
+    find_windows();
+    if (farthest_[slices_] < layers_ || !find_completable()) {
+      return std::nullopt;
+    }
+    std::vector<size_t> cut{0};
+    for (size_t slice = 0; slice < slices_; ++slice) {
+      cut.push_back(best_end(slice, cut.back()));
+    }
+    return cut;
+  }
+
+  double cost(size_t begin, size_t end) const {
+    return sums_[end] - sums_[begin];
+  }
+  double largest_cost(const std::vector<size_t>& cut) const {
+    double largest = 0.0;
+    for (size_t s = 0; s < slices_; ++s) {
+      largest = std::max(largest, cost(cut[s], cut[s + 1]));
+    }
+    return largest;
+  }
+  double largest_share(const std::vector<size_t>& cut) const {
+    double largest = 0.0;
+    for (size_t s = 0; s < slices_; ++s) {
+      largest = std::max(
+          largest, needs_->need(s, cut[s], cut[s + 1]) / needs_->limit(s));
+    }
+    return largest;
+  }
+  double total() const { return sums_.back(); }
+
+ private:
+  bool fits(size_t slice, size_t begin, size_t end) const {
+    return cost(begin, end) <= cost_ &&
+           (needs_ == nullptr ||
+            needs_->need(slice, begin, end) <= share_ * needs_->limit(slice));
+  }
+
+  // Where boundary i can lie as far as costs and the count of layers say:
+  // filling greedily from the front and from the back.
+  void find_windows() {
+    farthest_.assign(slices_ + 1, 0);
+    nearest_.assign(slices_ + 1, layers_);
+    for (size_t i = 0; i < slices_; ++i) {
+      size_t end = farthest_[i];
+      const size_t last = layers_ - (slices_ - i - 1);
+      while (end < last && cost(farthest_[i], end + 1) <= cost_) ++end;
+      farthest_[i + 1] = end;
+    }
+    for (size_t i = slices_; i > 0; --i) {
+      size_t begin = nearest_[i];
+      while (begin > i - 1 && cost(begin - 1, nearest_[i]) <= cost_) --begin;
+      nearest_[i - 1] = begin;
+    }
+  }
+
+  // completable_[i]: the boundaries i from which the slices i, i + 1, … can be
+  // made. A nearer end is easier, so one candidate is asked of each.
+  bool find_completable() {
+    completable_.assign(slices_ + 1, {});
+    completable_[slices_] = {true};
+    nearest_[slices_] = layers_;
+    for (size_t i = slices_; i-- > 0;) {
+      auto& here = completable_[i];
+      const size_t low = std::max(nearest_[i], i);
+      nearest_[i] = low;
+      if (farthest_[i] < low) return false;
+      here.assign(farthest_[i] - low + 1, false);
+      const auto& next = completable_[i + 1];
+      size_t end = nearest_[i + 1] + next.size();  // none yet
+      size_t at = end;
+      for (size_t begin = farthest_[i] + 1; begin-- > low;) {
+        while (at > nearest_[i + 1] && at - 1 > begin) {
+          --at;
+          if (next[at - nearest_[i + 1]]) end = at;
+        }
+        here[begin - low] =
+            end < nearest_[i + 1] + next.size() && fits(i, begin, end);
+      }
+    }
+    return nearest_[0] == 0 && completable_[0][0];
+  }
+
+  size_t best_end(size_t slice, size_t begin) const {
+    const auto& next = completable_[slice + 1];
+    const size_t low = nearest_[slice + 1];
+    const auto left = static_cast<double>(slices_ - slice);
+    const double mean = (total() - sums_[begin]) / left;
+    const double mean_count = static_cast<double>(layers_ - begin) / left;
+    std::pair<double, double> best{kInfinity, kInfinity};
+    size_t best_end = begin;
+    for (size_t end = std::max(begin + 1, low); end < low + next.size();
+         ++end) {
+      if (!fits(slice, begin, end)) break;
+      if (!next[end - low]) continue;
+      const std::pair<double, double> distance{
+          std::abs(cost(begin, end) - mean),
+          std::abs(static_cast<double>(end - begin) - mean_count)};
+      if (distance < best) {
+        best = distance;
+        best_end = end;
+      }
+    }
+    return best_end;
+  }
+
+  std::vector<double> sums_;
+  size_t layers_;
+  size_t slices_;
+  const Needs* needs_;
+  double cost_ = kInfinity;
+  double share_ = 1.0;
+  std::vector<size_t> farthest_;
+  std::vector<size_t> nearest_;
+  std::vector<std::vector<bool>> completable_;
+};
+
+// The cut of the smallest bound. `probe` finds a cut within a bound; `bound_of`
+// says which bound a cut keeps. No cut keeps less than `lowest`.
+template <class Probe, class BoundOf>
+std::optional<std::vector<size_t>>
+smallest(double lowest, const Probe& probe, const BoundOf& bound_of) {
+  auto best = probe(lowest);
+  if (best) return best;
+  best = probe(kInfinity);
+  if (!best) return std::nullopt;
+  double low = lowest;
+  double high = bound_of(*best);
+  while (high - low > kPrecision * high) {
+    const double middle = low + (high - low) / 2;
+    if (auto cut = probe(middle)) {
+      high = bound_of(*cut);
+      best = std::move(cut);
+    } else {
+      low = middle;
+    }
+  }
+  return best;
+}
+
+std::optional<std::vector<size_t>>
+smallest_cost(Cuts& cuts, const std::vector<double>& costs, size_t slices) {
+  const double lowest = std::max(
+      *std::max_element(costs.begin(), costs.end()),
+      cuts.total() / static_cast<double>(slices));
+  return smallest(
+      lowest,
+      [&](double bound) {
+        cuts.set_bound(bound, 1.0);
+        return cuts.find();
+      },
+      [&](const auto& cut) { return cuts.largest_cost(cut); });
+}
+
+std::string shown(const SliceMemory& memory, size_t layer) {
+  return memory.names.size() == memory.bytes.size()
+             ? "\"" + memory.names[layer] + "\""
+             : std::to_string(layer);
+}
+
+std::string describe_slice(
+    const std::vector<size_t>& cut, const SliceMemory& memory, size_t slice,
+    int64_t bytes) {
+  std::string text = "slice " + std::to_string(slice) + " (layer";
+  const size_t first = cut[slice];
+  const size_t last = cut[slice + 1] - 1;
+  text += first == last
+              ? " " + shown(memory, first)
+              : "s " + shown(memory, first) + " to " + shown(memory, last);
+  text += ") needs " + format_bytes(bytes);
+  const bool limited =
+      !memory.limits.empty() && memory.limits[slice] != kNoLimit;
+  return text +
+         (limited ? " of its " + format_bytes(memory.limits[slice]) : "");
+}
+
+std::string
+describe_slices(const std::vector<size_t>& cut, const SliceMemory& memory) {
+  const auto bytes = slice_bytes(cut, memory);
+  std::string text;
+  for (size_t s = 0; s < std::min(bytes.size(), kSlicesInMessage); ++s) {
+    text += (s == 0 ? "" : ", ") + describe_slice(cut, memory, s, bytes[s]);
+  }
+  if (bytes.size() > kSlicesInMessage) {
+    text += ", and " + std::to_string(bytes.size() - kSlicesInMessage) +
+            " more slices";
+  }
+  return text;
+}
+
+// The first layer that is called `name`, or lies under it.
+std::optional<size_t>
+first_layer(const std::vector<std::string>& names, const std::string& name) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == name || names[i].starts_with(name + ".")) return i;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> with_beginnings(
+    const std::vector<std::string>& names) {
+  std::vector<std::string> all;
+  for (const auto& name : names) {
+    for (size_t at = name.find('.'); at != std::string::npos;
+         at = name.find('.', at + 1)) {
+      const std::string beginning = name.substr(0, at);
+      if (std::find(all.begin(), all.end(), beginning) == all.end()) {
+        all.push_back(beginning);
+      }
+    }
+    all.push_back(name);
+  }
+  return all;
+}
+
+std::string quoted_list(const std::vector<std::string>& names) {
+  std::string text = "[";
+  for (size_t i = 0; i < names.size(); ++i) {
+    text += (i == 0 ? "\"" : ", \"") + names[i] + "\"";
+  }
+  return text + "]";
+}
+
+}  // namespace
+
+std::vector<size_t> balance(const std::vector<double>& costs, size_t slices) {
+  check_counts(costs.size(), slices);
+  check_costs(costs);
+  Cuts cuts(costs, slices, nullptr);
+  return *smallest_cost(cuts, costs, slices);
+}
+
+std::vector<size_t> balance(
+    const std::vector<double>& costs, size_t slices,
+    const SliceMemory& memory) {
+  check_counts(costs.size(), slices);
+  check_costs(costs);
+  const Needs needs(memory, costs.size(), slices);
+  if (!needs.limited()) return balance(costs, slices);
+  Cuts cuts(costs, slices, &needs);
+  // Mostly the limits leave the best cut alone.
+  Cuts free(costs, slices, nullptr);
+  const auto unlimited = *smallest_cost(free, costs, slices);
+  if (cuts.largest_share(unlimited) <= 1.0) return unlimited;
+  if (auto cut = smallest_cost(cuts, costs, slices)) return *cut;
+  return balance_memory(slices, memory);  // refuses
+}
+
+std::vector<size_t> balance_memory(size_t slices, const SliceMemory& memory) {
+  check_counts(memory.bytes.size(), slices);
+  Needs needs(memory, memory.bytes.size(), slices);
+  needs.limit_all();
+  std::vector<double> costs;
+  for (size_t i = 0; i < memory.bytes.size(); ++i) {
+    costs.push_back(needs.need(0, i, i + 1));
+  }
+  Cuts cuts(costs, slices, &needs);
+  const auto cut = *smallest(
+      0.0,
+      [&](double share) {
+        cuts.set_bound(kInfinity, share);
+        return cuts.find();
+      },
+      [&](const auto& found) { return cuts.largest_share(found); });
+  check_fits(cut, memory);
+  return cut;
+}
+
+std::vector<int64_t>
+slice_bytes(const std::vector<size_t>& cut, const SliceMemory& memory) {
+  std::vector<int64_t> bytes;
+  for (size_t s = 0; s + 1 < cut.size(); ++s) {
+    int64_t sum = 0;
+    for (size_t i = cut[s]; i < cut[s + 1]; ++i) {
+      sum += memory.bytes[i];
+      if (!memory.stored_bytes.empty()) {
+        sum += memory.stored_bytes[i] *
+               (memory.stored.empty() ? 1 : memory.stored[s]);
+      }
+    }
+    bytes.push_back(sum);
+  }
+  return bytes;
+}
+
+void check_fits(const std::vector<size_t>& cut, const SliceMemory& memory) {
+  if (memory.limits.empty()) return;
+  const auto bytes = slice_bytes(cut, memory);
+  bool fits = true;
+  for (size_t s = 0; s < bytes.size(); ++s) {
+    fits = fits && bytes[s] <= memory.limits[s];
+  }
+  if (fits) return;
+  throw ConfigError(
+      "the model does not fit in " + plural(bytes.size(), "slice") + ": " +
+      describe_slices(cut, memory) +
+      "; use more slices, a smaller batch, more memory or finer layers");
+}
+
+std::vector<size_t> cut_at(
+    const std::vector<std::string>& names,
+    const std::vector<std::string>& first,
+    size_t slices) {
+  check_counts(names.size(), slices);
+  const std::string place = "cut = " + quoted_list(first) + ": ";
+  if (first.size() + 1 != slices) {
+    throw ConfigError(
+        place + plural(first.size(), "name") + " begin " +
+        plural(first.size() + 1, "slice") + ", but there are " +
+        std::to_string(slices) + "; give " + plural(slices - 1, "name") +
+        ", the first layer of each slice but the first one");
+  }
+  std::vector<size_t> cut{0};
+  for (size_t i = 0; i < first.size(); ++i) {
+    const auto layer = first_layer(names, first[i]);
+    if (!layer) {
+      throw ConfigError(
+          place + "no layer is called \"" + first[i] + "\"" +
+          config::did_you_mean(first[i], with_beginnings(names)));
+    }
+    if (*layer == 0) {
+      throw ConfigError(
+          place + "\"" + first[i] +
+          "\" is the first layer, which begins the first slice anyway; name "
+          "the layer that begins the next one");
+    }
+    if (*layer <= cut.back()) {
+      throw ConfigError(
+          place + "\"" + first[i] + "\" " +
+          (*layer == cut.back() ? "begins the same slice as"
+                                : "comes before") +
+          " \"" + first[i - 1] +
+          "\"; name each layer once, in the order of the model");
+    }
+    cut.push_back(*layer);
+  }
+  cut.push_back(names.size());
+  return cut;
+}
+
+}  // namespace echelon

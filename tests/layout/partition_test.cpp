@@ -1,0 +1,256 @@
+#include "echelon/layout/partition.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <random>
+
+#include "tests/support/error_text.h"
+
+namespace echelon {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Cut = std::vector<size_t>;
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+double largest_sum(const std::vector<double>& costs, const Cut& cut) {
+  double largest = 0.0;
+  for (size_t s = 0; s + 1 < cut.size(); ++s) {
+    largest = std::max(
+        largest,
+        std::accumulate(
+            costs.begin() + static_cast<int64_t>(cut[s]),
+            costs.begin() + static_cast<int64_t>(cut[s + 1]), 0.0));
+  }
+  return largest;
+}
+
+bool fits(const Cut& cut, const SliceMemory& memory) {
+  const auto bytes = slice_bytes(cut, memory);
+  for (size_t s = 0; s < bytes.size(); ++s) {
+    if (!memory.limits.empty() && bytes[s] > memory.limits[s]) return false;
+  }
+  return true;
+}
+
+// Every cut of n layers.
+void each_cut(
+    size_t layers, size_t slices, const std::function<void(const Cut&)>& see) {
+  Cut cut{0};
+  const std::function<void()> extend = [&] {
+    if (cut.size() == slices) {
+      cut.push_back(layers);
+      see(cut);
+      cut.pop_back();
+      return;
+    }
+    for (size_t next = cut.back() + 1; next + (slices - cut.size()) <= layers;
+         ++next) {
+      cut.push_back(next);
+      extend();
+      cut.pop_back();
+    }
+  };
+  extend();
+}
+
+void expect_is_cut(const Cut& cut, size_t layers, size_t slices) {
+  ASSERT_EQ(cut.size(), slices + 1);
+  EXPECT_EQ(cut.front(), 0u);
+  EXPECT_EQ(cut.back(), layers);
+  for (size_t s = 0; s < slices; ++s) EXPECT_LT(cut[s], cut[s + 1]);
+}
+
+TEST(Balance, CutsEvenly) {
+  EXPECT_THAT(balance({1, 1, 1, 3}, 2), ElementsAre(0, 3, 4));
+  EXPECT_THAT(balance({5, 1, 1, 1, 1, 1}, 2), ElementsAre(0, 1, 6));
+  EXPECT_THAT(balance({1, 1, 1, 1}, 4), ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(balance({7}, 1), ElementsAre(0, 1));
+  // Not only the largest slice: 3 3 3 1 would be as good by that.
+  const auto cut = balance(std::vector<double>(10, 1.0), 4);
+  for (size_t s = 0; s < 4; ++s) {
+    EXPECT_THAT(cut[s + 1] - cut[s], testing::AnyOf(2u, 3u));
+  }
+  // Layers without cost still spread.
+  EXPECT_THAT(balance({0, 0, 0, 0}, 2), ElementsAre(0, 2, 4));
+}
+
+TEST(Balance, EqualsTheBestOfAllCuts) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 400; ++round) {
+    const size_t layers = 1 + random() % 11;
+    const size_t slices = 1 + random() % layers;
+    std::vector<double> costs(layers);
+    for (double& cost : costs) cost = static_cast<double>(random() % 12);
+    double best = 1e300;
+    each_cut(layers, slices, [&](const Cut& cut) {
+      best = std::min(best, largest_sum(costs, cut));
+    });
+    const auto cut = balance(costs, slices);
+    expect_is_cut(cut, layers, slices);
+    EXPECT_EQ(largest_sum(costs, cut), best);
+  }
+}
+
+TEST(Balance, WithinMemoryEqualsTheBestOfAllCutsThatFit) {
+  std::mt19937 random(8);
+  int refused = 0;
+  int moved = 0;
+  for (int round = 0; round < 600; ++round) {
+    const size_t layers = 1 + random() % 9;
+    const size_t slices = 1 + random() % layers;
+    std::vector<double> costs(layers);
+    SliceMemory memory;
+    for (double& cost : costs) {
+      cost = static_cast<double>(random() % 12);
+      memory.bytes.push_back(static_cast<int64_t>(random() % 9));
+      memory.stored_bytes.push_back(static_cast<int64_t>(random() % 4));
+    }
+    for (size_t s = 0; s < slices; ++s) {
+      memory.stored.push_back(static_cast<int64_t>(slices - s));
+      memory.limits.push_back(
+          random() % 5 == 0 ? kNoLimit
+                            : static_cast<int64_t>(4 + random() % 30));
+    }
+    double best = 1e300;
+    each_cut(layers, slices, [&](const Cut& cut) {
+      if (fits(cut, memory)) best = std::min(best, largest_sum(costs, cut));
+    });
+    if (best == 1e300) {
+      ++refused;
+      EXPECT_THROW(balance(costs, slices, memory), ConfigError);
+      continue;
+    }
+    const auto cut = balance(costs, slices, memory);
+    expect_is_cut(cut, layers, slices);
+    EXPECT_TRUE(fits(cut, memory));
+    EXPECT_EQ(largest_sum(costs, cut), best);
+    moved += !fits(balance(costs, slices), memory);
+  }
+  EXPECT_GT(refused, 50);
+  EXPECT_GT(moved, 50);
+}
+
+TEST(Balance, ByMemoryFillsEachSliceToTheSameShare) {
+  const SliceMemory memory{
+      .bytes = std::vector<int64_t>(12, kGiB),
+      .limits = {8 * kGiB, 16 * kGiB}};
+  EXPECT_THAT(balance_memory(2, memory), ElementsAre(0, 4, 12));
+  // No limits: the largest need is the smallest possible.
+  EXPECT_THAT(
+      balance_memory(2, {.bytes = {4, 1, 1, 1, 1}}), ElementsAre(0, 1, 5));
+  // The first stage of a pipeline stores more microbatches than the last.
+  EXPECT_THAT(
+      balance_memory(
+          2,
+          {.bytes = std::vector<int64_t>(9, 0),
+           .stored_bytes = std::vector<int64_t>(9, 10),
+           .stored = {2, 1}}),
+      ElementsAre(0, 3, 9));
+}
+
+TEST(Balance, ManyLayersInManySlices) {
+  std::mt19937 random(9);
+  std::vector<double> costs(6000);
+  SliceMemory memory;
+  for (double& cost : costs) {
+    cost = 1.0 + static_cast<double>(random() % 1000) / 7.0;
+    memory.bytes.push_back(static_cast<int64_t>(1 + random() % 1000));
+  }
+  memory.limits.assign(1024, 5000);
+  const auto cut = balance(costs, 1024);
+  expect_is_cut(cut, costs.size(), 1024);
+  const auto within = balance(costs, 1024, memory);
+  EXPECT_TRUE(fits(within, memory));
+  EXPECT_GE(largest_sum(costs, within), largest_sum(costs, cut) - 1e-6);
+}
+
+TEST(Balance, RefusesMoreSlicesThanLayers) {
+  EXPECT_THAT(
+      error_text<ConfigError>([] { balance({1, 2, 3}, 5); }),
+      AllOf(
+          HasSubstr("3 layers is cut into 5 slices"),
+          HasSubstr("use 3 or fewer slices")));
+  EXPECT_THROW(balance({1}, 0), ConfigError);
+  EXPECT_THROW(balance({}, 1), ConfigError);
+  EXPECT_THAT(
+      error_text<ConfigError>([] { balance({1, -2}, 1); }),
+      HasSubstr("layer 1 is -2"));
+}
+
+TEST(Balance, RefusesWhatFitsNowhereWithNumbers) {
+  const SliceMemory memory{
+      .bytes = {3 * kGiB, 3 * kGiB, 6 * kGiB},
+      .limits = {4 * kGiB, 8 * kGiB},
+      .names = {"conv1", "conv2", "fc"}};
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { balance({1, 1, 1}, 2, memory); }),
+      AllOf(
+          HasSubstr("slice 0 (layer \"conv1\") needs 3 GiB of its 4 GiB"),
+          HasSubstr(
+              "slice 1 (layers \"conv2\" to \"fc\") needs 9 GiB of its 8 "
+              "GiB")));
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { check_fits({0, 2, 3}, memory); }),
+      HasSubstr("needs 6 GiB of its 4 GiB"));
+  EXPECT_EQ(
+      error_text<ConfigError>([&] {
+        check_fits({0, 2, 3}, {.bytes = {1, 1, 1}, .limits = {2, 1}});
+      }),
+      "no error");
+  SliceMemory many{
+      .bytes = std::vector<int64_t>(64, kGiB),
+      .limits = std::vector<int64_t>(64, 1)};
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { balance_memory(64, many); }),
+      HasSubstr("and 56 more slices"));
+  many.limits.pop_back();
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { balance_memory(64, many); }),
+      HasSubstr("limits has 63 values for 64 slices"));
+}
+
+const std::vector<std::string> kNames = {
+    "conv1", "layer1.0", "layer1.1", "layer2.0", "layer2.1", "layer3.0", "fc"};
+
+TEST(CutAt, TakesNamesAndTheirBeginnings) {
+  EXPECT_THAT(
+      cut_at(kNames, {"layer2", "layer3"}, 3), ElementsAre(0, 3, 5, 7));
+  EXPECT_THAT(
+      cut_at(kNames, {"layer1.1", "fc"}, 3), ElementsAre(0, 2, 6, 7));
+  EXPECT_THAT(cut_at(kNames, {}, 1), ElementsAre(0, 7));
+}
+
+TEST(CutAt, SaysWhatIsWrong) {
+  const auto error = [](std::vector<std::string> first, size_t slices) {
+    return error_text<ConfigError>([&] { cut_at(kNames, first, slices); });
+  };
+  EXPECT_THAT(
+      error({"layr2"}, 2),
+      AllOf(
+          HasSubstr("cut = [\"layr2\"]: no layer is called \"layr2\""),
+          HasSubstr("did you mean \"layer2\"?")));
+  EXPECT_THAT(error({"layer2.7"}, 2), HasSubstr("did you mean \"layer2."));
+  EXPECT_THAT(error({"layer"}, 2), HasSubstr("no layer is called"));
+  EXPECT_THAT(
+      error({"layer3", "layer2"}, 3),
+      HasSubstr("\"layer2\" comes before \"layer3\""));
+  EXPECT_THAT(
+      error({"layer2", "layer2.0"}, 3),
+      HasSubstr("begins the same slice as \"layer2\""));
+  EXPECT_THAT(error({"conv1"}, 2), HasSubstr("is the first layer"));
+  EXPECT_THAT(
+      error({"layer2", "fc"}, 2),
+      HasSubstr("2 names begin 3 slices, but there are 2; give 1 name,"));
+  EXPECT_THAT(error({}, 8), HasSubstr("7 layers is cut into 8 slices"));
+}
+
+}  // namespace
+}  // namespace echelon
