@@ -1,0 +1,408 @@
+#include "tests/comm/collective_cases.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+using torch::Tensor;
+
+const std::vector<torch::Dtype> kReduced = {
+    torch::kFloat64, torch::kFloat32, torch::kBFloat16, torch::kFloat16,
+    torch::kInt64,   torch::kInt32,   torch::kUInt8,    torch::kInt8};
+const std::vector<int64_t> kNumels = {0, 1, 7, 1000, 20011};
+
+/// Rank r's values: small whole numbers, so that every dtype sums them exactly.
+Tensor values(
+    int rank, int64_t numel, torch::Dtype dtype, const Place& at) {
+  return ((torch::arange(numel) * 7 + rank * 3) % 11).to(at(dtype));
+}
+
+std::vector<Tensor> all_values(
+    int size, int64_t numel, torch::Dtype dtype, const Place& at) {
+  std::vector<Tensor> all;
+  for (int r = 0; r < size; ++r) all.push_back(values(r, numel, dtype, at));
+  return all;
+}
+
+Tensor reduced(const std::vector<Tensor>& all, ReduceOp op) {
+  const Tensor stacked = torch::stack(all).to(torch::kFloat64);
+  switch (op) {
+    case ReduceOp::sum: return stacked.sum(0);
+    case ReduceOp::avg: return stacked.sum(0) / static_cast<double>(all.size());
+    case ReduceOp::min: return std::get<0>(stacked.min(0));
+    case ReduceOp::max: return std::get<0>(stacked.max(0));
+  }
+  return {};
+}
+
+void expect_equal(const Tensor& actual, const Tensor& expected,
+                  const std::string& what) {
+  EXPECT_TRUE(torch::equal(
+      actual.cpu(), expected.cpu().to(actual.scalar_type())))
+      << what << " " << actual.dtype();
+}
+
+void all_reduce(World& world, const Place& at) {
+  const Group& group = world.group();
+  for (torch::Dtype dtype : kReduced) {
+    for (int64_t numel : kNumels) {
+      for (ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min,
+                          ReduceOp::max}) {
+        if (op == ReduceOp::avg && !torch::isFloatingType(dtype)) continue;
+        Tensor tensor = values(group.rank(), numel, dtype, at);
+        group.all_reduce(tensor, op);
+        expect_equal(
+            tensor, reduced(all_values(group.size(), numel, dtype, at), op),
+            "all_reduce");
+      }
+    }
+  }
+}
+
+void bool_is_or_and_and(World& world, const Place& at) {
+  const Group& group = world.group();
+  Tensor mine = torch::zeros({5}, at(torch::kBool));
+  mine[group.rank()] = true;
+  Tensor any = mine.clone();
+  group.all_reduce(any, ReduceOp::sum);
+  for (int64_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(any[i].item<bool>(), i < group.size());
+  }
+  Tensor all = mine.clone();
+  group.all_reduce(all, ReduceOp::min);
+  EXPECT_EQ(all.any().item<bool>(), group.size() == 1);
+  Tensor everyone = torch::zeros({5 * group.size()}, at(torch::kBool));
+  group.all_gather(everyone, mine);
+  EXPECT_EQ(everyone.sum().item<int64_t>(), group.size());
+}
+
+void all_gather_and_reduce_scatter(World& world, const Place& at) {
+  const Group& group = world.group();
+  const int64_t size = group.size();
+  for (torch::Dtype dtype : kReduced) {
+    for (int64_t numel : kNumels) {
+      const auto all = all_values(group.size(), numel, dtype, at);
+      Tensor gathered = torch::full({size * numel}, 99, at(dtype));
+      group.all_gather(gathered, all[static_cast<size_t>(group.rank())]);
+      expect_equal(gathered, torch::cat(all), "all_gather");
+
+      const auto wide = all_values(group.size(), numel * size, dtype, at);
+      Tensor slice = torch::full({numel}, 99, at(dtype));
+      group.reduce_scatter(slice, wide[static_cast<size_t>(group.rank())]);
+      expect_equal(
+          slice,
+          reduced(wide, ReduceOp::sum)
+              .narrow(0, numel * group.rank(), numel),
+          "reduce_scatter");
+    }
+  }
+  Tensor average = torch::empty({3}, at(torch::kFloat64));
+  group.reduce_scatter(
+      average,
+      torch::full({3 * size}, group.rank() + 1.0, at(torch::kFloat64)),
+      ReduceOp::avg);
+  expect_equal(
+      average,
+      torch::full(
+          {3}, (static_cast<double>(size) + 1) / 2, at(torch::kFloat64)),
+      "average");
+}
+
+void all_to_all_equal_and_unequal(World& world, const Place& at) {
+  const Group& group = world.group();
+  const int size = group.size();
+  const int rank = group.rank();
+  for (torch::Dtype dtype : {torch::kFloat32, torch::kInt64,
+                             torch::kBFloat16, torch::kBool}) {
+    // Row i of rank r goes to rank i: it holds 10 r + i.
+    Tensor in = (torch::arange(size) + 10 * rank)
+                    .reshape({size, 1}).expand({size, 5}).contiguous()
+                    .to(at(dtype));
+    Tensor out = torch::zeros({size, 5}, at(dtype));
+    group.all_to_all(out, in);
+    Tensor expected = (torch::arange(size) * 10 + rank)
+                          .reshape({size, 1}).expand({size, 5});
+    expect_equal(out, expected, "all_to_all");
+
+    // Rank r sends r + i rows to rank i, some of them none.
+    std::vector<int64_t> send;
+    std::vector<int64_t> receive;
+    for (int i = 0; i < size; ++i) {
+      send.push_back((rank + i) % 3);
+      receive.push_back((rank + i) % 3);
+    }
+    int64_t rows_in = 0;
+    int64_t rows_out = 0;
+    for (int64_t s : send) rows_in += s;
+    for (int64_t r : receive) rows_out += r;
+    Tensor input = torch::full({rows_in, 4}, rank + 1).to(at(dtype));
+    Tensor output = torch::zeros({rows_out, 4}, at(dtype));
+    group.all_to_all(output, input, receive, send);
+    int64_t row = 0;
+    for (int i = 0; i < size; ++i) {
+      const int64_t count = receive[static_cast<size_t>(i)];
+      expect_equal(output.narrow(0, row, count),
+                   torch::full({count, 4}, i + 1), "unequal all_to_all");
+      row += count;
+    }
+  }
+}
+
+void one_to_all_and_all_to_one(World& world, const Place& at) {
+  const Group& group = world.group();
+  const size_t me = static_cast<size_t>(group.rank());
+  for (torch::Dtype dtype : {torch::kFloat64, torch::kFloat16,
+                             torch::kInt32, torch::kBool}) {
+    for (int root = 0; root < group.size(); ++root) {
+      const size_t source = static_cast<size_t>(root);
+      const auto all = all_values(group.size(), 33, dtype, at);
+      Tensor copy = all[me].clone();
+      group.broadcast(copy, root);
+      expect_equal(copy, all[source], "broadcast");
+
+      std::vector<Tensor> outputs;
+      if (group.rank() == root) {
+        for (int i = 0; i < group.size(); ++i) {
+          outputs.push_back(torch::zeros({33}, at(dtype)));
+        }
+      }
+      group.gather(outputs, all[me], root);
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        expect_equal(outputs[i], all[i], "gather");
+      }
+
+      Tensor part = torch::zeros({33}, at(dtype));
+      group.scatter(
+          part, group.rank() == root ? all : std::vector<Tensor>{}, root);
+      expect_equal(part, all[me], "scatter");
+
+      if (dtype == torch::kBool) continue;
+      Tensor sum = all[me].clone();
+      group.reduce(sum, root);
+      if (group.rank() == root) {
+        expect_equal(sum, reduced(all, ReduceOp::sum), "reduce");
+      }
+    }
+  }
+}
+
+void send_and_receive(World& world, const Place& at) {
+  const Group& group = world.group();
+  const int size = group.size();
+  if (size == 1) return;
+  const int next = (group.rank() + 1) % size;
+  const int previous = (group.rank() + size - 1) % size;
+  for (int64_t numel : {0, 1, 1000, 300000}) {
+    // Everybody sends before it receives, both tags at once.
+    const Tensor one = values(group.rank(), numel, torch::kFloat32, at);
+    const Tensor two = one + 100;
+    Tensor got_one = torch::empty_like(one);
+    Tensor got_two = torch::empty_like(two);
+    group.batch_send_recv({{true, two, next, 2},
+                           {true, one, next, 1},
+                           {false, got_one, previous, 1},
+                           {false, got_two, previous, 2}});
+    const Tensor expected = values(previous, numel, torch::kFloat32, at);
+    expect_equal(got_one, expected, "tag 1");
+    expect_equal(got_two, expected + 100, "tag 2");
+  }
+  if (group.rank() == 0) {
+    group.send(torch::ones({3}, at(torch::kInt64)), 1);
+  } else if (group.rank() == 1) {
+    Tensor received = torch::zeros({3}, at(torch::kInt64));
+    group.recv(received, 0);
+    expect_equal(received, torch::ones({3}), "recv");
+  }
+  group.barrier();
+}
+
+void many_in_flight(World& world, const Place& at) {
+  const Group& group = world.group();
+  std::vector<Tensor> tensors;
+  std::vector<Work> works;
+  for (int i = 0; i < 50; ++i) {
+    tensors.push_back(
+        values(group.rank(), 100 + i * 37, torch::kFloat32, at) + i);
+    works.push_back(group.all_reduce(
+        tensors.back(), i % 2 == 0 ? ReduceOp::sum : ReduceOp::avg,
+        {.label = "tensor " + std::to_string(i), .async = true}));
+  }
+  for (size_t i = 50; i-- > 0;) {
+    works[i].wait();
+    works[i].wait();
+    auto all =
+        all_values(group.size(), tensors[i].numel(), torch::kFloat32, at);
+    for (auto& tensor : all) tensor += static_cast<double>(i);
+    const Tensor expected = reduced(
+        all, i % 2 == 0 ? ReduceOp::sum : ReduceOp::avg);
+    EXPECT_TRUE(torch::allclose(
+        tensors[i].to(torch::kFloat64), expected, 1e-6));
+    EXPECT_TRUE(works[i].done());  // the result has been read
+  }
+}
+
+void coalesced(World& world, const Place& at) {
+  const Group& group = world.group();
+  const int64_t size = group.size();
+  std::vector<Tensor> tensors;
+  for (int64_t numel : {3, 1, 500}) {
+    tensors.push_back(values(group.rank(), numel, torch::kFloat64, at));
+  }
+  group.all_reduce(tensors, ReduceOp::avg);
+  size_t i = 0;
+  for (int64_t numel : {3, 1, 500}) {
+    EXPECT_TRUE(torch::allclose(
+        tensors[i++], reduced(all_values(group.size(), numel,
+                                         torch::kFloat64, at), ReduceOp::avg)));
+  }
+  const auto real = at(torch::kFloat32);
+  std::vector<Tensor> ins = {torch::full({4}, group.rank() + 1.0, real),
+                             torch::full({2}, group.rank() + 5.0, real)};
+  std::vector<Tensor> outs = {torch::zeros({4 * size}, real),
+                              torch::zeros({2 * size}, real)};
+  group.all_gather(outs, ins);
+  for (int64_t r = 0; r < size; ++r) {
+    EXPECT_EQ(outs[0][4 * r].item<float>(), r + 1);
+    EXPECT_EQ(outs[1][2 * r + 1].item<float>(), r + 5);
+  }
+  std::vector<Tensor> slices = {
+      torch::zeros({4}, real), torch::zeros({2}, real)};
+  group.reduce_scatter(slices, outs);
+  EXPECT_EQ(slices[0][0].item<float>(),
+            static_cast<float>(size * (group.rank() + 1)));
+  EXPECT_EQ(slices[1][1].item<float>(),
+            static_cast<float>(size * (group.rank() + 5)));
+}
+
+void groups_of_some_ranks(World& world, const Place& at) {
+  const int size = world.size();
+  std::vector<int> even;
+  std::vector<int> odd;
+  for (int r = 0; r < size; ++r) (r % 2 == 0 ? even : odd).push_back(r);
+  Group group = world.new_group("even", even);
+  if (!odd.empty()) {
+    Group other = world.new_group("odd", odd);
+    if (world.rank() % 2 == 1) group = other;
+  }
+  std::vector<int> backwards;
+  for (int r = size - 1; r >= 0; --r) backwards.push_back(r);
+  const Group reversed = world.new_group("backwards", backwards);
+  EXPECT_EQ(reversed.rank(), size - 1 - world.rank());
+
+  Tensor sum = torch::full({1}, world.rank() + 1, at(torch::kInt64));
+  group.all_reduce(sum);
+  int64_t expected = 0;
+  for (int r = world.rank() % 2; r < size; r += 2) expected += r + 1;
+  EXPECT_EQ(sum.item<int64_t>(), expected);
+
+  Tensor order = torch::zeros({size}, at(torch::kInt64));
+  reversed.all_gather(order, torch::full({1}, world.rank(), at(torch::kInt64)));
+  EXPECT_EQ(order[0].item<int64_t>(), size - 1);
+}
+
+void every_call_is_recorded(World& world, const Place& at) {
+  const Group& group = world.group();
+  const uint64_t before = world.history().count();
+  group.all_reduce(
+      torch::ones({2, 3}, at(torch::kFloat32)), ReduceOp::sum,
+      {.label = "first"});
+  Tensor tensor = torch::ones({4}, at(torch::kInt64));
+  group.broadcast(tensor, 0);
+  if (group.size() == 1) {
+    EXPECT_EQ(world.history().count(), before);
+    return;
+  }
+  ASSERT_EQ(world.history().count(), before + 2);
+  auto records = world.history().snapshot();
+  records.erase(records.begin(), records.end() - 2);
+  EXPECT_EQ(records[0].operation, "all_reduce");
+  EXPECT_EQ(records[0].label, "first");
+  EXPECT_EQ(records[0].axis, "world");
+  EXPECT_EQ(records[0].dtype, "float32");
+  EXPECT_THAT(records[0].shape, testing::ElementsAre(2, 3));
+  EXPECT_EQ(records[0].bytes, 24);
+  EXPECT_EQ(records[1].sequence, records[0].sequence + 1);
+  for (const auto& record : records) {
+    EXPECT_GE(record.end_ns, record.begin_ns);
+    EXPECT_GT(record.end_ns, 0);
+  }
+}
+
+void wrong_arguments_are_refused(World& world, const Place& at) {
+  const Group& group = world.group();
+  const auto error_of = [](const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const ConfigError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const auto real = at(torch::kFloat32);
+  Tensor tensor = torch::ones({4, 4}, real);
+  EXPECT_THAT(error_of([&] { group.all_reduce(tensor.t()); }),
+              HasSubstr("not contiguous"));
+  EXPECT_THAT(error_of([&] { group.all_reduce(Tensor()); }),
+              HasSubstr("undefined"));
+  EXPECT_THAT(error_of([&] { group.broadcast(tensor, group.size()); }),
+              HasSubstr("outside the group"));
+  EXPECT_THAT(error_of([&] { group.all_gather(tensor.clone(),
+                                              torch::ones({17}, real)); }),
+              HasSubstr("needs an output of"));
+  EXPECT_THAT(
+      error_of([&] {
+        group.all_gather(torch::ones({4 * group.size()}, at(torch::kInt64)),
+                         torch::ones({4}, real));
+      }),
+      HasSubstr("must agree"));
+  EXPECT_THAT(error_of([&] {
+                group.all_reduce(torch::ones({2}, at(torch::kInt64)),
+                                 ReduceOp::avg);
+              }),
+              HasSubstr("average of"));
+  EXPECT_THAT(error_of([&] {
+                group.all_to_all(tensor, tensor, {-1, 5}, {-1, 5});
+              }),
+              HasSubstr("splits must be"));
+  EXPECT_THAT(error_of([&] { group.send(tensor, group.rank()); }),
+              HasSubstr("is this rank"));
+  EXPECT_THAT(error_of([&] { world.new_group("x", {0, 0}); }),
+              HasSubstr("different numbers"));
+  group.all_reduce(tensor);
+  EXPECT_EQ(tensor[0][0].item<float>(), static_cast<float>(group.size()));
+}
+
+}  // namespace
+
+torch::TensorOptions Place::operator()(torch::Dtype dtype) const {
+  return torch::TensorOptions(dtype).device(device);
+}
+
+const std::vector<CollectiveCase>& collective_cases() {
+  static const std::vector<CollectiveCase> cases = {
+      {"AllReduce", all_reduce},
+      {"BoolIsOrAndAnd", bool_is_or_and_and},
+      {"AllGatherAndReduceScatter", all_gather_and_reduce_scatter},
+      {"AllToAllEqualAndUnequal", all_to_all_equal_and_unequal},
+      {"OneToAllAndAllToOne", one_to_all_and_all_to_one},
+      {"SendAndReceive", send_and_receive},
+      {"ManyInFlight", many_in_flight},
+      {"Coalesced", coalesced},
+      {"GroupsOfSomeRanks", groups_of_some_ranks},
+      {"EveryCallIsRecorded", every_call_is_recorded},
+      {"WrongArgumentsAreRefusedBeforeAnythingIsSent",
+       wrong_arguments_are_refused},
+  };
+  return cases;
+}
+
+}  // namespace echelon
