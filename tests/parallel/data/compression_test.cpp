@@ -42,13 +42,15 @@ void expect_same_on_all_ranks(World& world, const parity::Record& record) {
   }
 }
 
-class Half : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Half, testing::Values(2, 3, 4));
+class Half : public testing::TestWithParam<Ranks> {};
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, Half, testing::ValuesIn(ranks_of({2, 3, 4})),
+    testing::PrintToStringParamName());
 
 // Each of N inputs and N - 1 sums is rounded once, by half of a unit in the last
 // of 8 or 11 bits.
 TEST_P(Half, Bf16IsWithinItsRounding) {
-  run_ranks(GetParam(), [](World& world) {
+  GetParam().run([](World& world) {
     for (const auto dtype : {torch::kFloat64, torch::kFloat32}) {
       const auto expected = one_step(world, all_reduce_hook(), dtype);
       const auto actual = one_step(world, bf16_hook(), dtype);
@@ -62,7 +64,7 @@ TEST_P(Half, Bf16IsWithinItsRounding) {
 }
 
 TEST_P(Half, Fp16IsWithinItsRounding) {
-  run_ranks(GetParam(), [](World& world) {
+  GetParam().run([](World& world) {
     const auto expected = one_step(world, all_reduce_hook());
     const auto actual = one_step(world, fp16_hook());
     parity::expect_parity(
@@ -151,11 +153,13 @@ TEST(Compression, UsersHook) {
 
 // ----------------------------------------------------------------- PowerSGD
 
-class PowerSgd : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, PowerSgd, testing::Values(2, 3, 4));
+class PowerSgd : public testing::TestWithParam<Ranks> {};
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, PowerSgd, testing::ValuesIn(ranks_of({2, 3, 4})),
+    testing::PrintToStringParamName());
 
 TEST_P(PowerSgd, IsExactAtFullRank) {
-  run_ranks(GetParam(), [](World& world) {
+  GetParam().run([](World& world) {
     const auto expected = one_step(world, all_reduce_hook());
     const auto actual = one_step(
         world,
@@ -170,7 +174,7 @@ TEST_P(PowerSgd, IsExactBeforeItsStart) {
   Plan plan;
   plan.steps = 3;
   const auto expected = training::on_one_device(with_values(Conv(), 3), plan);
-  run_ranks(GetParam(), [&](World& world) {
+  GetParam().run([&](World& world) {
     Plan own = plan;  // a hook has state: one per rank
     own.options.hook =
         powersgd_hook({.start_iteration = 3, .min_compression = 0});

@@ -42,8 +42,10 @@ std::string message_of(const std::function<void()>& call) {
   return "nothing was thrown";
 }
 
-class Parity : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Parity, testing::Values(1, 2, 3, 4));
+class Parity : public testing::TestWithParam<Ranks> {};
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, Parity, testing::ValuesIn(ranks_of({1, 2, 3, 4})),
+    testing::PrintToStringParamName());
 
 TEST_P(Parity, Mlp) { training::expect_parity<Mlp>(GetParam(), {}); }
 TEST_P(Parity, Conv) { training::expect_parity<Conv>(GetParam(), {}); }
@@ -80,7 +82,7 @@ TEST_P(Parity, UnevenBatches) {
   plan.batch = 13;
   const std::vector<std::vector<int64_t>> shares = {
       {13}, {9, 4}, {9, 0, 4}, {1, 2, 3, 7}};
-  plan.shares = shares[GetParam() - 1];
+  plan.shares = shares[GetParam().size - 1];
   training::expect_parity<Conv>(GetParam(), plan);
 }
 TEST_P(Parity, UnevenBatchesWithAccumulation) {
@@ -131,7 +133,7 @@ bool takes_left(int step, int rank) {
 }
 
 TEST_P(Parity, UnusedParameters) {
-  const int num_ranks = GetParam();
+  const int num_ranks = GetParam().size;
   Plan plan;
   plan.steps = 5;
   plan.options.find_unused_parameters = true;
@@ -158,7 +160,7 @@ TEST_P(Parity, UnusedParameters) {
     }
     expected.end(*net);
   }
-  run_ranks(num_ranks, [&](World& world) {
+  GetParam().run([&](World& world) {
     int step = 0;
     const auto actual = training::on_ranks<Branch>(
         with_values(Branch(), 3 + world.rank()),
@@ -234,7 +236,7 @@ TEST_P(Parity, FrozenParameters) {
     return net;
   };
   const auto expected = training::on_one_device(make(3), plan);
-  run_ranks(GetParam(), [&](World& world) {
+  GetParam().run([&](World& world) {
     const auto actual =
         training::on_ranks(make(3 + world.rank()), world.group(), plan);
     parity::expect_parity(expected, actual, parity::kRounding);

@@ -93,9 +93,17 @@ void run(const Loop& loop, World& world, Mlp net) {
       loop.options);
 }
 
-void expect_parity(const Loop& loop) {
+class Join : public testing::TestWithParam<BackendKind> {};
+INSTANTIATE_TEST_SUITE_P(
+    Backends, Join, testing::Values(BackendKind::local, BackendKind::gloo),
+    [](const auto& info) {
+      return info.param == BackendKind::local ? "local" : "gloo";
+    });
+
+void expect_parity(const Loop& loop, BackendKind backend) {
   const auto expected = on_one_device(loop);
-  run_ranks(static_cast<int>(loop.batches.size()), [&](World& world) {
+  const Ranks ranks{static_cast<int>(loop.batches.size()), backend};
+  ranks.run([&](World& world) {
     auto net = with_values(Mlp(), 3 + world.rank());
     run(loop, world, net);
     SCOPED_TRACE("rank " + std::to_string(world.rank()));
@@ -107,45 +115,47 @@ void expect_parity(const Loop& loop) {
   });
 }
 
-TEST(Join, DividesByTheInitialSize) {
-  expect_parity({.batches = {3, 1, 4, 2}});
-  expect_parity({.batches = {5, 2}});
+TEST_P(Join, DividesByTheInitialSize) {
+  expect_parity({.batches = {3, 1, 4, 2}}, GetParam());
+  expect_parity({.batches = {5, 2}}, GetParam());
 }
 
-TEST(Join, DividesByTheRanksThatHaveData) {
+TEST_P(Join, DividesByTheRanksThatHaveData) {
   Loop loop{.batches = {3, 1, 4}};
   loop.options.divide_by_initial_size = false;
-  expect_parity(loop);
+  expect_parity(loop, GetParam());
 }
 
-TEST(Join, GlobalMeanCountsTheSamplesThatAreThere) {
+TEST_P(Join, GlobalMeanCountsTheSamplesThatAreThere) {
   Loop loop{.batches = {1, 3, 2}, .global_mean = true};
-  expect_parity(loop);
+  expect_parity(loop, GetParam());
   loop.options.divide_by_initial_size = false;
-  expect_parity(loop);
+  expect_parity(loop, GetParam());
 }
 
 // The first backward, which orders the buckets, without rank 0.
-TEST(Join, RankWithoutAnyBatch) {
-  expect_parity({.batches = {0, 2, 1}});
-  expect_parity({.batches = {2, 0}});
-  expect_parity({.batches = {0, 0}});
+TEST_P(Join, RankWithoutAnyBatch) {
+  expect_parity({.batches = {0, 2, 1}}, GetParam());
+  expect_parity({.batches = {2, 0}}, GetParam());
+  expect_parity({.batches = {0, 0}}, GetParam());
 }
 
-TEST(Join, Accumulation) {
-  expect_parity({.batches = {3, 1}, .accumulate = true});
+TEST_P(Join, Accumulation) {
+  expect_parity({.batches = {3, 1}, .accumulate = true}, GetParam());
 }
 
-TEST(Join, UnusedParametersOfAJoinedRank) {
+TEST_P(Join, UnusedParametersOfAJoinedRank) {
   Loop loop{.batches = {1, 3}};
   loop.ddp.find_unused_parameters = true;
-  expect_parity(loop);
+  expect_parity(loop, GetParam());
 }
 
-TEST(Join, EqualNumbersOfBatches) { expect_parity({.batches = {2, 2, 2}}); }
+TEST_P(Join, EqualNumbersOfBatches) {
+  expect_parity({.batches = {2, 2, 2}}, GetParam());
+}
 
-TEST(Join, BuffersComeFromARankThatHasData) {
-  run_ranks(3, [](World& world) {
+TEST_P(Join, BuffersComeFromARankThatHasData) {
+  Ranks{3, GetParam()}.run([](World& world) {
     auto net = with_values(Norm(), 3);
     DistributedDataParallel<Norm> ddp(net, world.group());
     const int batches = world.rank() + 1;
@@ -160,8 +170,8 @@ TEST(Join, BuffersComeFromARankThatHasData) {
   });
 }
 
-TEST(Join, CompressionHookOfAJoinedRank) {
-  run_ranks(2, [](World& world) {
+TEST_P(Join, CompressionHookOfAJoinedRank) {
+  Ranks{2, GetParam()}.run([](World& world) {
     Loop loop{.batches = {1, 3}};
     loop.ddp.hook = powersgd_hook({.start_iteration = 1, .min_compression = 0});
     auto net = with_values(Mlp(), 3);
@@ -172,11 +182,11 @@ TEST(Join, CompressionHookOfAJoinedRank) {
   });
 }
 
-TEST(Join, CanThrowAtTheFirstEnd) {
+TEST_P(Join, CanThrowAtTheFirstEnd) {
   Loop loop{.batches = {2, 1, 2}};
   loop.options.throw_on_early_termination = true;
   std::atomic<int> thrown = 0;
-  run_ranks(3, [&](World& world) {
+  Ranks{3, GetParam()}.run([&](World& world) {
     auto net = with_values(Mlp(), 3);
     try {
       run(loop, world, net);
@@ -190,10 +200,10 @@ TEST(Join, CanThrowAtTheFirstEnd) {
   EXPECT_EQ(thrown, 3);
 }
 
-TEST(Join, RanksThatDoDifferentThingsAreToldSo) {
+TEST_P(Join, RanksThatDoDifferentThingsAreToldSo) {
   std::string message;
   try {
-    run_ranks(2, [](World& world) {
+    Ranks{2, GetParam()}.run([](World& world) {
       auto net = with_values(Mlp(), 3);
       DistributedDataParallel<Mlp> ddp(net, world.group());
       ddp.join([&] {
@@ -207,8 +217,8 @@ TEST(Join, RanksThatDoDifferentThingsAreToldSo) {
   EXPECT_THAT(message, HasSubstr("do different things in one iteration"));
 }
 
-TEST(Join, ExceptionsOfTheBodyPassThrough) {
-  run_ranks(2, [](World& world) {
+TEST_P(Join, ExceptionsOfTheBodyPassThrough) {
+  Ranks{2, GetParam()}.run([](World& world) {
     auto net = with_values(Mlp(), 3);
     DistributedDataParallel<Mlp> ddp(net, world.group());
     EXPECT_THROW(

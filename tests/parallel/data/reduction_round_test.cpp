@@ -27,15 +27,17 @@ void backward_in_two(const Tensor& loss, Mlp& net) {
   torch::autograd::backward({loss}, {}, false, false, others);
 }
 
-class Round : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Round, testing::Values(1, 2, 3, 4));
+class Round : public testing::TestWithParam<Ranks> {};
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, Round, testing::ValuesIn(ranks_of({1, 2, 3, 4})),
+    testing::PrintToStringParamName());
 
 TEST_P(Round, SeveralPassesEqualOneDevice) {
   Plan plan;
   plan.microbatches = 3;
   const auto expected =
       training::on_one_device(training::with_values(Mlp(), 3), plan);
-  run_ranks(GetParam(), [&](World& world) {
+  GetParam().run([&](World& world) {
     auto net = training::with_values(Mlp(), 3);
     DistributedDataParallel<Mlp> ddp(net, world.group(), plan.options);
     auto optimizer = training::optimizer_of(*net);

@@ -12,6 +12,7 @@
 #include "echelon/error.h"
 #include "tests/parallel/data/nets.h"
 #include "tests/support/parity.h"
+#include "tests/support/ranks.h"
 
 namespace echelon {
 namespace {
@@ -42,7 +43,7 @@ std::vector<int64_t> batches(int size) {
   return {all.begin(), all.begin() + size};
 }
 
-class Sync : public testing::TestWithParam<std::tuple<Case, int>> {};
+class Sync : public testing::TestWithParam<std::tuple<Case, Ranks>> {};
 
 template <class Norm>
 void expect_close(const Norm& expected, const Norm& actual, double tolerance) {
@@ -56,8 +57,8 @@ void expect_close(const Norm& expected, const Norm& actual, double tolerance) {
 // Two steps of a BatchNorm over the whole batch, against SyncBatchNorm over its
 // parts: outputs, all gradients, running statistics, and evaluation after them.
 TEST_P(Sync, IsBatchNormOverTheWholeBatch) {
-  const auto& [test, num_ranks] = GetParam();
-  run_ranks(num_ranks, [&test = test](World& world) {
+  const auto& [test, ranks] = GetParam();
+  ranks.run([&test = test](World& world) {
     const Group& group = world.group();
     const auto sizes = batches(world.size());
     const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
@@ -121,10 +122,10 @@ INSTANTIATE_TEST_SUITE_P(
             Case{"not_affine", {4}, false},
             Case{"cumulative", {2}, true, std::nullopt},
             Case{"float32", {2, 3}, true, 0.1, torch::kFloat32}),
-        testing::Values(1, 2, 3, 4)),
+        testing::ValuesIn(ranks_of({1, 2, 3, 4}))),
     [](const auto& info) {
       return std::get<0>(info.param).name + "_" +
-          std::to_string(std::get<1>(info.param));
+          testing::PrintToString(std::get<1>(info.param));
     });
 
 // A module of one rank's own, normal or converted, on its part of a batch.

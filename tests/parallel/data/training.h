@@ -12,6 +12,7 @@
 #include "echelon/parallel/data/distributed_data_parallel.h"
 #include "tests/parallel/data/nets.h"
 #include "tests/support/parity.h"
+#include "tests/support/ranks.h"
 
 namespace echelon::training {
 
@@ -134,9 +135,11 @@ Net with_values(Net net, uint64_t seed) {
 /// Trains `Net` both ways; ranks other than 0 start from other values.
 template <class Net>
 void expect_parity(
-    int num_ranks, const Plan& plan, double tolerance = parity::kRounding) {
+    const Ranks& ranks,
+    const Plan& plan,
+    double tolerance = parity::kRounding) {
   const auto expected = on_one_device(with_values(Net(), 3), plan);
-  run_ranks(num_ranks, [&](World& world) {
+  ranks.run([&](World& world) {
     const auto actual = on_ranks(
         with_values(Net(), world.rank() == 0 ? 3 : 50 + world.rank()),
         world.group(),
