@@ -21,4 +21,12 @@ MeshGroups::MeshGroups(World& world, const Layout& layout) : mesh_(layout) {
   data_index_ = mesh_.data_index(world.rank());
 }
 
+MeshGroups MeshGroups::alone(World& world) {
+  MeshGroups groups(Layout{});
+  const Group one = world.new_group("one device", {world.rank()});
+  for (Axis axis : kAxes) groups.groups_.emplace(axis, one);
+  groups.data_ = one;
+  return groups;
+}
+
 }  // namespace echelon

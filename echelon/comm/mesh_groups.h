@@ -17,6 +17,9 @@ class MeshGroups {
   /// Every rank of the world calls this with the same layout. Throws ConfigError
   /// unless the layout's degrees multiply to the world's size.
   MeshGroups(World& world, const Layout& layout);
+  /// This rank by itself, whatever the world's size: groups of one rank. Every
+  /// rank of the world calls this.
+  static MeshGroups alone(World& world);
 
   const Mesh& mesh() const { return mesh_; }
   /// The ranks that differ from this one along `axis` alone.
@@ -27,6 +30,8 @@ class MeshGroups {
   int64_t data_index() const { return data_index_; }
 
  private:
+  explicit MeshGroups(const Layout& layout) : mesh_(layout) {}
+
   Mesh mesh_;
   std::map<Axis, Group> groups_;
   std::optional<Group> data_;

@@ -44,7 +44,8 @@ class Optimizer {
 
   void zero_grad(ZeroGrad how = ZeroGrad::set_to_none);
 
-  /// For schedules: learning_rate * Schedule::factor(step), before step().
+  /// For schedules: learning_rate * LearningRateSchedule::factor(step), before
+  /// step().
   void set_learning_rate(double rate) { learning_rate_ = rate; }
   double learning_rate() const { return learning_rate_; }
 

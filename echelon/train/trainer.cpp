@@ -13,7 +13,9 @@
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
-#include "echelon/models/weights.h"
+#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/models/parameter_list.h"
+#include "echelon/train/gather_state.h"
 #include "echelon/train/report_writer.h"
 
 namespace echelon {
@@ -74,6 +76,8 @@ class Loop {
   TrainingData data_;
   Loader loader_;
   int64_t total_steps_;
+  int64_t classes_;
+  std::vector<ParameterInfo> parameters_;  // of the whole model
   TrainingState state_;
   Recorder recorder_;
   std::unique_ptr<MetricsWriter> metrics_;
@@ -112,11 +116,13 @@ Loop::Loop(const Job& job, World& world, std::filesystem::path folder)
       data_(open_data(job.data, job.train.seed)),
       loader_(*data_.train, loader_options(data_.train_samples, true)),
       total_steps_(total_steps(job, loader_.batches_per_epoch())),
+      classes_(job.model.classes > 0 ? job.model.classes
+                                     : data_.train->spec().classes),
+      parameters_(list_parameters(
+          job.model, data_.train->spec().input_shape, classes_)),
       state_(
-          job, data_.train->spec().input_shape,
-          job.model.classes > 0 ? job.model.classes
-                                : data_.train->spec().classes,
-          total_steps_, groups_.data(), world.device()),
+          job, data_.train->spec().input_shape, classes_, total_steps_,
+          groups_, world.device()),
       // The first steps are not typical: buckets are cut anew, memory is new.
       recorder_(
           world.rank(), total_steps_ > job.train.timeline_steps + 3 ? 3 : 0,
@@ -168,7 +174,7 @@ bool Loop::one_step(Position position) {
   }
   if (!batch) return false;
   const double loaded = seconds();
-  const Score score = state_.forward_backward(
+  const Score score = state_.model().forward_backward(
       *batch, data_.train->may_skip(), &recorder_);
   const StepSums sums = share_sums(score, batch->skipped, seconds() - started);
   for (const auto& reason : batch->skip_reasons) {
@@ -270,7 +276,7 @@ void Loop::evaluate() {
     Loader loader(
         *data_.holdout, loader_options(data_.holdout_samples, false));
     while (const auto batch = loader.next()) {
-      const Score part = state_.evaluate(*batch);
+      const Score part = state_.model().evaluate(*batch);
       score.loss_sum += part.loss_sum;
       score.count += part.count;
       score.correct += part.correct;
@@ -280,7 +286,7 @@ void Loop::evaluate() {
       {score.loss_sum, static_cast<double>(score.count),
        static_cast<double>(score.correct)},
       torch::kFloat64).to(world_.device());
-  groups_.data().all_reduce(sums, ReduceOp::sum, {.label = "evaluation"});
+  world_.group().all_reduce(sums, ReduceOp::sum, {.label = "evaluation"});
   const auto all = sums.to(torch::kCPU);
   const double* values = all.data_ptr<double>();
   EvaluationMetrics metrics;
@@ -304,14 +310,10 @@ void Loop::evaluate() {
 
 void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
   std::string where = "the loss, though every layer's output is finite";
-  if (sums.bad_rank == world_.rank()) {
-    const auto found =
-        state_.network().first_nonfinite_layer(state_.prepared(batch).inputs);
-    if (found) {
-      where = found->layer == "input"
-          ? "the input batch"
-          : "layer " + found->layer + " (" + found->what + ")";
-    }
+  if (const auto found = state_.model().find_nonfinite(batch)) {
+    where = found->layer == "input"
+        ? "the input batch"
+        : "layer " + found->layer + " (" + found->what + ")";
   }
   where = world_.exchange(where)[static_cast<size_t>(sums.bad_rank)];
   std::ostringstream message;
@@ -326,9 +328,12 @@ void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
 void Loop::finish() {
   if (first()) progress_->finish();
   const auto folder = folder_ / "checkpoints";
+  const auto weights =
+      gather_state(state_.model(), parameters_, groups_, world_.device());
   if (first()) {
     std::filesystem::create_directories(folder);
-    save_weights(state_.network(), (folder / "last.safetensors").string());
+    save_tensors(
+        (folder / "last.safetensors").string(), weights, {{"format", "pt"}});
   }
   RunSummary summary;
   summary.seconds = seconds();
@@ -336,11 +341,11 @@ void Loop::finish() {
   summary.evaluations = evaluations_;
   summary.skipped = skipped_;
   if (stop_) summary.outcome = "stopped by the user";
-  int64_t parameters = 0;
-  for (const auto& parameter : state_.network().parameters()) {
-    parameters += parameter.numel();
+  for (const auto& info : parameters_) {
+    if (info.kind == ParameterInfo::Kind::parameter) {
+      summary.num_parameters += info.num_elements();
+    }
   }
-  summary.num_parameters = parameters;
   write_run_report(job_, world_, folder_, recorder_.take(), summary);
 }
 

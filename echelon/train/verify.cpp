@@ -4,46 +4,37 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/data/loader.h"
 #include "echelon/error.h"
+#include "echelon/models/parameter_list.h"
 #include "echelon/train/step.h"
 
 namespace echelon {
 namespace {
 
-/// Everything of one step that is compared.
+/// Everything of one step that is compared, of the parameters that live here.
 struct Snapshot {
   double loss_sum = 0;
   double count = 0;
-  std::vector<torch::Tensor> gradients;
-  std::vector<torch::Tensor> parameters;
+  std::map<std::string, torch::Tensor> gradients;
+  std::map<std::string, torch::Tensor> parameters;
 };
 
-/// The job's steps on `group`, or on one device when it has one rank.
+/// The job's steps as the layout of `groups` does them.
 class Run {
  public:
-  Run(const Job& job, const TrainingData& data, const Group& group,
-      int64_t data_index, int64_t data_degree, torch::Device device,
-      int64_t steps)
+  Run(const Job& job, const TrainingData& data, const MeshGroups& groups,
+      int64_t classes, torch::Device device, int64_t steps)
       : data_(data),
-        loader_(*data.train, loader_options(job, data, data_index, data_degree)),
-        state_(job, data.train->spec().input_shape,
-               job.model.classes > 0 ? job.model.classes
-                                     : data.train->spec().classes,
+        loader_(*data.train, loader_options(job, data, groups)),
+        state_(job, data.train->spec().input_shape, classes,
                std::max(steps, total_steps(job, loader_.batches_per_epoch())),
-               group, device) {}
-
-  std::vector<std::string> names() {
-    std::vector<std::string> names;
-    for (const auto& item : state_.network().named_parameters()) {
-      names.push_back(item.key());
-    }
-    return names;
-  }
+               groups, device) {}
 
   Snapshot step(int64_t index, const std::string& planted) {
     auto batch = loader_.next();
@@ -51,36 +42,40 @@ class Run {
       loader_.start_epoch(++epoch_);
       batch = loader_.next();
     }
+    const torch::NoGradGuard no_grad;
     Snapshot snapshot;
-    const Score score =
-        state_.forward_backward(*batch, data_.train->may_skip(), nullptr);
+    const Score score = forward_backward(*batch);
     snapshot.loss_sum = score.loss_sum;
     snapshot.count = static_cast<double>(score.count);
-    for (auto& item : state_.network().named_parameters()) {
-      torch::NoGradGuard no_grad;
-      auto& gradient = item.value().mutable_grad();
-      if (gradient.defined() && item.key() == planted) gradient.mul_(2);
-      snapshot.gradients.push_back(
-          gradient.defined() ? gradient.clone()
-                             : torch::zeros_like(item.value()));
+    const NamedTensors parameters = state_.model().parameters();
+    for (const auto& [name, parameter] : parameters) {
+      auto& gradient = parameter.mutable_grad();
+      if (gradient.defined() && name == planted) gradient.mul_(2);
+      snapshot.gradients[name] =
+          gradient.defined() ? gradient.clone() : torch::zeros_like(parameter);
     }
     state_.update(index, false, nullptr);
-    for (const auto& parameter : state_.network().parameters()) {
-      snapshot.parameters.push_back(parameter.detach().clone());
+    for (const auto& [name, parameter] : parameters) {
+      snapshot.parameters[name] = parameter.detach().clone();
     }
     return snapshot;
   }
 
  private:
+  Score forward_backward(const Batch& batch) {
+    const torch::AutoGradMode grad(true);
+    return state_.model().forward_backward(
+        batch, data_.train->may_skip(), nullptr);
+  }
+
   static LoaderOptions loader_options(
-      const Job& job, const TrainingData& data, int64_t index,
-      int64_t degree) {
+      const Job& job, const TrainingData& data, const MeshGroups& groups) {
     LoaderOptions options;
     options.samples = data.train_samples;
     options.global_batch = job.train.batch;
-    options.rank = index;
-    options.num_ranks = degree;
-    if (degree > 1) options.rank_batch = job.train.rank_batch;
+    options.rank = groups.data_index();
+    options.num_ranks = groups.data().size();
+    if (options.num_ranks > 1) options.rank_batch = job.train.rank_batch;
     options.seed = job.train.seed;
     options.shuffle = job.data.shuffle;
     options.workers = job.data.workers;
@@ -101,28 +96,46 @@ double relative(const torch::Tensor& actual, const torch::Tensor& expected) {
   return scale > 0 ? difference / scale : difference;
 }
 
-/// The differences of one step on this rank, in an order that all ranks share.
+/// The differences of one step on this rank, in an order that all ranks share:
+/// the loss, then gradients and parameters in the order of `list`.
 std::vector<double> compare(
-    World& world, const Snapshot& mine, const Snapshot* reference) {
+    World& world,
+    const std::vector<ParameterInfo>& list,
+    const Snapshot& mine,
+    const Snapshot* reference) {
   auto sums = torch::tensor({mine.loss_sum, mine.count}, torch::kFloat64);
   world.group().all_reduce(sums);
   auto loss = torch::zeros({1}, torch::kFloat64);
   if (reference != nullptr) loss[0] = reference->loss_sum / reference->count;
   world.group().broadcast(loss, 0);
   std::vector<double> differences = {relative(sums[0] / sums[1], loss[0])};
-  const auto compare_all = [&](const std::vector<torch::Tensor>& tensors,
-                               const std::vector<torch::Tensor>* expected) {
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      torch::Tensor one = expected != nullptr
-          ? (*expected)[i].to(tensors[i].device()).contiguous()
-          : torch::empty_like(tensors[i], at::MemoryFormat::Contiguous);
+  using Tensors = std::map<std::string, torch::Tensor>;
+  const auto compare_all = [&](const Tensors& own, const Tensors* expected) {
+    for (const auto& info : list) {
+      auto one = torch::empty(
+          info.shape, torch::dtype(torch::kFloat64).device(world.device()));
+      if (expected != nullptr) one.copy_(expected->at(info.name));
       world.group().broadcast(one, 0);
-      differences.push_back(relative(tensors[i], one));
+      const auto found = own.find(info.name);
+      differences.push_back(
+          found == own.end() ? 0 : relative(found->second, one));
     }
   };
   compare_all(mine.gradients, reference ? &reference->gradients : nullptr);
   compare_all(mine.parameters, reference ? &reference->parameters : nullptr);
   return differences;
+}
+
+std::vector<ParameterInfo> trained_parameters(
+    const Job& job, const TrainingData& data, int64_t classes) {
+  std::vector<ParameterInfo> list;
+  for (auto& info : list_parameters(
+           job.model, data.train->spec().input_shape, classes)) {
+    if (info.kind == ParameterInfo::Kind::parameter) {
+      list.push_back(std::move(info));
+    }
+  }
+  return list;
 }
 
 bool has_batch_norm(const Job& job) {
@@ -137,7 +150,10 @@ VerifyResult verify(
   job.model.dtype = "float64";
   const MeshGroups groups(world, job.layout);
   const TrainingData data = open_data(job.data, job.train.seed);
-  const Group single = world.new_group("one device", {world.rank()});
+  const int64_t classes = job.model.classes > 0 ? job.model.classes
+                                                : data.train->spec().classes;
+  const auto list = trained_parameters(job, data, classes);
+  const MeshGroups alone = MeshGroups::alone(world);
 
   std::unique_ptr<Run> reference;
   if (world.rank() == 0) {
@@ -145,11 +161,11 @@ VerifyResult verify(
     one.layout = Layout{};
     one.train.accumulate = 1;
     reference = std::make_unique<Run>(
-        one, data, single, 0, 1, world.device(), options.steps);
+        one, data, alone, classes, world.device(), options.steps);
   }
-  Run layout(job, data, groups.data(), groups.data_index(),
-             groups.data().size(), world.device(), options.steps);
-  const auto names = layout.names();
+  Run layout(job, data, groups, classes, world.device(), options.steps);
+  std::vector<std::string> names;
+  for (const auto& info : list) names.push_back(info.name);
   std::string planted = options.plant_error;
   if (planted == "first") planted = names.front();
   if (!planted.empty() &&
@@ -164,7 +180,7 @@ VerifyResult verify(
     std::optional<Snapshot> expected;
     if (reference) expected = reference->step(step, "");
     const auto differences =
-        compare(world, mine, expected ? &*expected : nullptr);
+        compare(world, list, mine, expected ? &*expected : nullptr);
     auto gathered = torch::empty(
         {world.size(), static_cast<int64_t>(differences.size())},
         torch::kFloat64);

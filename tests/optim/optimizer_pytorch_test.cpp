@@ -9,7 +9,7 @@
 
 #include "echelon/optim/clip.h"
 #include "echelon/optim/optimizer.h"
-#include "echelon/optim/schedule.h"
+#include "echelon/optim/learning_rate.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
@@ -129,7 +129,7 @@ std::vector<double> run(const Case& c, const torch::Tensor& values) {
         std::to_string(i), parameters[i]);
   }
   const auto optimizer = make_optimizer(c.options, groups);
-  const Schedule schedule(c.options, kSteps);
+  const LearningRateSchedule schedule(c.options, kSteps);
   std::vector<double> results;
   for (int64_t step = 0; step < kSteps; ++step) {
     const auto gradients = split(values[step + 1]);

@@ -1,4 +1,4 @@
-#include "echelon/optim/schedule.h"
+#include "echelon/optim/learning_rate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,16 +21,16 @@ OptimizerOptions with(const std::string& schedule, int64_t warmup = 0) {
   return options;
 }
 
-TEST(Schedule, ConstantIsOne) {
-  const Schedule schedule(with("constant"), 10);
+TEST(LearningRateSchedule, ConstantIsOne) {
+  const LearningRateSchedule schedule(with("constant"), 10);
   EXPECT_EQ(schedule.factor(0), 1.0);
   EXPECT_EQ(schedule.factor(9), 1.0);
   EXPECT_EQ(schedule.factor(1000), 1.0);
 }
 
-TEST(Schedule, WarmUpRisesEvenlyToOne) {
+TEST(LearningRateSchedule, WarmUpRisesEvenlyToOne) {
   for (const char* name : {"constant", "cosine", "linear"}) {
-    const Schedule schedule(with(name, 4), 100);
+    const LearningRateSchedule schedule(with(name, 4), 100);
     EXPECT_DOUBLE_EQ(schedule.factor(0), 0.2);
     EXPECT_DOUBLE_EQ(schedule.factor(1), 0.4);
     EXPECT_DOUBLE_EQ(schedule.factor(3), 0.8);
@@ -38,34 +38,35 @@ TEST(Schedule, WarmUpRisesEvenlyToOne) {
   }
 }
 
-TEST(Schedule, CosineAndLinearEndAtTheFinalFactor) {
+TEST(LearningRateSchedule, CosineAndLinearEndAtTheFinalFactor) {
   auto options = with("cosine", 2);
   options.final_factor = 0.1;
-  const Schedule cosine(options, 12);
+  const LearningRateSchedule cosine(options, 12);
   EXPECT_DOUBLE_EQ(cosine.factor(7), 0.55);  // half way
   EXPECT_NEAR(cosine.factor(12), 0.1, 1e-15);
   EXPECT_NEAR(cosine.factor(500), 0.1, 1e-15);
   options.schedule = "linear";
-  const Schedule linear(options, 12);
+  const LearningRateSchedule linear(options, 12);
   EXPECT_DOUBLE_EQ(linear.factor(3), 0.91);
   EXPECT_DOUBLE_EQ(linear.factor(7), 0.55);
   EXPECT_DOUBLE_EQ(linear.factor(12), 0.1);
 }
 
-TEST(Schedule, StepDropsEverySoManyStepsAfterTheWarmUp) {
+TEST(LearningRateSchedule, StepDropsEverySoManyStepsAfterTheWarmUp) {
   auto options = with("step", 1);
   options.step_every = 3;
   options.step_factor = 0.5;
-  const Schedule schedule(options, 10);
+  const LearningRateSchedule schedule(options, 10);
   const double expected[] = {0.5, 1, 1, 1, .5, .5, .5, .25, .25, .25};
   for (int64_t step = 0; step < 10; ++step) {
     EXPECT_DOUBLE_EQ(schedule.factor(step), expected[step]) << step;
   }
 }
 
-TEST(Schedule, RefusesWhatMakesNoSense) {
+TEST(LearningRateSchedule, RefusesWhatMakesNoSense) {
   const auto error = [](const OptimizerOptions& options, int64_t steps) {
-    return error_text<ConfigError>([&] { Schedule(options, steps); });
+    return error_text<ConfigError>(
+        [&] { LearningRateSchedule(options, steps); });
   };
   EXPECT_THAT(error(with("triangle"), 10), HasSubstr("\"triangle\""));
   EXPECT_THAT(

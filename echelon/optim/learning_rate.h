@@ -18,13 +18,13 @@ namespace echelon {
 ///     step      step_factor ^ floor((s - w) / step_every)
 /// and beyond T that of T.
 /// Source of cosine: Loshchilov and Hutter, "SGDR", 2016, arXiv:1608.03983.
-class Schedule {
+class LearningRateSchedule {
  public:
   /// Reads schedule, warmup_steps, final_factor, step_every, step_factor.
   /// Throws ConfigError with the values for an unknown schedule, a warm-up that
   /// is not shorter than the run, a `step` without step_every, or a factor that
   /// is negative or not finite.
-  Schedule(const OptimizerOptions& options, int64_t total_steps);
+  LearningRateSchedule(const OptimizerOptions& options, int64_t total_steps);
 
   double factor(int64_t step) const;
 

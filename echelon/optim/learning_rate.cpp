@@ -1,4 +1,4 @@
-#include "echelon/optim/schedule.h"
+#include "echelon/optim/learning_rate.h"
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,8 @@ void check_factor(const char* key, double value) {
 
 }  // namespace
 
-Schedule::Schedule(const OptimizerOptions& options, int64_t total_steps)
+LearningRateSchedule::LearningRateSchedule(
+    const OptimizerOptions& options, int64_t total_steps)
     : warmup_steps_(options.warmup_steps),
       total_steps_(std::max<int64_t>(total_steps, 1)),
       final_factor_(options.final_factor),
@@ -56,7 +57,7 @@ Schedule::Schedule(const OptimizerOptions& options, int64_t total_steps)
   }
 }
 
-double Schedule::factor(int64_t step) const {
+double LearningRateSchedule::factor(int64_t step) const {
   step = std::clamp<int64_t>(step, 0, total_steps_);
   if (step < warmup_steps_) {
     return static_cast<double>(step + 1) /
