@@ -1,0 +1,169 @@
+#include "echelon/models/meta_mode.h"
+
+#include <torch/library.h>
+
+#include <exception>
+#include <utility>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using c10::DispatchKey;
+using c10::IValue;
+using torch::jit::Stack;
+
+constexpr DispatchKey kKey = DispatchKey::Fake;
+
+thread_local detail::MetaMode* current_mode = nullptr;
+
+bool is_real(const at::Tensor& tensor) {
+  // Operators take scalars of the CPU beside tensors of any device.
+  return tensor.defined() && !tensor.is_meta() && tensor.dim() > 0;
+}
+
+at::Tensor on_meta(const at::Tensor& tensor) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  return at::empty_strided(
+      tensor.sizes(), tensor.strides(),
+      tensor.options().device(at::kMeta).pinned_memory(false));
+}
+
+void replace_real(IValue& value) {
+  if (value.isTensor()) {
+    if (is_real(value.toTensor())) value = on_meta(value.toTensor());
+  } else if (value.isTensorList()) {
+    auto list = value.toTensorList();
+    c10::List<at::Tensor> replaced;
+    for (const at::Tensor& tensor : list) {
+      replaced.push_back(is_real(tensor) ? on_meta(tensor) : tensor);
+    }
+    value = std::move(replaced);
+  } else if (value.isOptionalTensorList()) {
+    auto list = value.toOptionalTensorList();
+    c10::List<std::optional<at::Tensor>> replaced;
+    for (const std::optional<at::Tensor>& tensor : list) {
+      replaced.push_back(
+          tensor && is_real(*tensor) ? on_meta(*tensor) : tensor);
+    }
+    value = std::move(replaced);
+  }
+}
+
+// Whatever device is asked for, it is the meta device.
+void replace_devices(const c10::FunctionSchema& schema, Stack& stack) {
+  const auto& arguments = schema.arguments();
+  const size_t first = stack.size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == "device") {
+      stack[first + i] = c10::Device(c10::kMeta);
+    } else if (arguments[i].name() == "pin_memory") {
+      stack[first + i] = IValue();
+    }
+  }
+}
+
+// Kernels that call operators in their turn are followed inside, unless the
+// observer counts them as a whole.
+void call(
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
+    bool whole) {
+  if (whole) {
+    const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+    op.callBoxed(stack);
+    return;
+  }
+  op.redispatchBoxed(
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+}
+
+void intercept(
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  detail::MetaMode* mode = current_mode;
+  if (mode == nullptr) {
+    call(op, keys, stack, false);
+    return;
+  }
+  const auto& schema = op.schema();
+  const auto& name = op.operator_name().name;
+  const size_t first = stack->size() - schema.arguments().size();
+  replace_devices(schema, *stack);
+  detail::OperatorObserver* observer = mode->observer();
+  std::vector<IValue> arguments;
+  if (observer != nullptr) {
+    for (size_t i = first; i < stack->size(); ++i) replace_real((*stack)[i]);
+    keys = keys | c10::DispatchKeySet(c10::BackendComponent::MetaBit);
+    arguments.assign(
+        stack->begin() + static_cast<int64_t>(first), stack->end());
+  }
+  try {
+    call(op, keys, stack, observer != nullptr && observer->counts_whole(name));
+  } catch (...) {
+    mode->fail(name);
+    throw;
+  }
+  if (observer != nullptr) {
+    observer->ran(
+        name, arguments, at::ArrayRef<IValue>(*stack).slice(first));
+  }
+}
+
+std::string first_line(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string text =
+      of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+namespace detail {
+
+MetaMode::MetaMode(OperatorObserver* observer)
+    : observer_(observer),
+      outer_(std::exchange(current_mode, this)),
+      include_(kKey) {
+  need_meta_kernels();
+}
+
+MetaMode::~MetaMode() {
+  current_mode = outer_;
+}
+
+std::string meta_failure(const MetaMode& mode, const std::exception& error) {
+  if (dynamic_cast<const c10::NotImplementedError*>(&error) != nullptr &&
+      !mode.failed().empty()) {
+    return "operator " + mode.failed() +
+           " has no kernel that knows shapes alone, so the layer cannot be "
+           "looked at without data; register one for the meta device "
+           "(TORCH_LIBRARY_IMPL(aten, Meta, m)), or name the cut yourself "
+           "(cut = [...])";
+  }
+  return (mode.failed().empty() ? "" : "operator " + mode.failed() + ": ") +
+         first_line(error);
+}
+
+}  // namespace detail
+
+BuiltLayer build_on_meta(const LayerDefinition& layer) {
+  const detail::MetaMode mode;
+  try {
+    return layer.build();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw ConfigError(
+        "layer \"" + layer.name + "\" cannot be built without memory: " +
+        detail::meta_failure(mode, error) +
+        "; let its constructor make tensors with torch's functions and write "
+        "no values into them by pointer");
+  }
+}
+
+}  // namespace echelon
+
+TORCH_LIBRARY_IMPL(_, Fake, library) {
+  library.fallback(
+      torch::CppFunction::makeFromBoxedFunction<&echelon::intercept>());
+}

@@ -1,0 +1,79 @@
+// Layers and their computations without memory: on the meta device, which knows
+// shapes and dtypes alone.
+//
+// LibTorch lets a kernel stand in front of all operators of a thread, below
+// autograd (a boxed fallback of DispatchKey::Fake). MetaMode includes that key:
+// factories then make meta tensors whatever device they are asked for, so an
+// unmodified module is built without memory, and an observer sees each operator
+// that runs.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <string>
+#include <vector>
+
+#include "echelon/models/layer_list.h"
+
+namespace echelon {
+
+/// The layer as its definition builds it, on the meta device: parameters and
+/// buffers have shapes and dtypes, but no memory and no values. A tensor that
+/// the definition shares with others and that exists already stays what it is,
+/// so layers that share storage here share it when they are built in earnest.
+///
+/// Thread-safe; other threads are not disturbed. Throws ConfigError that names
+/// the layer and the operator when it cannot be built without data.
+BuiltLayer build_on_meta(const LayerDefinition& layer);
+
+namespace detail {
+
+/// Sees operators of the thread that a MetaMode is on.
+class OperatorObserver {
+ public:
+  virtual ~OperatorObserver() = default;
+  /// Whether what `op` calls inside shall be hidden, since `ran` counts it.
+  virtual bool counts_whole(const std::string& op) const = 0;
+  virtual void ran(
+      const std::string& op,  // "aten::mm"
+      const std::vector<c10::IValue>& arguments,
+      at::ArrayRef<c10::IValue> results) = 0;
+};
+
+/// On from construction to destruction, on this thread, and in backward passes
+/// that it starts on the meta device. Modes nest; the inner one counts.
+class MetaMode {
+ public:
+  /// Without an observer: building, where tensors that exist stay real. With
+  /// one: computing, where operators get meta tensors in place of real ones.
+  explicit MetaMode(OperatorObserver* observer = nullptr);
+  ~MetaMode();
+  MetaMode(const MetaMode&) = delete;
+  MetaMode& operator=(const MetaMode&) = delete;
+
+  /// The innermost operator that has thrown since construction, or "".
+  const std::string& failed() const { return failed_; }
+
+  OperatorObserver* observer() const { return observer_; }
+  void fail(const std::string& op) {
+    if (failed_.empty()) failed_ = op;
+  }
+
+ private:
+  OperatorObserver* observer_;
+  MetaMode* outer_;
+  std::string failed_;
+  c10::impl::IncludeDispatchKeyGuard include_;
+};
+
+/// Why `error` was thrown under `mode`, with the way out: for "layer x: " + it.
+std::string meta_failure(const MetaMode& mode, const std::exception& error);
+
+/// Names the object file of the kernels that the meta device lacks in C++, so
+/// that the linker takes it.
+void need_meta_kernels();
+
+}  // namespace detail
+}  // namespace echelon
