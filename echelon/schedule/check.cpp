@@ -1,0 +1,276 @@
+#include "echelon/schedule/check.h"
+
+#include <algorithm>
+
+#include "echelon/error.h"
+#include "echelon/schedule/walk.h"
+
+namespace echelon {
+namespace {
+
+using Kind = ActionKind;
+
+uint8_t bit(Kind kind) {
+  return static_cast<uint8_t>(1u << static_cast<unsigned>(kind));
+}
+
+class Checker {
+ public:
+  explicit Checker(const Schedule& schedule) : schedule_(schedule) {}
+
+  void run() {
+    check_sizes();
+    check_stages();
+    seen_.resize(detail::cell(schedule_, schedule_.num_stages(), 0));
+    for (int32_t rank = 0; rank < schedule_.num_ranks(); ++rank) {
+      const auto& list = schedule_.ranks[static_cast<size_t>(rank)];
+      for (size_t i = 0; i < list.size(); ++i) check_action(rank, i, list[i]);
+    }
+    check_missing();
+    check_deadlock();
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& fault) const {
+    throw ConfigError("schedule " + schedule_.name + ": " + fault);
+  }
+
+  [[noreturn]] void refuse(
+      int32_t rank,
+      size_t index,
+      const Action& action,
+      const std::string& fault) const {
+    refuse(place(rank, index, action) + " " + fault);
+  }
+
+  // "rank 1, action 3 (1B0)"; actions are counted from 1.
+  static std::string place(int32_t rank, size_t index, const Action& action) {
+    return "rank " + std::to_string(rank) + ", action " +
+           std::to_string(index + 1) + " (" + to_string(action) + ")";
+  }
+
+  static std::string count(int32_t number, const std::string& what) {
+    const bool hissing = what.ends_with("ch");
+    return std::to_string(number) + " " + what +
+           (number == 1 ? "" : hissing ? "es" : "s");
+  }
+
+  void check_sizes() const {
+    if (schedule_.num_microbatches < 1) {
+      refuse(
+          count(schedule_.num_microbatches, "microbatch") +
+          ", but there must be at least one");
+    }
+    if (schedule_.ranks.empty()) refuse("there are no ranks; name at least one");
+    if (schedule_.rank_of_stage.empty()) {
+      refuse("there are no stages; give each rank at least one");
+    }
+  }
+
+  void check_stages() const {
+    std::vector<bool> holds(schedule_.ranks.size());
+    for (int32_t stage = 0; stage < schedule_.num_stages(); ++stage) {
+      const int32_t rank = owner(stage);
+      if (rank < 0 || rank >= schedule_.num_ranks()) {
+        refuse(
+            "stage " + std::to_string(stage) + " is on no rank" +
+            (rank < 0 ? "" : ": it names rank " + std::to_string(rank)) +
+            "; there are " + count(schedule_.num_ranks(), "rank") +
+            ", from 0; some rank must run its actions");
+      }
+      holds[static_cast<size_t>(rank)] = true;
+    }
+    const auto idle = std::find(holds.begin(), holds.end(), false);
+    if (idle != holds.end()) {
+      refuse(
+          "rank " + std::to_string(idle - holds.begin()) +
+          " holds no stage; give it one, or use fewer ranks");
+    }
+  }
+
+  int32_t owner(int32_t stage) const {
+    return schedule_.rank_of_stage[static_cast<size_t>(stage)];
+  }
+
+  void check_action(int32_t rank, size_t index, const Action& action) {
+    if (action.stage < 0 || action.stage >= schedule_.num_stages()) {
+      refuse(
+          rank,
+          index,
+          action,
+          "is of stage " + std::to_string(action.stage) + ", but there are " +
+              count(schedule_.num_stages(), "stage") + ", from 0");
+    }
+    if (action.microbatch < 0 ||
+        action.microbatch >= schedule_.num_microbatches) {
+      refuse(
+          rank,
+          index,
+          action,
+          "is of microbatch " + std::to_string(action.microbatch) +
+              ", but there are " + std::to_string(schedule_.num_microbatches) +
+              ", from 0");
+    }
+    if (owner(action.stage) != rank) {
+      refuse(
+          rank,
+          index,
+          action,
+          "is of a stage that rank " + std::to_string(owner(action.stage)) +
+              " holds; a stage is computed by one rank alone");
+    }
+    check_order(rank, index, action);
+    seen_[detail::cell(schedule_, action.stage, action.microbatch)] |=
+        bit(action.kind);
+  }
+
+  void
+  check_order(int32_t rank, size_t index, const Action& action) const {
+    const uint8_t seen =
+        seen_[detail::cell(schedule_, action.stage, action.microbatch)];
+    const auto other = [&](Kind kind) {
+      return to_string({kind, action.stage, action.microbatch});
+    };
+    if (seen & bit(action.kind)) {
+      refuse(
+          rank,
+          index,
+          action,
+          "is repeated; it stands as action " + first(rank, action) +
+              " already: remove one");
+    }
+    const bool whole = action.kind == Kind::backward;
+    const bool split = action.kind == Kind::backward_input ||
+                       action.kind == Kind::backward_weight;
+    for (const Kind kind :
+         {Kind::backward_input, Kind::backward_weight, Kind::backward}) {
+      if ((whole || (split && kind == Kind::backward)) && seen & bit(kind)) {
+        refuse(
+            rank,
+            index,
+            action,
+            "stands beside " + other(kind) +
+                "; a backward is either B, or I and W: remove one");
+      }
+    }
+    if (action.kind != Kind::forward && !(seen & bit(Kind::forward))) {
+      refuse(
+          rank,
+          index,
+          action,
+          "comes before its forward " + other(Kind::forward) +
+              "; put that before it");
+    }
+    if (action.kind == Kind::backward_weight &&
+        !(seen & bit(Kind::backward_input))) {
+      refuse(
+          rank,
+          index,
+          action,
+          "comes before " + other(Kind::backward_input) +
+              ", from which it has its gradients; put that before it");
+    }
+  }
+
+  std::string first(int32_t rank, const Action& action) const {
+    const auto& list = schedule_.ranks[static_cast<size_t>(rank)];
+    const auto found = std::find(list.begin(), list.end(), action);
+    return std::to_string(found - list.begin() + 1);
+  }
+
+  void check_missing() const {
+    for (int32_t stage = 0; stage < schedule_.num_stages(); ++stage) {
+      for (int32_t m = 0; m < schedule_.num_microbatches; ++m) {
+        const uint8_t seen = seen_[detail::cell(schedule_, stage, m)];
+        if (!(seen & bit(Kind::forward))) missing(stage, m, Kind::forward);
+        if (seen & bit(Kind::backward)) continue;
+        if (!(seen & bit(Kind::backward_input))) {
+          missing(stage, m, Kind::backward);
+        }
+        if (!(seen & bit(Kind::backward_weight))) {
+          missing(stage, m, Kind::backward_weight);
+        }
+      }
+    }
+  }
+
+  [[noreturn]] void
+  missing(int32_t stage, int32_t microbatch, Kind kind) const {
+    std::string rule = "each stage computes each of the " +
+                       count(schedule_.num_microbatches, "microbatch") +
+                       " forwards and backwards";
+    if (kind == Kind::backward) rule += ", by B, or by I and W";
+    if (kind == Kind::backward_weight) rule = "I and W are one backward";
+    refuse(
+        "rank " + std::to_string(owner(stage)) + " lacks " +
+        to_string({kind, stage, microbatch}) + "; " + rule);
+  }
+
+  void check_deadlock() const {
+    detail::Walk walk(schedule_);
+    if (walk.run([](int32_t, size_t, const Action&) {})) return;
+    // Each stuck rank waits for one rank, which is stuck too: somewhere on the
+    // way there is a circle.
+    int32_t rank = 0;
+    while (!stuck(walk, rank)) ++rank;
+    std::vector<int32_t> path;
+    while (std::find(path.begin(), path.end(), rank) == path.end()) {
+      path.push_back(rank);
+      rank = owner(needed(walk, rank).stage);
+    }
+    path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
+    refuse(circle(walk, path));
+  }
+
+  bool stuck(const detail::Walk& walk, int32_t rank) const {
+    return walk.next(rank) < schedule_.ranks[static_cast<size_t>(rank)].size();
+  }
+
+  const Action& first_stuck(const detail::Walk& walk, int32_t rank) const {
+    return schedule_.ranks[static_cast<size_t>(rank)][walk.next(rank)];
+  }
+
+  // The action of which the rank waits for the result.
+  Action needed(const detail::Walk& walk, int32_t rank) const {
+    const Action& action = first_stuck(walk, rank);
+    Action result = action;
+    result.stage = detail::needed_stage(action, schedule_.num_stages());
+    if (action.kind == Kind::forward) return result;
+    const uint8_t seen =
+        seen_[detail::cell(schedule_, result.stage, result.microbatch)];
+    result.kind =
+        seen & bit(Kind::backward) ? Kind::backward : Kind::backward_input;
+    return result;
+  }
+
+  std::string circle(
+      const detail::Walk& walk, const std::vector<int32_t>& path) const {
+    constexpr size_t kMostNamed = 4;
+    std::string text = "deadlock: ";
+    for (size_t i = 0; i < std::min(path.size(), kMostNamed); ++i) {
+      const int32_t rank = path[i];
+      const Action result = needed(walk, rank);
+      text += (i == 0 ? "" : "; ") +
+              place(rank, walk.next(rank), first_stuck(walk, rank)) +
+              " waits for " + to_string(result) + " of rank " +
+              std::to_string(owner(result.stage)) +
+              (path.size() == 1 ? " itself, which comes later" : "");
+    }
+    if (path.size() > kMostNamed) {
+      text += "; and so on through " +
+              std::to_string(path.size() - kMostNamed) + " more ranks";
+    }
+    return text + "; none of them can go on: change the order of one";
+  }
+
+  const Schedule& schedule_;
+  std::vector<uint8_t> seen_;  // by stage and microbatch, a bit for each kind
+};
+
+}  // namespace
+
+void check(const Schedule& schedule) {
+  Checker(schedule).run();
+}
+
+}  // namespace echelon
