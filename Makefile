@@ -9,7 +9,7 @@ PREFIX ?= /usr/local
 help:
 	@echo "make demo     train a classifier of handwritten digits on two ranks, and write its report"
 	@echo "make test     build everything and run every test"
-	@echo "make extras   set up what only some tests need: Python's PyTorch, Chromium"
+	@echo "make extras   set up what only some tests need: Python's PyTorch, Chromium, mpirun"
 	@echo "make build    build only; the programs land in build/bin/"
 	@echo "make install  install the programs and the CMake package under PREFIX=$(PREFIX)"
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What only some tests and the benchmarks against PyTorch need: a virtual
-# environment with Python's PyTorch (2.6 GB, in the user's cache) and Chromium.
+# environment with Python's PyTorch (2.6 GB, in the user's cache), Chromium, and
+# Open MPI's mpirun.
 # Tests that miss them are skipped with that reason.
 set -euo pipefail
 source "$(dirname "$0")/fetch.sh"
@@ -24,20 +25,24 @@ if [ ! -e "$venv/complete" ]; then
   touch "$venv/complete"
 fi
 
-if ! command -v chromium >/dev/null; then
+packages=()
+command -v chromium >/dev/null || packages+=(chromium fonts-dejavu-core)
+command -v mpirun >/dev/null || packages+=(openmpi-bin)
+if [ ${#packages[@]} -gt 0 ]; then
   if [ "$(id -u)" -eq 0 ]; then
-    say "installing Debian packages: chromium fonts-dejavu-core"
+    say "installing Debian packages: ${packages[*]}"
     log=$(mktemp)
     trap 'rm -f "$log"' EXIT
     export DEBIAN_FRONTEND=noninteractive
     if ! { apt-get update && apt-get install -y --no-install-recommends \
-      chromium fonts-dejavu-core; } >"$log" 2>&1; then
+      "${packages[@]}"; } >"$log" 2>&1; then
       tail -n 20 "$log" >&2
-      say "apt-get could not install Chromium (its last lines are above)"
+      say "apt-get could not install: ${packages[*]} (its last lines are above)"
       exit 1
     fi
   else
-    say "Chromium is missing; install it with: sudo apt-get install chromium"
-    say "the tests labelled 'browser' are skipped until then"
+    say "Debian packages are missing; install them with:"
+    say "  sudo apt-get install ${packages[*]}"
+    say "the tests that need Chromium or mpirun are skipped until then"
   fi
 fi

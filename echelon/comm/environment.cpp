@@ -94,6 +94,13 @@ RankEnvironment from_torchrun(const GetVariable& get) {
   return env;
 }
 
+/// The number of the daemon of this host, from "job.NUMBER;tcp://…": Open MPI
+/// counts hosts nowhere else (its NODE_RANK is the rank among this host's).
+int node_of(const std::string& daemon_uri) {
+  const auto dot = daemon_uri.find('.');
+  return dot == std::string::npos ? 0 : std::atoi(daemon_uri.c_str() + dot + 1);
+}
+
 RankEnvironment from_mpirun(const GetVariable& get) {
   RankEnvironment env;
   env.launcher = "mpirun";
@@ -102,10 +109,7 @@ RankEnvironment from_mpirun(const GetVariable& get) {
   env.local_rank = number_or(get, "OMPI_COMM_WORLD_LOCAL_RANK", env.rank);
   env.local_world_size =
       number_or(get, "OMPI_COMM_WORLD_LOCAL_SIZE", env.world_size);
-  env.node_rank = number_or(get, "OMPI_COMM_WORLD_NODE_RANK", 0);
-  env.node_rank = env.local_world_size == env.world_size
-      ? 0
-      : number_or(get, "OMPI_MCA_orte_ess_node_rank", env.node_rank);
+  env.node_rank = node_of(get("OMPI_MCA_orte_local_daemon_uri").value_or(""));
   const std::string job = get("PMIX_NAMESPACE")
                               .value_or(get("OMPI_MCA_ess_base_jobid")
                                             .value_or("mpirun"));

@@ -2,7 +2,7 @@
 //
 // | launcher            | recognised by        | what is taken               |
 // | echelon, torchrun   | RANK, WORLD_SIZE     | + LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT |
-// | mpirun (Open MPI)   | OMPI_COMM_WORLD_RANK | + _SIZE, _LOCAL_RANK, _LOCAL_SIZE, OMPI_MCA_orte_hnp_uri             |
+// | mpirun (Open MPI)   | OMPI_COMM_WORLD_RANK | + _SIZE, _LOCAL_RANK, _LOCAL_SIZE, OMPI_MCA_orte_hnp_uri, _local_daemon_uri |
 // | srun (Slurm)        | SLURM_STEP_ID, SLURM_PROCID | + SLURM_NTASKS or SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, SLURM_STEP_NODELIST |
 //
 // MASTER_ADDR and MASTER_PORT, when set, win over what srun and mpirun imply.

@@ -1,10 +1,8 @@
 // Jobs of several hosts: network namespaces, each with a launcher of its own,
 // and launchers that meet on loopback.
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <memory>
@@ -12,6 +10,7 @@
 #include <sstream>
 
 #include "tests/launch/process.h"
+#include "tests/launch/two_hosts.h"
 
 namespace echelon::testing_support {
 namespace {
@@ -19,19 +18,6 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
-
-int free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* raw = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_EQ(bind(fd, raw, size), 0);
-  EXPECT_EQ(getsockname(fd, raw, &size), 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
 
 std::string last_line(const Command& job) {
   const auto lines = job.err_lines();
@@ -178,64 +164,25 @@ TEST_F(Loopback, SomethingElseOnThePort) {
   EXPECT_THAT(a.err(), HasSubstr("the port is in use"));
 }
 
-int run(const std::vector<std::string>& words) { return Command(words).wait(); }
-
-/// Two network namespaces with a cable between them.
+/// Two hosts, each with a launcher of its own.
 class Namespaces : public testing::Test {
  protected:
   void SetUp() override {
-    if (geteuid() != 0) {
-      GTEST_SKIP() << "needs root: network namespaces are made";
-    }
-    if (run({"ip", "-V"}) != 0) {
-      GTEST_SKIP() << "needs the program ip (Debian package iproute2)";
-    }
-    const std::string id = std::to_string(getpid());
-    for (int i = 0; i < 2; ++i) {
-      names_[i] = "echelon-" + id + "-" + std::to_string(i);
-      cables_[i] = "ech" + id.substr(id.size() > 6 ? id.size() - 6 : 0) +
-                   (i == 0 ? "a" : "b");
-      if (run({"ip", "netns", "add", names_[i]}) != 0) {
-        GTEST_SKIP() << "this system allows no network namespaces";
-      }
-    }
-    if (run({"ip", "link", "add", cables_[0], "type", "veth", "peer", "name",
-             cables_[1]}) != 0) {
-      GTEST_SKIP() << "this system has no veth devices";
-    }
-    for (int i = 0; i < 2; ++i) {
-      ASSERT_EQ(run({"ip", "link", "set", cables_[i], "netns", names_[i]}), 0);
-      ASSERT_EQ(run({"ip", "-n", names_[i], "addr", "add", address(i) + "/24",
-                     "dev", cables_[i]}), 0);
-      ASSERT_EQ(run({"ip", "-n", names_[i], "link", "set", cables_[i], "up"}),
-                0);
-      ASSERT_EQ(run({"ip", "-n", names_[i], "link", "set", "lo", "up"}), 0);
-    }
+    if (!hosts_.reason().empty()) GTEST_SKIP() << hosts_.reason();
   }
-  void TearDown() override {
-    for (const auto& name : names_) {
-      if (!name.empty()) {
-        run({"ip", "netns", "del", name});
-      }
-    }
-  }
-  static std::string address(int node) {
-    return "10.83.0." + std::to_string(node + 1);
-  }
+  static std::string address(int node) { return TwoHosts::address(node); }
   std::vector<std::string> node(int rank,
                                 const std::vector<std::string>& program,
                                 std::vector<std::string> more = {}) const {
-    std::vector<std::string> words = {
-        "ip", "netns", "exec", names_[rank], LAUNCH_RUN, "--nnodes", "2",
-        "--node-rank", std::to_string(rank), "--master-addr", address(0), "-n",
-        "2"};
+    auto words = hosts_.on(rank, {
+        LAUNCH_RUN, "--nnodes", "2", "--node-rank", std::to_string(rank),
+        "--master-addr", address(0), "-n", "2"});
     words.insert(words.end(), more.begin(), more.end());
     words.push_back("--");
     words.insert(words.end(), program.begin(), program.end());
     return words;
   }
-  std::string names_[2];
-  std::string cables_[2];
+  TwoHosts hosts_;
 };
 
 TEST_F(Namespaces, RanksOfTwoHostsMeet) {
@@ -262,8 +209,8 @@ TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
   Command a(node(0, {LAUNCH_RANK, "listen"}, {"--listen"}));
   Command b(node(1, {LAUNCH_RANK, "listen"}, {"--listen"}));
   ASSERT_TRUE(a.until_output("listening"));
-  Command sockets({"ip", "netns", "exec", names_[0], "cat", "/proc/net/tcp",
-                   "/proc/net/tcp6"});
+  Command sockets(
+      hosts_.on(0, {"cat", "/proc/net/tcp", "/proc/net/tcp6"}));
   EXPECT_EQ(sockets.wait(), 0);
   int listening = 0;
   std::istringstream lines(sockets.out());
@@ -277,13 +224,15 @@ TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
 }
 
 TEST_F(Namespaces, AHostWithoutARouteIsTold) {
-  Command a({"ip", "netns", "exec", names_[1], LAUNCH_RUN, "--nnodes", "2",
-             "--node-rank", "1", "--master-addr", "203.0.113.5", "--", "true"});
+  Command a(hosts_.on(1, {
+      LAUNCH_RUN, "--nnodes", "2", "--node-rank", "1", "--master-addr",
+      "203.0.113.5", "--", "true"}));
   EXPECT_EQ(a.wait(), 2);
   EXPECT_THAT(a.err(), HasSubstr("203.0.113.5, port 29500: Network is "
                                  "unreachable"));
-  Command b({"ip", "netns", "exec", names_[1], LAUNCH_RUN, "--nnodes", "2",
-             "--node-rank", "0", "--master-addr", address(0), "--", "true"});
+  Command b(hosts_.on(1, {
+      LAUNCH_RUN, "--nnodes", "2", "--node-rank", "0", "--master-addr",
+      address(0), "--", "true"}));
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(b.err(), AllOf(HasSubstr("not an address of this host"),
                              HasSubstr("10.83.0.2")));
@@ -294,7 +243,7 @@ TEST_F(Namespaces, ACutCableEndsTheJobOnBothSides) {
   Command b(node(1, {LAUNCH_RANK, "wait"}));
   ASSERT_TRUE(a.until_output("ready", 2));
   ASSERT_TRUE(b.until_output("ready", 2));
-  ASSERT_EQ(run({"ip", "-n", names_[1], "link", "set", cables_[1], "down"}), 0);
+  hosts_.cut_cable();
   EXPECT_EQ(a.wait(), 1);
   EXPECT_EQ(b.wait(), 1);
   EXPECT_THAT(last_line(a), HasSubstr("node 1 (10.83.0.2) is gone"));

@@ -1,9 +1,11 @@
 #include "tests/launch/process.h"
 
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -136,6 +138,22 @@ std::vector<pid_t> Command::living() const {
     }
   }
   return found;
+}
+
+int free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* raw = reinterpret_cast<sockaddr*>(&address);
+  const bool bound =
+      bind(fd, raw, size) == 0 && getsockname(fd, raw, &size) == 0;
+  close(fd);
+  if (!bound) {
+    throw std::runtime_error("no free port");
+  }
+  return ntohs(address.sin_port);
 }
 
 int count(const std::string& text, const std::string& part) {

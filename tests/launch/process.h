@@ -57,6 +57,8 @@ class Command {
   int status_ = -1;
 };
 
+/// A port of loopback that nobody has at the moment.
+int free_port();
 int count(const std::string& text, const std::string& part);
 std::string read_file(const std::string& path);
 
