@@ -1,5 +1,8 @@
 #include "echelon/models/layer_list.h"
 
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 
 #include "echelon/config/nearest.h"
@@ -21,15 +24,84 @@ std::string in_quotes(const std::string& name) {
 namespace detail {
 
 void wrong_number_of_tensors(
-    const std::string& layer, size_t taken, size_t given) {
-  throw ConfigError(
-      "layer " + in_quotes(layer) + " takes " + std::to_string(taken) +
-      (taken == 1 ? " tensor" : " tensors") + " and is given " +
-      std::to_string(given) +
-      "; let the layer before it return as many, or let this one take Tensors");
+    const std::string& layer, const std::vector<size_t>& taken, size_t given) {
+  std::string counts;
+  for (size_t i = 0; i < taken.size(); ++i) {
+    if (i > 0) counts += i + 1 < taken.size() ? ", " : " or ";
+    counts += std::to_string(taken[i]);
+  }
+  throw WrongNumberOfTensors(
+      "layer " + in_quotes(layer) + " takes " + counts +
+      (taken == std::vector<size_t>{1} ? " tensor" : " tensors") +
+      " and is given " + std::to_string(given));
+}
+
+void check_outputs(const std::string& layer, const Tensors& outputs) {
+  if (outputs.empty()) {
+    throw ConfigError(
+        "layer " + in_quotes(layer) +
+        " returns no tensor; let it return one or more");
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].defined()) continue;
+    throw ConfigError(
+        "layer " + in_quotes(layer) + " returns " +
+        std::to_string(outputs.size()) + " tensors, of which number " +
+        std::to_string(i + 1) +
+        " is undefined; leave it out, or return an empty one");
+  }
 }
 
 }  // namespace detail
+
+std::string describe(const Tensors& tensors) {
+  std::string text;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (i > 0) text += i + 1 < tensors.size() ? ", " : " and ";
+    if (!tensors[i].defined()) {
+      text += "an undefined tensor";
+      continue;
+    }
+    text += c10::getDtypeNames(tensors[i].scalar_type()).first + " [";
+    for (int64_t dim = 0; dim < tensors[i].dim(); ++dim) {
+      text += (dim == 0 ? "" : ", ") + std::to_string(tensors[i].size(dim));
+    }
+    text += "]";
+  }
+  return text.empty() ? "no tensor" : text;
+}
+
+Tensors run_layer(
+    const std::string& name,
+    const std::function<Tensors(const Tensors&)>& forward,
+    const Tensors& inputs,
+    const std::string& giver) {
+  const auto given = [&] {
+    return (giver.empty() ? "the input" : "what layer " + in_quotes(giver) +
+                                              " returns") +
+           ", " + describe(inputs);
+  };
+  try {
+    return forward(inputs);
+  } catch (const detail::WrongNumberOfTensors& error) {
+    throw ConfigError(
+        std::string(error.what()) + ": " + given() +
+        (giver.empty() ? "; give it as many, or let it take Tensors"
+                       : "; let that one return as many, or this one take "
+                         "Tensors"));
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::AcceleratorError&) {
+    throw;
+  } catch (const c10::DistError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    throw ConfigError(
+        "layer " + in_quotes(name) + " cannot take " + given() + ": " +
+        text.substr(0, text.find('\n')));
+  }
+}
 
 LayerList& LayerList::add_definition(LayerDefinition layer) {
   if (!well_formed(layer.name)) {

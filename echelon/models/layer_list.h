@@ -9,6 +9,7 @@
 //
 // A layer takes the tuple of tensors that the layer before it returned, so a
 // skip connection, a mask or a side output travels along, across any cut.
+// network.h builds a list, or a slice of it; ties.h has the tied parameters.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -18,17 +19,14 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "echelon/error.h"
+#include "echelon/models/layer_call.h"
 
 namespace echelon {
-
-/// What passes from a layer to the next: a small tuple, without undefined ones.
-using Tensors = std::vector<torch::Tensor>;
 
 /// A layer that exists.
 struct BuiltLayer {
@@ -45,6 +43,9 @@ struct LayerDefinition {
   /// Called by each rank that the layer lives on, and under a meta device by
   /// whoever counts or compares layers; each call builds a new one.
   std::function<BuiltLayer()> build;
+  /// Writes first values that depend on `seed` and the parameters' full names
+  /// alone. Null: those that `build` draws, from the generator that it is given.
+  std::function<void(torch::nn::Module& module, uint64_t seed)> initialize;
 };
 
 /// Two parameters of different layers that are one.
@@ -54,121 +55,59 @@ struct Tie {
   bool operator==(const Tie&) const = default;
 };
 
-namespace detail {
-
-template <class Result>
-Tensors to_tensors(Result&& result) {
-  using Plain = std::decay_t<Result>;
-  if constexpr (std::is_convertible_v<Plain, torch::Tensor>) {
-    return {std::forward<Result>(result)};
-  } else if constexpr (std::is_same_v<Plain, Tensors>) {
-    return std::forward<Result>(result);
-  } else {
-    return std::apply(
-        [](auto&&... each) { return Tensors{std::move(each)...}; },
-        std::forward<Result>(result));
-  }
-}
-
-[[noreturn]] void wrong_number_of_tensors(
-    const std::string& layer, size_t taken, size_t given);
-
-template <class Arg>
-inline constexpr bool is_tuple_argument =
-    std::is_same_v<std::decay_t<Arg>, Tensors>;
-
-/// Calls `function`, whose parameters are Args, with the tensors one by one (or
-/// with all of them when it takes Tensors).
-template <class... Args, class Function, size_t... I>
-Tensors call_with(
-    const std::string& layer,
-    const Function& function,
-    const Tensors& inputs,
-    std::index_sequence<I...>) {
-  if constexpr ((sizeof...(Args) == 1) && (is_tuple_argument<Args> && ...)) {
-    return to_tensors(function(inputs));
-  } else {
-    if (inputs.size() != sizeof...(Args)) {
-      wrong_number_of_tensors(layer, sizeof...(Args), inputs.size());
-    }
-    return to_tensors(function(inputs[I]...));
-  }
-}
-
-template <class Signature>
-struct Caller;
-template <class R, class C, class... Args>
-struct Caller<R (C::*)(Args...)> {
-  template <class Function>
-  static Tensors call(
-      const std::string& layer, const Function& f, const Tensors& inputs) {
-    return call_with<Args...>(
-        layer, f, inputs, std::index_sequence_for<Args...>());
-  }
-};
-template <class R, class C, class... Args>
-struct Caller<R (C::*)(Args...) const> : Caller<R (C::*)(Args...)> {};
-
-// Modules whose forward is a template, or overloaded, take one tensor.
-template <class M>
-struct ForwardOf {
-  using type = torch::Tensor (M::*)(const torch::Tensor&);
-};
-template <class M>
-  requires requires { &M::forward; }
-struct ForwardOf<M> {
-  using type = decltype(&M::forward);
-};
-
-template <class M>
-std::shared_ptr<M> module_of(std::shared_ptr<M> module) {
-  return module;
-}
-template <class Holder>
-  requires requires(const Holder& holder) { holder.ptr(); }
-auto module_of(const Holder& holder) {
-  return holder.ptr();
-}
-
-}  // namespace detail
-
 /// A value; copies share the functions. Errors are ConfigErrors that name the
 /// layer.
 class LayerList {
  public:
   /// `build` returns a torch::nn module (a holder or a shared_ptr). Its forward
-  /// takes tensors, or Tensors, and returns a tensor, a std::tuple of them or
-  /// Tensors. Throws for a name that is taken or malformed.
+  /// takes 1 to 8 tensors (other arguments may follow that have defaults), or
+  /// Tensors, and returns a tensor, a std::tuple of them or Tensors. Throws for
+  /// a name that is taken or malformed.
   template <class Build>
     requires std::is_invocable_v<Build>
   LayerList& add(const std::string& name, Build build) {
     return add_definition(
         {name, [name, build = std::move(build)]() -> BuiltLayer {
-           auto module = detail::module_of(build());
-           using M = typename decltype(module)::element_type;
-           auto call = [module](const auto&... tensors) {
-             return module->forward(tensors...);
-           };
+           const detail::ForwardOf forward{detail::module_of(build())};
            return {
-               module, [name, call](const Tensors& inputs) {
-                 using Signature = typename detail::ForwardOf<M>::type;
-                 return detail::Caller<Signature>::call(name, call, inputs);
+               forward.module, [name, forward](const Tensors& inputs) {
+                 return detail::call_layer(name, forward, inputs);
+               }};
+         }});
+  }
+
+  /// The same with a forward of its own:
+  ///
+  ///   layers.add(
+  ///       "fc",
+  ///       [] { return torch::nn::Linear(64, 10); },
+  ///       [](auto& fc, torch::Tensor x) { return fc.forward(x.flatten(1)); });
+  ///
+  ///   forward  called with the module (not its holder) and the tensors
+  template <class Build, class Forward>
+    requires std::is_invocable_v<Build>
+  LayerList& add(const std::string& name, Build build, Forward forward) {
+    return add_definition(
+        {name, [name, build = std::move(build), forward]() -> BuiltLayer {
+           const detail::BoundForward bound{
+               detail::module_of(build()), forward};
+           return {
+               bound.module, [name, bound](const Tensors& inputs) {
+                 return detail::call_layer(name, bound, inputs);
                }};
          }});
   }
 
   /// A layer without parameters: `function` is a lambda like a module's forward.
   template <class Function>
-    requires requires { &Function::operator(); }
   LayerList& add_function(const std::string& name, Function function) {
     return add_definition({name, [name, function]() -> BuiltLayer {
-                             return {nullptr, [name, function](
-                                                  const Tensors& inputs) {
-                                       using Signature =
-                                           decltype(&Function::operator());
-                                       return detail::Caller<Signature>::call(
-                                           name, function, inputs);
-                                     }};
+                             return {
+                                 nullptr,
+                                 [name, function](const Tensors& inputs) {
+                                   return detail::call_layer(
+                                       name, function, inputs);
+                                 }};
                            }});
   }
 
@@ -197,5 +136,19 @@ class LayerList {
   std::vector<LayerDefinition> layers_;
   std::vector<Tie> ties_;
 };
+
+/// layer.forward(inputs), with errors that say where: what LibTorch throws, and
+/// a wrong number of tensors, become ConfigErrors that name the layer, the one
+/// that made its inputs, and their dtypes and shapes. Others pass as they are.
+///
+///   giver  the name of the layer that returned `inputs`; empty: the model's input
+Tensors run_layer(
+    const std::string& name,
+    const std::function<Tensors(const Tensors&)>& forward,
+    const Tensors& inputs,
+    const std::string& giver);
+
+/// "float32 [4, 64] and int64 [4]".
+std::string describe(const Tensors& tensors);
 
 }  // namespace echelon
