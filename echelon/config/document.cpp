@@ -104,14 +104,20 @@ Section Document::section(const std::string& name, const std::string& help) {
   return Section(*this, name);
 }
 
-void Document::clear(const std::string& table) {
+void Document::clear(
+    const std::string& table, const std::vector<std::string>& keys) {
   const auto found = tables_.find(table);
-  if (found != tables_.end()) found->second.keys.clear();
+  if (found == tables_.end()) return;
+  for (const auto& key : keys) found->second.keys.erase(key);
 }
 
-bool Document::has_keys(const std::string& table) const {
+bool Document::has_keys(
+    const std::string& table, const std::vector<std::string>& keys) const {
   const auto found = tables_.find(table);
-  return found != tables_.end() && !found->second.keys.empty();
+  if (found == tables_.end()) return false;
+  return std::any_of(keys.begin(), keys.end(), [&](const auto& key) {
+    return found->second.keys.count(key) > 0;
+  });
 }
 
 void Document::problem(const Place& place, const std::string& message) {

@@ -51,10 +51,12 @@ class Document {
       std::string_view value,
       const std::string& flag);
 
-  /// Forgets what was set in a table, as --layout does with the file's.
-  void clear(const std::string& table);
-  /// True when the file or an override has a key in this table.
-  bool has_keys(const std::string& table) const;
+  /// Forgets what was set for some keys, as --layout does with the degrees.
+  void
+  clear(const std::string& table, const std::vector<std::string>& keys);
+  /// True when the file or an override has one of the keys in this table.
+  bool has_keys(
+      const std::string& table, const std::vector<std::string>& keys) const;
 
   Section section(const std::string& name, const std::string& help);
 

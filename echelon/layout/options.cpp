@@ -9,6 +9,12 @@ constexpr int64_t kLargestDegree = 1 << 20;
 
 }  // namespace
 
+const std::vector<std::string>& layout_keys() {
+  static const std::vector<std::string> keys = {
+      "dp", "dp_replicate", "fsdp", "dp_shard", "tp", "pp", "cp", "ep"};
+  return keys;
+}
+
 void bind(config::Section& section, Layout& layout) {
   section
       .field(

@@ -35,6 +35,32 @@ void bind(config::Section& section, ModelOptions& options) {
       "sync_batch_norm",
       options.sync_batch_norm,
       "batch normalization takes its statistics over all ranks");
+  section.field(
+      "cut",
+      options.cut,
+      "layers that begin a new pipeline stage or device; empty: by balance");
+  section
+      .field(
+          "balance",
+          options.balance,
+          "what the stages or devices share out evenly: floating-point "
+          "operations, memory, or the time of a few timed microbatches")
+      .one_of({"time", "memory", "measured"});
+  section
+      .field(
+          "devices",
+          options.devices,
+          "model parallel: devices of each process that share out the layers, "
+          "such as \"cuda:0\", \"cuda:1\"; empty: one device")
+      .length(0, 1024);
+  section
+      .field(
+          "device_bytes",
+          options.device_bytes,
+          "model parallel: memory of each of the devices; empty: what a GPU "
+          "has, no limit on CPUs")
+      .at_least(1)
+      .length(0, 1024);
 }
 
 }  // namespace echelon

@@ -272,4 +272,25 @@ std::vector<ParameterInfo> list_parameters(
   return builder.take();
 }
 
+std::vector<std::string> list_layers(const ModelOptions& options) {
+  if (options.name == "simple_cnn") return {"conv1", "conv2", "fc"};
+  std::vector<std::string> names;
+  if (options.name == "mlp") {
+    for (size_t i = 0; i <= options.hidden.size(); ++i) {
+      names.push_back("fc" + std::to_string(i + 1));
+    }
+    return names;
+  }
+  names = {"conv1", "bn1"};
+  const ResnetPlan plan = resnet_plan(options.name);
+  for (size_t group = 0; group < plan.blocks.size(); ++group) {
+    for (int64_t i = 0; i < plan.blocks[group]; ++i) {
+      names.push_back(
+          "layer" + std::to_string(group + 1) + "." + std::to_string(i));
+    }
+  }
+  names.push_back("fc");
+  return names;
+}
+
 }  // namespace echelon

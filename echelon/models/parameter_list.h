@@ -57,6 +57,10 @@ std::vector<ParameterInfo> list_parameters(
     const std::vector<int64_t>& input_shape,
     int64_t classes);
 
+/// The names of the model's layers, in order: what it can be cut between.
+/// Throws ConfigError for an unknown model.
+std::vector<std::string> list_layers(const ModelOptions& options);
+
 /// Depth of each of the four groups of residual blocks, and their type.
 /// Source: He et al., "Deep Residual Learning for Image Recognition", 2015,
 /// arXiv:1512.03385, table 1.

@@ -14,7 +14,10 @@ void bind_all(config::Document& document, Job& job) {
   };
   table("model", "what is trained", job.model);
   table("data", "what it is trained on", job.data);
-  table("layout", "how many ranks along each axis of the mesh", job.layout);
+  auto layout = document.section(
+      "layout", "how many ranks along each axis of the mesh, and the pipeline");
+  bind(layout, job.layout);
+  bind(layout, job.pipeline);
   table("optimizer", "how the parameters change", job.optimizer);
   table("train", "the loop", job.train);
   table("comm", "how ranks talk to each other", job.comm);
@@ -23,7 +26,7 @@ void bind_all(config::Document& document, Job& job) {
 void set_layout(config::Document& document, const std::string& text) {
   const Layout layout = parse_layout(text);
   const std::string flag = "--layout " + text;
-  document.clear("layout");
+  document.clear("layout", layout_keys());
   const auto set = [&](const char* key, int64_t degree) {
     if (degree != 1) {
       document.set("layout", key, std::to_string(degree), flag);
@@ -41,7 +44,7 @@ void set_layout(config::Document& document, const std::string& text) {
 void apply(config::Document& document, const Overrides& overrides) {
   for (const auto& assignment : overrides.set) document.set(assignment);
   if (!overrides.layout.empty()) set_layout(document, overrides.layout);
-  if (overrides.num_ranks > 0 && !document.has_keys("layout")) {
+  if (overrides.num_ranks > 0 && !document.has_keys("layout", layout_keys())) {
     const std::string ranks = std::to_string(overrides.num_ranks);
     document.set("layout", "dp", ranks, "-n " + ranks);
   }

@@ -12,6 +12,7 @@
 #include "echelon/layout/layout.h"
 #include "echelon/models/options.h"
 #include "echelon/optim/options.h"
+#include "echelon/schedule/pipeline_layout.h"
 #include "echelon/train/options.h"
 
 namespace echelon {
@@ -20,6 +21,7 @@ struct Job {
   ModelOptions model;
   DataOptions data;
   Layout layout;
+  PipelineLayout pipeline;  // of [layout] too; read when layout.pp > 1
   OptimizerOptions optimizer;
   TrainOptions train;
   CommOptions comm;
@@ -31,7 +33,7 @@ struct Job {
 /// What the command line sets over the file.
 struct Overrides {
   std::vector<std::string> set;  // "train.steps=100"
-  std::string layout;            // "dp=2"; replaces the whole of [layout]
+  std::string layout;            // "dp=2"; replaces the degrees of [layout]
   int64_t num_ranks = 0;         // -n; without any degree, dp is this many
   std::string ranks;             // --ranks, "processes" or "threads"
   bool overwrite = false;        // --overwrite
