@@ -8,7 +8,7 @@
 #include "echelon/timeline/chart.h"
 #include "echelon/timeline/markup.h"
 #include "echelon/timeline/overlap.h"
-#include "echelon/timeline/report_style.h"
+#include "echelon/timeline/page.h"
 #include "echelon/timeline/report_time.h"
 #include "echelon/timeline/text_file.h"
 #include "echelon/timeline/units.h"
@@ -293,18 +293,7 @@ void draw_facts(Markup& page, const ReportInput& input) {
 std::string to_html(const ReportInput& input) {
   const Diagnosis diagnosis = diagnose(input.timeline);
   Markup page;
-  page.raw("<!DOCTYPE html>\n");
-  page.open("html", {{"lang", "en"}}).open("head");
-  page.raw("<meta charset=\"utf-8\">\n");
-  page.raw(
-      "<meta http-equiv=\"Content-Security-Policy\" "
-      "content=\"default-src 'none'; style-src 'unsafe-inline'\">\n");
-  page.raw(
-      "<meta name=\"viewport\" content=\"width=device-width, "
-      "initial-scale=1\">\n");
-  page.leaf("title", {}, input.title + " \u00b7 Echelon");
-  page.open("style").raw(detail::kReportStyle).close().close();
-  page.open("body").open("main");
+  open_page(page, input.title, PageScript::none);
   draw_head(page, input, diagnosis);
   draw_curves(page, input);
   draw_time_section(page, input.timeline, diagnosis);
@@ -314,8 +303,7 @@ std::string to_html(const ReportInput& input) {
       {},
       "Written by Echelon from metrics.jsonl and timeline.json beside this "
       "file; ui.perfetto.dev opens the timeline with every span.");
-  page.close().close().close();
-  return std::move(page).finish() + "\n";
+  return finish_page(std::move(page), PageScript::none);
 }
 
 void write_report(const std::filesystem::path& path, const ReportInput& input) {

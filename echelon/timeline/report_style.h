@@ -1,4 +1,4 @@
-// The style sheet of the report; its only caller is report.cpp.
+// The style sheet of the report; its only caller is page.cpp.
 #pragma once
 
 namespace echelon::detail {

@@ -5,6 +5,9 @@
 #include <limits>
 
 #include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/pipeline_page.h"
+#include "echelon/timeline/text_file.h"
+#include "sample_pipeline.h"
 #include "sample_run.h"
 
 namespace {
@@ -13,6 +16,21 @@ void write(
     const std::filesystem::path& folder, const echelon::ReportInput& input) {
   echelon::write_report(folder / "report.html", input);
   echelon::write_chrome_trace(folder / "timeline.json", input.timeline);
+  std::cout << (folder / "report.html").string() << "\n";
+}
+
+void write_schedule(
+    const std::filesystem::path& folder,
+    const echelon::sample::PipelineShape& shape) {
+  const auto order = echelon::sample::pipeline_order(shape);
+  echelon::PipelinePicture picture;
+  picture.id = "schedule";
+  picture.title = "A schedule";
+  picture.rows = order.rows;
+  picture.blocks = *echelon::ideal_blocks(order);
+  picture.unit = "forwards";
+  echelon::write_text_file(
+      folder / "report.html", echelon::pipeline_page(picture));
   std::cout << (folder / "report.html").string() << "\n";
 }
 
@@ -49,5 +67,10 @@ int main(int argc, char** argv) {
       run({.steps = 100'000, .ranks = 64, .buckets = 40, .layers = 60}));
   write(folder / "sixteen", run({.ranks = 16, .slow_rank = 0.3}));
   write(folder / "hostile", hostile());
+  using echelon::sample::Order;
+  write_schedule(folder / "schedule", {});
+  write_schedule(folder / "split", {.order = Order::split});
+  write_schedule(folder / "interleaved", {.order = Order::interleaved});
+  write_schedule(folder / "wide", {.ranks = 64, .microbatches = 256});
   write(folder / "empty", {.title = "a run that ended before its first step"});
 }

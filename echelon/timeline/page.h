@@ -1,0 +1,19 @@
+// The frame of every page that we write: one file, no network, light and dark.
+#pragma once
+
+#include <string>
+
+#include "echelon/timeline/markup.h"
+
+namespace echelon {
+
+/// Whether a page holds pictures that play (pipeline_picture.h).
+enum class PageScript { none, player };
+
+/// From the doctype to <main>. Without a script the page forbids all of them.
+void open_page(Markup& page, const std::string& title, PageScript script);
+
+/// From </main> to the end; the page's text. Adds the script.
+std::string finish_page(Markup page, PageScript script);
+
+}  // namespace echelon

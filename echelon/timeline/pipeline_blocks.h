@@ -1,0 +1,104 @@
+// Who computes which microbatch when: the blocks of a pipeline's picture.
+//
+// Blocks come from three places: from the spans of a real step, from a replay
+// that keeps the order of each row but gives blocks other lengths, and from a
+// schedule (its owner makes them).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "echelon/timeline/timeline.h"
+
+namespace echelon {
+
+enum class BlockKind : uint8_t {
+  forward,          // F
+  backward,         // B  gradients of inputs and of weights
+  backward_input,   // I  gradients of inputs alone
+  backward_weight,  // W  gradients of weights alone
+  transfer,         // between devices; does not count as work
+};
+
+/// What one row did from begin to end. Idle time has no block: it is what no
+/// block covers.
+struct PipelineBlock {
+  int32_t row = 0;
+  BlockKind kind = BlockKind::forward;
+  int32_t stage = -1;       // of the model, over all rows; -1: not known
+  int32_t microbatch = -1;  // the number in the block; -1: none
+  int32_t chunk = 0;        // which of the row's stages: shades tell them apart
+  double begin = 0;         // in the picture's unit
+  double end = 0;
+  std::string name;  // shown while pointed at; empty: made from the above
+};
+
+/// One line of blocks: a rank or a device.
+struct PipelineRow {
+  std::string name;   // "rank 0"
+  int32_t group = 0;  // replica of the pipeline; rows of a group are together
+};
+
+struct PipelineRows {
+  std::vector<PipelineRow> rows;
+  std::vector<PipelineBlock> blocks;
+};
+
+/// 'F', 'B', 'I', 'W' or 'T'.
+char letter(BlockKind kind);
+
+/// Stage, kind and microbatch of a span named "0F3"; nothing for other names.
+std::optional<PipelineBlock> block_of_name(const std::string& name);
+
+/// The step whose picture says most: complete, of median length, and not the
+/// first recorded when there are others. Nothing when no span is an action.
+std::optional<int64_t> typical_pipeline_step(const Timeline& timeline);
+
+/// The actions of one step in seconds since the first began; rows are ranks,
+/// those of a replica together, in the order of their stages.
+///
+/// An action is a span of kind forward or backward on the track "compute",
+/// named as above; waits recorded inside of it (kind communication) are cut
+/// out. Spans that end before they begin are left out. Spans of kind
+/// communication on the track "comm" become transfers, cut at the step's ends.
+PipelineRows pipeline_rows(const Timeline& timeline, int64_t step);
+
+/// The blocks of pipeline_rows.
+std::vector<PipelineBlock>
+measured_blocks(const Timeline& timeline, int64_t step);
+
+/// The same for model parallelism: rows are the tracks "device 0", "device 1"
+/// … of each rank, blocks their spans of kind forward and backward.
+std::optional<int64_t> typical_placement_step(const Timeline& timeline);
+PipelineRows placement_rows(const Timeline& timeline, int64_t step);
+
+/// From the first begin to the last end of any work, and where it begins.
+double makespan(const std::vector<PipelineBlock>& blocks);
+double first_begin(const std::vector<PipelineBlock>& blocks);
+
+/// The time in which the row works, overlaps counted once; by row.
+std::vector<double>
+busy_times(const std::vector<PipelineBlock>& blocks, size_t num_rows);
+
+/// Idle time over rows times makespan, in [0, 1]; 0 without blocks.
+double
+bubble_fraction(const std::vector<PipelineBlock>& blocks, size_t num_rows);
+
+/// Each row works off its blocks in the order of their begins, each as soon as
+/// what it needs is done: a forward the forward of the stage before, a backward
+/// that of the stage after and its own forward, a backward for weights that for
+/// inputs. Transfers take no time and are left out. A need that is not among
+/// the blocks counts as met. Nothing when blocks wait for each other.
+std::optional<std::vector<PipelineBlock>> replayed(
+    const PipelineRows& measured,
+    const std::function<double(const PipelineBlock&)>& duration);
+
+/// The ideal for the order of `measured`: forwards of length 1, backwards of 2,
+/// halves of backwards of 1.
+std::optional<std::vector<PipelineBlock>>
+ideal_blocks(const PipelineRows& measured);
+
+}  // namespace echelon

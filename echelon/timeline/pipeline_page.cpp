@@ -1,0 +1,34 @@
+#include "echelon/timeline/pipeline_page.h"
+
+#include "echelon/timeline/page.h"
+
+namespace echelon {
+
+std::string pipeline_page(const PipelinePage& input) {
+  Markup page;
+  open_page(page, input.title, PageScript::player);
+  page.open("header");
+  page.leaf("p", {{"class", "eyebrow"}}, "Echelon \u00b7 pipeline schedule");
+  page.leaf("h1", {}, input.title).close();
+  page.open("section").leaf("h2", {{"class", "hidden"}}, "Schedule");
+  if (!input.lead.empty()) page.leaf("p", {{"class", "lead"}}, input.lead);
+  draw_pipelines(page, input.pictures);
+  page.close();
+  if (!input.facts.empty()) {
+    page.open("section").leaf("h2", {}, "In figures");
+    page.open("dl", {{"class", "facts"}});
+    for (const auto& [name, value] : input.facts) {
+      page.open("div").leaf("dt", {}, name).leaf("dd", {}, value).close();
+    }
+    page.close().close();
+  }
+  page.leaf("footer", {}, "Written by Echelon.");
+  return finish_page(std::move(page), PageScript::player);
+}
+
+std::string pipeline_page(const PipelinePicture& picture) {
+  return pipeline_page(
+      PipelinePage{.title = picture.title, .pictures = {picture}});
+}
+
+}  // namespace echelon
