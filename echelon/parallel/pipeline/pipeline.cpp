@@ -1,0 +1,328 @@
+// Every call begins with one small gather: what each rank is about to do, with
+// what schedule, and, from the rank of stage 0, the shapes of the microbatches.
+// So ranks that do different things find out at once, and shapes that were met
+// before need no further word: each rank knows all sizes in advance.
+#include "echelon/parallel/pipeline/pipeline.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "echelon/error.h"
+#include "echelon/parallel/pipeline/pipeline_run.h"
+#include "echelon/parallel/pipeline/tied_parameters.h"
+#include "echelon/parallel/pipeline/transfer_plan.h"
+#include "echelon/parallel/pipeline/tuple_shape.h"
+
+namespace echelon {
+
+using pipeline::Fingerprint;
+using pipeline::LearntShapes;
+using pipeline::TransferPlan;
+
+namespace {
+
+// Shapes of this many different batches are remembered.
+constexpr size_t kRemembered = 64;
+constexpr int64_t kNameLength = 96;
+
+// What each rank says at the beginning of a call.
+enum Word : size_t { kCall, kSchedule, kMicrobatches, kShapes, kFlags, kWords };
+using Words = std::array<int64_t, kWords>;
+constexpr std::array<const char*, 2> kCalls = {"step", "evaluate"};
+
+int64_t fingerprint(const Schedule& schedule) {
+  Fingerprint print;
+  for (int32_t rank : schedule.rank_of_stage) print.add(rank);
+  for (const auto& actions : schedule.ranks) {
+    print.add(-1);
+    for (const auto& action : actions) {
+      print.add(static_cast<int64_t>(action.kind));
+      print.add(action.stage);
+      print.add(action.microbatch);
+    }
+  }
+  return print.value();
+}
+
+}  // namespace
+
+struct Pipeline::Impl {
+  Impl(Group group_,
+       Schedule schedule_,
+       std::vector<PipelineStage> stages_,
+       PipelineOptions options_)
+      : group(std::move(group_)),
+        schedule(std::move(schedule_)),
+        stages(std::move(stages_)),
+        options(std::move(options_)),
+        tied(group, options.ties, stages) {
+    check_ranks();
+    setting.num_stages = schedule.num_stages();
+    setting.local.assign(static_cast<size_t>(schedule.num_stages()), -1);
+    for (size_t i = 0; i < stages.size(); ++i) {
+      setting.local[static_cast<size_t>(stages[i].stage)] =
+          static_cast<int32_t>(i);
+    }
+    exchange_names();
+    use_schedule();
+    if (options.copy_tied_values) {
+      tied.copy_first();
+    } else {
+      tied.check_equal();
+    }
+  }
+
+  // Whether the stages are those that the schedule puts here.
+  void check_ranks() const {
+    if (schedule.num_ranks() != group.size()) {
+      throw ConfigError(
+          "schedule \"" + schedule.name + "\" is for " +
+          std::to_string(schedule.num_ranks()) + " ranks, but axis " +
+          group.axis() + " has " + std::to_string(group.size()));
+    }
+    std::vector<int32_t> given;
+    for (const auto& stage : stages) {
+      given.push_back(stage.stage);
+      if (stage.layers.empty()) {
+        throw ConfigError(
+            "stage " + std::to_string(stage.stage) +
+            " of the pipeline has no layers; every stage needs one");
+      }
+    }
+    if (given != schedule.stages_of(group.rank())) {
+      throw ConfigError(
+          "schedule \"" + schedule.name + "\" puts stages " +
+          list(schedule.stages_of(group.rank())) + " on rank " +
+          std::to_string(group.rank()) + ", which was given stages " +
+          list(given));
+    }
+  }
+
+  static std::string list(const std::vector<int32_t>& numbers) {
+    std::string text;
+    for (int32_t number : numbers) {
+      text += (text.empty() ? "" : ", ") + std::to_string(number);
+    }
+    return text.empty() ? "(none)" : text;
+  }
+
+  torch::TensorOptions like(torch::Dtype dtype) const {
+    return torch::TensorOptions().dtype(dtype).device(options.device);
+  }
+
+  // What the layers before a border are called, for errors.
+  void exchange_names() {
+    const int64_t size = setting.num_stages * kNameLength;
+    torch::Tensor own = torch::zeros({size}, torch::kByte);
+    for (const auto& stage : stages) {
+      const std::string name =
+          stage.layers.back().name.substr(0, kNameLength);
+      std::copy(name.begin(), name.end(),
+                own.data_ptr<uint8_t>() + stage.stage * kNameLength);
+    }
+    own = own.to(options.device);
+    torch::Tensor all =
+        torch::empty({size * group.size()}, like(torch::kByte));
+    group.all_gather(all, own, {.label = "names of layers"});
+    all = all.cpu();
+    for (int32_t stage = 0; stage < setting.num_stages; ++stage) {
+      const auto* at = reinterpret_cast<const char*>(
+          all.data_ptr<uint8_t>() +
+          schedule.rank_of_stage[stage] * size + stage * kNameLength);
+      setting.last_layers.emplace_back(at, strnlen(at, kNameLength));
+    }
+  }
+
+  void use_schedule() {
+    schedule_print = fingerprint(schedule);
+    plan = pipeline::plan_transfers(schedule, group.rank());
+  }
+
+  int64_t flags() const {
+    Fingerprint print;
+    for (const auto& stage : stages) {
+      for (const auto& [_, tensor] : stage.named_parameters()) {
+        print.add(tensor.requires_grad() ? 1 : 0);
+      }
+    }
+    return print.value();
+  }
+
+  // Tells the others what this rank does; learns how many microbatches there
+  // are, and which shapes it will meet.
+  LearntShapes& agree(
+      size_t call, const std::vector<Tensors>& microbatches, int64_t& count) {
+    Fingerprint shapes;
+    for (const auto& microbatch : microbatches) {
+      shapes.add(pipeline::shape_of(microbatch, "a microbatch"));
+    }
+    const Words own = {
+        static_cast<int64_t>(call), schedule_print,
+        static_cast<int64_t>(microbatches.size()), shapes.value(), flags()};
+    torch::Tensor row =
+        torch::tensor(std::vector<int64_t>(own.begin(), own.end()))
+            .to(options.device);
+    torch::Tensor table = torch::empty(
+        {static_cast<int64_t>(kWords) * group.size()}, like(torch::kInt64));
+    group.all_gather(
+        table, row,
+        {.label = std::string("pipeline ") + kCalls.at(call)});
+    table = table.cpu();
+    const int64_t* words = table.data_ptr<int64_t>();
+    check_agreement(words, own);
+    count = words[schedule.rank_of_stage[0] * kWords + kMicrobatches];
+    if (learnt.size() >= kRemembered) learnt.clear();
+    return learnt[{words, words + table.numel()}];
+  }
+
+  void check_agreement(const int64_t* words, const Words& own) const {
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const int64_t* theirs = words + rank * static_cast<int64_t>(kWords);
+      if (theirs[kCall] != own[kCall]) {
+        throw ConfigError(
+            "pipeline: rank " + std::to_string(rank) + " calls " +
+            kCalls.at(static_cast<size_t>(theirs[kCall])) + ", rank " +
+            std::to_string(group.rank()) + " " +
+            kCalls.at(static_cast<size_t>(own[kCall])) +
+            "; every rank makes the same calls");
+      }
+      if (theirs[kSchedule] != own[kSchedule]) {
+        throw ConfigError(
+            "pipeline: rank " + std::to_string(rank) +
+            " has another schedule than rank " + std::to_string(group.rank()) +
+            " (\"" + schedule.name + "\"); all must have the same");
+      }
+    }
+  }
+
+  void check_microbatches(
+      const std::vector<Tensors>& microbatches, bool training) const {
+    const bool first = setting.local.front() >= 0;
+    if (!first && !microbatches.empty()) {
+      throw ConfigError(
+          "pipeline: rank " + std::to_string(group.rank()) + " is given " +
+          std::to_string(microbatches.size()) +
+          " microbatches; the rank of stage 0 alone takes them");
+    }
+    const auto expected = static_cast<size_t>(schedule.num_microbatches);
+    if (first && training && microbatches.size() != expected) {
+      throw ConfigError(
+          "pipeline: " + std::to_string(microbatches.size()) +
+          " microbatches, but schedule \"" + schedule.name + "\" is for " +
+          std::to_string(expected) + "; make one for that many");
+    }
+  }
+
+  // A call that failed leaves messages behind.
+  template <class Call>
+  auto once(Call&& call) {
+    if (broken) {
+      throw Error(
+          "the pipeline is used after a call that failed; build a new one");
+    }
+    broken = true;
+    auto result = call();
+    broken = false;
+    return result;
+  }
+
+  PipelineResult step(
+      const std::vector<Tensors>& microbatches, const Loss& loss) {
+    check_microbatches(microbatches, true);
+    if (setting.local.back() >= 0 && !loss) {
+      throw ConfigError(
+          "pipeline: rank " + std::to_string(group.rank()) +
+          " holds the last stage and is given no loss function");
+    }
+    int64_t count = 0;
+    LearntShapes& shapes = agree(0, microbatches, count);
+    pipeline::PipelineRun run(
+        setting, plan, shapes, true, microbatches, loss);
+    run.run();
+    if (options.after_backwards) options.after_backwards();
+    tied.sum_gradients();
+    return {std::move(run.losses), std::move(run.peak_stored)};
+  }
+
+  std::vector<Tensors> evaluate(const std::vector<Tensors>& microbatches) {
+    check_microbatches(microbatches, false);
+    int64_t count = 0;
+    LearntShapes& shapes = agree(1, microbatches, count);
+    if (forward_plan.num_microbatches != count) {
+      forward_plan = pipeline::plan_transfers(
+          pipeline::forward_schedule(
+              schedule.rank_of_stage, schedule.num_ranks(),
+              static_cast<int32_t>(count)),
+          group.rank());
+    }
+    pipeline::PipelineRun run(
+        setting, forward_plan, shapes, false, microbatches, nullptr);
+    run.run();
+    return std::move(run.outputs);
+  }
+
+  Group group;
+  Schedule schedule;
+  std::vector<PipelineStage> stages;
+  PipelineOptions options;
+  TiedParameters tied;
+  pipeline::Setting setting{group, options, stages};
+  TransferPlan plan;
+  TransferPlan forward_plan;
+  int64_t schedule_print = 0;
+  std::map<std::vector<int64_t>, LearntShapes> learnt;
+  bool broken = false;
+};
+
+Pipeline::Pipeline(
+    Group group,
+    Schedule schedule,
+    std::vector<PipelineStage> stages,
+    PipelineOptions options)
+    : impl_(std::make_unique<Impl>(
+          std::move(group), std::move(schedule), std::move(stages),
+          std::move(options))) {}
+
+Pipeline::~Pipeline() = default;
+Pipeline::Pipeline(Pipeline&&) noexcept = default;
+Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
+
+PipelineResult Pipeline::step(
+    const std::vector<Tensors>& microbatches, const Loss& loss) {
+  return impl_->once([&] { return impl_->step(microbatches, loss); });
+}
+
+std::vector<Tensors> Pipeline::evaluate(
+    const std::vector<Tensors>& microbatches) {
+  return impl_->once([&] { return impl_->evaluate(microbatches); });
+}
+
+void Pipeline::set_schedule(Schedule schedule) {
+  if (schedule.rank_of_stage != impl_->schedule.rank_of_stage) {
+    throw ConfigError(
+        "schedule \"" + schedule.name +
+        "\" puts the stages on other ranks than \"" + impl_->schedule.name +
+        "\"; build a new pipeline for it");
+  }
+  impl_->schedule = std::move(schedule);
+  impl_->use_schedule();
+}
+
+const Schedule& Pipeline::schedule() const { return impl_->schedule; }
+const std::vector<PipelineStage>& Pipeline::stages() const {
+  return impl_->stages;
+}
+bool Pipeline::has_first_stage() const {
+  return impl_->setting.local.front() >= 0;
+}
+bool Pipeline::has_last_stage() const {
+  return impl_->setting.local.back() >= 0;
+}
+const std::set<std::string>& Pipeline::duplicates() const {
+  return impl_->tied.duplicates();
+}
+
+}  // namespace echelon

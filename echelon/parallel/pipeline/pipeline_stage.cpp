@@ -1,0 +1,60 @@
+#include "echelon/parallel/pipeline/pipeline_stage.h"
+
+#include <torch/nn/module.h>
+
+#include "echelon/error.h"
+
+namespace echelon {
+
+std::vector<std::pair<std::string, torch::Tensor>>
+PipelineStage::named_parameters() const {
+  std::vector<std::pair<std::string, torch::Tensor>> all;
+  for (const auto& [name, layer] : layers) {
+    if (!layer.module) continue;
+    for (const auto& item : layer.module->named_parameters()) {
+      all.emplace_back(name + "." + item.key(), item.value());
+    }
+  }
+  return all;
+}
+
+PipelineStage build_stage(
+    const LayerList& list, int32_t stage, size_t begin, size_t end) {
+  PipelineStage built{.stage = stage};
+  for (size_t i = begin; i < end; ++i) {
+    built.layers.push_back({list[i].name, list[i].build()});
+  }
+  return built;
+}
+
+std::vector<size_t> cut_evenly(const LayerList& list, int32_t num_stages) {
+  const auto stages = static_cast<size_t>(num_stages);
+  if (num_stages < 1 || list.size() < stages) {
+    throw ConfigError(
+        std::to_string(num_stages) + " pipeline stages for a model of " +
+        std::to_string(list.size()) +
+        " layers; every stage needs one: use at most " +
+        std::to_string(list.size()) + " stages");
+  }
+  std::vector<size_t> cuts;
+  for (size_t i = 0; i <= stages; ++i) {
+    cuts.push_back(list.size() * i / stages);
+  }
+  return cuts;
+}
+
+std::vector<PipelineStage> build_stages(
+    const LayerList& list,
+    const std::vector<size_t>& cuts,
+    const std::vector<int32_t>& rank_of_stage,
+    int32_t rank) {
+  std::vector<PipelineStage> stages;
+  for (size_t stage = 0; stage < rank_of_stage.size(); ++stage) {
+    if (rank_of_stage[stage] != rank) continue;
+    stages.push_back(build_stage(
+        list, static_cast<int32_t>(stage), cuts.at(stage), cuts.at(stage + 1)));
+  }
+  return stages;
+}
+
+}  // namespace echelon

@@ -1,0 +1,141 @@
+#include "echelon/parallel/pipeline/tuple_shape.h"
+
+#include <torch/torch.h>
+
+#include "echelon/error.h"
+
+namespace echelon::pipeline {
+namespace {
+
+std::string dtype_name(torch::Dtype dtype) {
+  switch (dtype) {
+    case torch::kFloat: return "float32";
+    case torch::kDouble: return "float64";
+    case torch::kBFloat16: return "bfloat16";
+    case torch::kHalf: return "float16";
+    case torch::kBool: return "bool";
+    case torch::kByte: return "uint8";
+    case torch::kChar: return "int8";
+    case torch::kShort: return "int16";
+    case torch::kInt: return "int32";
+    case torch::kLong: return "int64";
+    default: return c10::toString(dtype);
+  }
+}
+
+}  // namespace
+
+TupleShape shape_of(const Tensors& tensors, const std::string& giver) {
+  if (tensors.size() > kMaxTensors) {
+    throw ConfigError(
+        giver + " gives " + std::to_string(tensors.size()) +
+        " tensors; at most " + std::to_string(kMaxTensors) +
+        " pass from a stage to the next: stack some, or cut elsewhere");
+  }
+  TupleShape shape;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& tensor = tensors[i];
+    if (!tensor.defined()) {
+      throw ConfigError(
+          giver + ": tensor " + std::to_string(i) + " of " +
+          std::to_string(tensors.size()) +
+          " is undefined; give an empty tensor, or a shorter tuple");
+    }
+    if (tensor.dim() > static_cast<int64_t>(kMaxDims)) {
+      throw ConfigError(
+          giver + ": tensor " + std::to_string(i) + " has " +
+          std::to_string(tensor.dim()) + " dimensions; at most " +
+          std::to_string(kMaxDims) + " pass from a stage to the next");
+    }
+    shape.push_back(
+        {tensor.scalar_type(), tensor.sizes().vec(), tensor.requires_grad()});
+  }
+  return shape;
+}
+
+TupleShape gradients_of(const TupleShape& shape) {
+  TupleShape gradients;
+  for (const auto& tensor : shape) {
+    if (!tensor.requires_grad) continue;
+    gradients.push_back({tensor.dtype, tensor.sizes, false});
+  }
+  return gradients;
+}
+
+torch::Tensor encode(const TupleShape& shape) {
+  torch::Tensor header = torch::zeros({kHeaderLength}, torch::kInt64);
+  int64_t* at = header.data_ptr<int64_t>();
+  *at++ = static_cast<int64_t>(shape.size());
+  for (const auto& tensor : shape) {
+    at[0] = static_cast<int64_t>(tensor.dtype);
+    at[1] = tensor.requires_grad ? 1 : 0;
+    at[2] = static_cast<int64_t>(tensor.sizes.size());
+    std::copy(tensor.sizes.begin(), tensor.sizes.end(), at + 3);
+    at += 3 + kMaxDims;
+  }
+  return header;
+}
+
+TupleShape decode(const torch::Tensor& header) {
+  const torch::Tensor host = header.cpu();
+  const int64_t* at = host.data_ptr<int64_t>();
+  TupleShape shape(static_cast<size_t>(*at++));
+  for (auto& tensor : shape) {
+    tensor.dtype = static_cast<torch::Dtype>(at[0]);
+    tensor.requires_grad = at[1] != 0;
+    tensor.sizes.assign(at + 3, at + 3 + at[2]);
+    at += 3 + kMaxDims;
+  }
+  return shape;
+}
+
+Tensors empty_like(const TupleShape& shape, torch::Device device) {
+  Tensors tensors;
+  for (const auto& tensor : shape) {
+    tensors.push_back(torch::empty(
+        tensor.sizes,
+        torch::TensorOptions().dtype(tensor.dtype).device(device)));
+  }
+  return tensors;
+}
+
+std::string to_text(const TupleShape& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + dtype_name(shape[i].dtype) + " [";
+    for (size_t d = 0; d < shape[i].sizes.size(); ++d) {
+      text += (d == 0 ? "" : ", ") + std::to_string(shape[i].sizes[d]);
+    }
+    text += "]";
+  }
+  return text + ")";
+}
+
+std::string to_text(const Tensors& tensors) {
+  TupleShape shape;
+  for (const auto& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    shape.push_back(
+        {tensor.scalar_type(), tensor.sizes().vec(), tensor.requires_grad()});
+  }
+  return to_text(shape);
+}
+
+void Fingerprint::add(int64_t value) {
+  for (int i = 0; i < 8; ++i) {
+    hash_ ^= static_cast<uint64_t>(value) >> (8 * i) & 0xff;
+    hash_ *= 0x100000001b3u;
+  }
+}
+
+void Fingerprint::add(const TupleShape& shape) {
+  add(static_cast<int64_t>(shape.size()));
+  for (const auto& tensor : shape) {
+    add(static_cast<int64_t>(tensor.dtype));
+    add(tensor.requires_grad ? 1 : 0);
+    add(static_cast<int64_t>(tensor.sizes.size()));
+    for (int64_t size : tensor.sizes) add(size);
+  }
+}
+
+}  // namespace echelon::pipeline

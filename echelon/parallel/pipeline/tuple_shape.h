@@ -1,0 +1,58 @@
+// What is known of a tuple of tensors before it arrives: how many there are,
+// their dtypes and sizes, and which of them want a gradient back.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/models/layer_list.h"
+
+namespace echelon::pipeline {
+
+struct TensorShape {
+  torch::Dtype dtype = torch::kFloat32;
+  std::vector<int64_t> sizes;
+  bool requires_grad = false;
+  bool operator==(const TensorShape&) const = default;
+};
+
+using TupleShape = std::vector<TensorShape>;
+
+/// What fits into a header.
+constexpr size_t kMaxTensors = 16;
+constexpr size_t kMaxDims = 8;
+constexpr int64_t kHeaderLength = 1 + kMaxTensors * (3 + kMaxDims);
+
+/// Throws ConfigError, beginning with `giver`, for an undefined tensor and for a
+/// tuple that no header holds.
+TupleShape shape_of(const Tensors& tensors, const std::string& giver);
+
+/// The entries that want a gradient: the shape of the tuple of gradients.
+TupleShape gradients_of(const TupleShape& shape);
+
+/// int64 [kHeaderLength] on the CPU, and back.
+torch::Tensor encode(const TupleShape& shape);
+TupleShape decode(const torch::Tensor& header);
+
+/// Uninitialised tensors of that shape.
+Tensors empty_like(const TupleShape& shape, torch::Device device);
+
+/// "(float32 [8, 16], int64 [8])".
+std::string to_text(const TupleShape& shape);
+std::string to_text(const Tensors& tensors);
+
+/// 64 bits that tell shapes, schedules and settings apart.
+class Fingerprint {
+ public:
+  void add(int64_t value);
+  void add(const TupleShape& shape);
+  int64_t value() const { return static_cast<int64_t>(hash_); }
+
+ private:
+  uint64_t hash_ = 0xcbf29ce484222325u;
+};
+
+}  // namespace echelon::pipeline

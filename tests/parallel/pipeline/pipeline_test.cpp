@@ -1,0 +1,105 @@
+#include "echelon/parallel/pipeline/pipeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "echelon/error.h"
+#include "tests/parallel/pipeline/schedules.h"
+#include "tests/parallel/pipeline/training.h"
+#include "tests/support/error_text.h"
+
+namespace echelon {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+using training::Plan;
+
+CommOptions backend(BackendKind kind) {
+  CommOptions options;
+  options.backend = kind;
+  options.timeout = std::chrono::seconds(60);
+  return options;
+}
+
+struct Case {
+  std::string net;
+  std::string kind;
+  int ranks;
+  BackendKind backend = BackendKind::local;
+  Plan plan = {};
+};
+
+std::string name_of(const testing::TestParamInfo<Case>& info) {
+  const Case& c = info.param;
+  std::string kind = c.kind;
+  std::string name = c.net + "_" + kind + "_" + std::to_string(c.ranks);
+  if (c.backend == BackendKind::gloo) name += "_gloo";
+  if (c.plan.uneven) name += "_uneven";
+  if (c.plan.growing) name += "_growing";
+  if (c.plan.evaluate) name += "_evaluate";
+  return name;
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const char* net : {"mlp", "conv", "skip", "tied", "masked"}) {
+    for (const char* kind :
+         {"gpipe", "1f1b", "split", "interleaved", "vee", "random"}) {
+      for (int ranks : {1, 2, 3, 4}) all.push_back({net, kind, ranks});
+    }
+    all.push_back({net, "1f1b", 2, BackendKind::gloo});
+    all.push_back({net, "vee", 3, BackendKind::gloo});
+  }
+  const Plan everything{
+      .steps = 5, .uneven = true, .growing = true, .evaluate = true};
+  for (const char* kind : {"gpipe", "1f1b", "interleaved", "vee"}) {
+    for (auto on : {BackendKind::local, BackendKind::gloo}) {
+      all.push_back({"masked", kind, 2, on, everything});
+      all.push_back({"tied", kind, 3, on, everything});
+    }
+  }
+  return all;
+}
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.net << " " << c.kind << " " << c.ranks;
+}
+
+class Parity : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(
+    Pipeline, Parity, testing::ValuesIn(cases()), name_of);
+
+TEST_P(Parity, EqualsOneDevice) {
+  const Case& c = GetParam();
+  const LayerList list = nets::named(c.net);
+  auto schedule = schedules::named(c.kind, c.ranks, c.plan.microbatches);
+  if (schedule.num_stages() > static_cast<int32_t>(list.size())) {
+    FAIL() << "the model has too few layers";
+  }
+  const auto expected = training::on_one_device(list, c.plan);
+  std::mutex mutex;
+  std::set<std::string> seen;
+  run_ranks(
+      c.ranks,
+      [&](World& world) {
+        const auto actual =
+            training::on_ranks(list, c.plan, schedule, world.group());
+        std::lock_guard lock(mutex);
+        for (const auto& [name, _] : actual.parameters) seen.insert(name);
+        training::expect_part(
+            expected, actual,
+            schedule.rank_of_stage.back() == world.rank(), parity::kRounding);
+      },
+      backend(c.backend));
+  EXPECT_EQ(seen.size(), expected.parameters.size());
+}
+
+}  // namespace
+}  // namespace echelon

@@ -1,0 +1,196 @@
+// One loop for the run on one device and for the run on a pipeline.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "echelon/comm/world.h"
+#include "echelon/parallel/pipeline/pipeline.h"
+#include "tests/parallel/pipeline/nets.h"
+#include "tests/support/parity.h"
+
+namespace echelon::training {
+
+using torch::Tensor;
+
+struct Plan {
+  int steps = 3;
+  int32_t microbatches = 5;
+  int64_t rows = 3;             // of a microbatch
+  bool uneven = false;          // the last one is smaller
+  bool growing = false;         // rows change from step to step, and back
+  bool evaluate = false;        // between the steps
+};
+
+inline int64_t rows_of(const Plan& plan, int step, int32_t microbatch) {
+  const int64_t rows = plan.rows + (plan.growing ? step % 2 : 0);
+  return plan.uneven && microbatch + 1 == plan.microbatches ? rows - 1 : rows;
+}
+
+inline std::vector<Tensors> batch_of(const Plan& plan, int step) {
+  std::vector<Tensors> batch;
+  for (int32_t m = 0; m < plan.microbatches; ++m) {
+    batch.push_back({parity::random(
+        {rows_of(plan, step, m), 6}, 1000 * static_cast<uint64_t>(step) + m)});
+  }
+  return batch;
+}
+
+inline Pipeline::Loss loss_of(const Plan& plan, int step) {
+  int64_t samples = 0;
+  for (int32_t m = 0; m < plan.microbatches; ++m) {
+    samples += rows_of(plan, step, m);
+  }
+  return [=](const Tensors& outputs, int64_t microbatch) {
+    const Tensor target = parity::random(
+        outputs[0].sizes(), 5000 + 1000 * static_cast<uint64_t>(step) +
+                                static_cast<uint64_t>(microbatch));
+    return (outputs[0] - target).square().sum() / static_cast<double>(samples);
+  };
+}
+
+using Parameters = std::vector<std::pair<std::string, Tensor>>;
+
+inline void update(const Parameters& parameters) {
+  torch::NoGradGuard no_grad;
+  for (const auto& [_, tensor] : parameters) {
+    Tensor value = tensor;
+    if (!value.grad().defined()) continue;
+    value.sub_(value.grad() * 0.05);
+    value.mutable_grad().reset();
+  }
+}
+
+inline void record_step(
+    parity::Record& record, const Parameters& parameters, double loss) {
+  parity::NamedTensors gradients;
+  for (const auto& [name, tensor] : parameters) {
+    gradients[name] = tensor.grad();
+  }
+  record.step(gradients, loss);
+}
+
+inline void record_end(
+    parity::Record& record, const Parameters& parameters) {
+  for (const auto& [name, tensor] : parameters) {
+    record.parameters[name] = tensor.detach().clone();
+  }
+}
+
+inline double sum_of(const std::vector<Tensor>& losses) {
+  double sum = 0;
+  for (const auto& loss : losses) sum += loss.item<double>();
+  return sum;
+}
+
+/// Gradient accumulation over the microbatches.
+inline parity::Record on_one_device(const LayerList& list, const Plan& plan) {
+  const PipelineStage all = build_stage(list, 0, 0, list.size());
+  auto parameters = all.named_parameters();
+  std::map<std::string, Tensor> by_name(parameters.begin(), parameters.end());
+  const auto tie = [&] {
+    torch::NoGradGuard no_grad;
+    for (const auto& tie : list.ties()) {
+      by_name[tie.second].copy_(by_name[tie.first]);
+    }
+  };
+  tie();
+  parity::Record record;
+  for (int step = 0; step < plan.steps; ++step) {
+    const auto batch = batch_of(plan, step);
+    const auto loss_function = loss_of(plan, step);
+    std::vector<Tensor> losses;
+    for (int32_t m = 0; m < plan.microbatches; ++m) {
+      Tensors tensors = batch[static_cast<size_t>(m)];
+      for (const auto& layer : all.layers) {
+        tensors = layer.layer.forward(tensors);
+      }
+      losses.push_back(loss_function(tensors, m));
+      losses.back().backward();
+    }
+    std::map<std::string, Tensor> sums;
+    for (const auto& tie : list.ties()) {
+      auto& sum = sums[tie.first];
+      if (!sum.defined()) sum = by_name[tie.first].grad().clone();
+      sum += by_name[tie.second].grad();
+    }
+    for (const auto& tie : list.ties()) {
+      by_name[tie.first].mutable_grad() = sums[tie.first].clone();
+      by_name[tie.second].mutable_grad() = sums[tie.first].clone();
+    }
+    record_step(record, parameters, sum_of(losses));
+    update(parameters);
+  }
+  record_end(record, parameters);
+  return record;
+}
+
+/// What this rank has of the same; the loss on the rank of the last stage, else
+/// 0. `evaluated`: the last stage's outputs of each evaluation.
+inline parity::Record on_ranks(
+    const LayerList& list,
+    const Plan& plan,
+    const Schedule& schedule,
+    const Group& group,
+    PipelineOptions options = {},
+    std::vector<Tensor>* evaluated = nullptr) {
+  options.ties = list.ties();
+  options.copy_tied_values = true;
+  Pipeline pipeline(
+      group, schedule,
+      build_stages(list, cut_evenly(list, schedule.num_stages()),
+                   schedule.rank_of_stage, group.rank()),
+      options);
+  Parameters parameters;
+  for (const auto& stage : pipeline.stages()) {
+    for (auto& item : stage.named_parameters()) parameters.push_back(item);
+  }
+  parity::Record record;
+  for (int step = 0; step < plan.steps; ++step) {
+    const bool first = pipeline.has_first_stage();
+    auto result = pipeline.step(
+        first ? batch_of(plan, step) : std::vector<Tensors>{},
+        pipeline.has_last_stage() ? loss_of(plan, step) : nullptr);
+    record_step(record, parameters, sum_of(result.losses));
+    if (plan.evaluate) {
+      Plan other = plan;
+      other.microbatches += 1;
+      const auto outputs = pipeline.evaluate(
+          first ? batch_of(other, step) : std::vector<Tensors>{});
+      for (const auto& tensors : outputs) {
+        if (evaluated != nullptr) evaluated->push_back(tensors[0]);
+      }
+    }
+    update(parameters);
+  }
+  record_end(record, parameters);
+  return record;
+}
+
+/// The part of `all` that `part` has; `last`: and the losses.
+inline void expect_part(
+    const parity::Record& all,
+    const parity::Record& part,
+    bool last,
+    double tolerance) {
+  parity::Record expected;
+  const auto pick = [](const parity::NamedTensors& from,
+                       const parity::NamedTensors& names) {
+    parity::NamedTensors picked;
+    for (const auto& [name, _] : names) picked[name] = from.at(name);
+    return picked;
+  };
+  for (size_t step = 0; step < all.losses.size(); ++step) {
+    expected.losses.push_back(last ? all.losses[step] : 0.0);
+    expected.gradients.push_back(
+        pick(all.gradients[step], part.gradients[step]));
+  }
+  expected.parameters = pick(all.parameters, part.parameters);
+  parity::expect_parity(expected, part, tolerance);
+}
+
+}  // namespace echelon::training
