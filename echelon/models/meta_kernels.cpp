@@ -1,5 +1,6 @@
 // Shapes of operators whose kernels for the meta device live in Python alone:
 // the C++ library has none. An operator that has one keeps its own.
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/library.h>
 #include <torch/types.h>
 
@@ -242,30 +243,26 @@ Three flash_attention_backward(
   return {like(query), like(key), like(value)};
 }
 
-// The fused kernel, which stores no matrix of length x length, wherever one
-// exists; without this the meta device is given the plain formula.
-int64_t attention_choice(
+// The fused kernel, which keeps no matrix of scores, wherever one exists; by
+// itself the meta device takes the plain formula.
+Tensor attention(
     const Tensor& query, const Tensor& key, const Tensor& value,
-    const MaybeTensor& mask, double, bool, std::optional<double>, bool) {
-  constexpr int64_t kMath = 0;
-  constexpr int64_t kFlash = 1;
+    const MaybeTensor& mask, double dropout, bool causal,
+    std::optional<double> scale, bool grouped) {
   const bool fused = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 &&
                      query.size(3) == value.size(3) &&
                      !(mask && mask->defined() && mask->requires_grad());
-  return fused ? kFlash : kMath;
+  return fused ? std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(
+                     query, key, value, dropout, causal, mask, scale))
+               : std::get<0>(at::_scaled_dot_product_attention_math(
+                     query, key, value, mask, dropout, causal, std::nullopt,
+                     scale, grouped));
 }
 
 template <class Function>
 void add(torch::Library& library, const char* name, Function* function) {
-  const c10::OperatorName operator_name = [&] {
-    const std::string whole = std::string("aten::") + name;
-    const size_t dot = whole.find('.');
-    return dot == std::string::npos
-               ? c10::OperatorName(whole, "")
-               : c10::OperatorName(
-                     whole.substr(0, dot), whole.substr(dot + 1));
-  }();
-  const auto op = c10::Dispatcher::singleton().findSchema(operator_name);
+  const auto op = c10::Dispatcher::singleton().findSchema(
+      torch::jit::parseName(std::string("aten::") + name));
   if (op && !op->hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     library.impl(name, function);
   }
@@ -308,5 +305,8 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
       &flash_attention);
   add(library, "_scaled_dot_product_flash_attention_for_cpu_backward",
       &flash_attention_backward);
-  add(library, "_fused_sdp_choice", &attention_choice);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) {
+  library.impl("scaled_dot_product_attention", &echelon::attention);
 }

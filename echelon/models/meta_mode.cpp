@@ -23,21 +23,14 @@ bool is_real(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.is_meta() && tensor.dim() > 0;
 }
 
-at::Tensor on_meta(const at::Tensor& tensor) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  return at::empty_strided(
-      tensor.sizes(), tensor.strides(),
-      tensor.options().device(at::kMeta).pinned_memory(false));
-}
-
-void replace_real(IValue& value) {
+void replace_real(detail::MetaMode& mode, IValue& value) {
   if (value.isTensor()) {
-    if (is_real(value.toTensor())) value = on_meta(value.toTensor());
+    if (is_real(value.toTensor())) value = mode.stand_in(value.toTensor());
   } else if (value.isTensorList()) {
     auto list = value.toTensorList();
     c10::List<at::Tensor> replaced;
     for (const at::Tensor& tensor : list) {
-      replaced.push_back(is_real(tensor) ? on_meta(tensor) : tensor);
+      replaced.push_back(is_real(tensor) ? mode.stand_in(tensor) : tensor);
     }
     value = std::move(replaced);
   } else if (value.isOptionalTensorList()) {
@@ -45,7 +38,7 @@ void replace_real(IValue& value) {
     c10::List<std::optional<at::Tensor>> replaced;
     for (const std::optional<at::Tensor>& tensor : list) {
       replaced.push_back(
-          tensor && is_real(*tensor) ? on_meta(*tensor) : tensor);
+          tensor && is_real(*tensor) ? mode.stand_in(*tensor) : tensor);
     }
     value = std::move(replaced);
   }
@@ -92,7 +85,9 @@ void intercept(
   detail::OperatorObserver* observer = mode->observer();
   std::vector<IValue> arguments;
   if (observer != nullptr) {
-    for (size_t i = first; i < stack->size(); ++i) replace_real((*stack)[i]);
+    for (size_t i = first; i < stack->size(); ++i) {
+      replace_real(*mode, (*stack)[i]);
+    }
     keys = keys | c10::DispatchKeySet(c10::BackendComponent::MetaBit);
     arguments.assign(
         stack->begin() + static_cast<int64_t>(first), stack->end());
@@ -129,6 +124,26 @@ MetaMode::MetaMode(OperatorObserver* observer)
 
 MetaMode::~MetaMode() {
   current_mode = outer_;
+}
+
+at::Tensor MetaMode::stand_in(const at::Tensor& real) {
+  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  const at::AutoDispatchBelowADInplaceOrView no_history;
+  const auto options =
+      at::TensorOptions().device(at::kMeta).dtype(real.dtype());
+  auto& storage = stand_ins_[real.storage().unsafeGetStorageImpl()];
+  if (!storage) {
+    const auto bytes = static_cast<int64_t>(real.storage().nbytes());
+    storage = at::empty({bytes}, options.dtype(at::kByte)).storage();
+    meta_storages_.insert(storage.unsafeGetStorageImpl());
+  }
+  auto tensor = at::empty({0}, options);
+  tensor.set_(storage, real.storage_offset(), real.sizes(), real.strides());
+  return tensor;
+}
+
+bool MetaMode::stands_in(const c10::StorageImpl* storage) const {
+  return meta_storages_.contains(storage);
 }
 
 std::string meta_failure(const MetaMode& mode, const std::exception& error) {

@@ -13,6 +13,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "echelon/models/layer_list.h"
@@ -56,6 +58,12 @@ class MetaMode {
   /// The innermost operator that has thrown since construction, or "".
   const std::string& failed() const { return failed_; }
 
+  /// The meta tensor that operators get in place of `real`. Tensors that share
+  /// storage keep doing so.
+  at::Tensor stand_in(const at::Tensor& real);
+  /// Whether `storage` is that of a stand_in.
+  bool stands_in(const c10::StorageImpl* storage) const;
+
   OperatorObserver* observer() const { return observer_; }
   void fail(const std::string& op) {
     if (failed_.empty()) failed_ = op;
@@ -65,6 +73,8 @@ class MetaMode {
   OperatorObserver* observer_;
   MetaMode* outer_;
   std::string failed_;
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> stand_ins_;
+  std::unordered_set<const c10::StorageImpl*> meta_storages_;
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 

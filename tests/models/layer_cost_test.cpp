@@ -2,6 +2,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <thread>
+
+#include "echelon/models/layer_cost.h"
 #include "echelon/models/meta_mode.h"
 #include "tests/support/error_text.h"
 
@@ -58,6 +62,215 @@ TEST(BuildOnMeta, NamesTheLayerThatNeedsData) {
           HasSubstr("layer \"table\" cannot be built without memory"),
           HasSubstr("by pointer")));
   EXPECT_TRUE(torch::ones({2}).is_cpu());
+}
+
+
+using testing::ElementsAre;
+
+std::vector<LayerCost>
+count(const LayerList& layers, std::vector<int64_t> shape) {
+  return count_layers(layers, {{std::move(shape)}});
+}
+
+TEST(LayerCost, LinearAndReluByHand) {
+  LayerList layers;
+  layers.add("a", [] { return torch::nn::Linear(10, 20); });
+  layers.add("b", [] { return torch::nn::ReLU(); });
+  layers.add("c", [] { return torch::nn::Linear(20, 5); });
+  const auto costs = count(layers, {4, 10});
+  ASSERT_EQ(costs.size(), 3u);
+  EXPECT_EQ(costs[0].name, "a");
+  EXPECT_EQ(costs[0].parameters, 10 * 20 + 20);
+  EXPECT_EQ(costs[0].parameter_bytes, 4 * (10 * 20 + 20));
+  EXPECT_EQ(costs[0].forward_flops, 2 * 4 * 10 * 20);
+  // The batch needs no gradient: that of the weights alone.
+  EXPECT_EQ(costs[0].backward_flops, 2 * 4 * 10 * 20);
+  EXPECT_EQ(costs[0].activation_bytes, 4 * 4 * 10);  // its input
+  EXPECT_EQ(costs[0].output_bytes, 4 * 4 * 20);
+  EXPECT_EQ(costs[1].forward_flops, 0);
+  EXPECT_EQ(costs[1].activation_bytes, 4 * 4 * 20);  // its output
+  EXPECT_EQ(costs[1].repeated_bytes, 0);
+  EXPECT_EQ(costs[2].forward_flops, 2 * 4 * 20 * 5);
+  EXPECT_EQ(costs[2].backward_flops, 2 * 2 * 4 * 20 * 5);
+  // The same tensor as the one before: counted there.
+  EXPECT_EQ(costs[2].activation_bytes, 0);
+  EXPECT_EQ(costs[2].repeated_bytes, 4 * 4 * 20);
+  EXPECT_EQ(activation_bytes(costs, 0, 3), 4 * 4 * (10 + 20));
+  EXPECT_EQ(activation_bytes(costs, 2, 3), 4 * 4 * 20);
+  EXPECT_THAT(costs[2].outputs, ElementsAre(TensorSpec{{4, 5}}));
+  EXPECT_EQ(flops_of(costs)[2], 3 * 2 * 4 * 20 * 5);
+}
+
+TEST(LayerCost, ConvolutionAndNormByHand) {
+  LayerList layers;
+  layers.add("conv", [] {
+    return torch::nn::Conv2d(
+        torch::nn::Conv2dOptions(4, 8, 3).stride(2).padding(1).groups(2));
+  });
+  layers.add("norm", [] { return torch::nn::BatchNorm2d(8); });
+  layers.add("up", [] {
+    return torch::nn::ConvTranspose2d(
+        torch::nn::ConvTranspose2dOptions(8, 6, 2).stride(2));
+  });
+  const auto costs = count(layers, {3, 4, 10, 10});
+  const double conv = 2.0 * 3 * 8 * 5 * 5 * 2 * 9;
+  EXPECT_EQ(costs[0].forward_flops, conv);
+  EXPECT_EQ(costs[0].backward_flops, conv);
+  EXPECT_EQ(costs[0].activation_bytes, 4 * 3 * 4 * 10 * 10);
+  EXPECT_THAT(costs[0].outputs, ElementsAre(TensorSpec{{3, 8, 5, 5}}));
+  // Its input, and the mean and inverse deviation of 8 channels.
+  EXPECT_EQ(costs[1].activation_bytes, 4 * (3 * 8 * 5 * 5 + 2 * 8));
+  EXPECT_EQ(costs[1].buffer_bytes, 2 * 4 * 8 + 8);
+  const double up = 2.0 * 3 * 8 * 5 * 5 * 6 * 4;
+  EXPECT_EQ(costs[2].forward_flops, up);
+  EXPECT_EQ(costs[2].backward_flops, 2 * up);
+  EXPECT_THAT(costs[2].outputs, ElementsAre(TensorSpec{{3, 6, 10, 10}}));
+}
+
+TEST(LayerCost, SkipsInPlaceOperatorsAndSeveralInputs) {
+  LayerList layers;
+  layers.add("a", [] { return torch::nn::Linear(8, 8); });
+  layers.add_function("split", [](const torch::Tensor& x) {
+    return std::make_tuple(torch::relu_(const_cast<torch::Tensor&>(x)), x);
+  });
+  layers.add_function(
+      "add", [](const torch::Tensor& x, const torch::Tensor& skip) {
+        return std::make_tuple((x + 1).add_(skip), skip.mean());
+      });
+  const auto costs = count(layers, {2, 8});
+  EXPECT_EQ(costs[1].outputs.size(), 2u);
+  EXPECT_EQ(costs[1].output_bytes, 2 * 4 * 2 * 8);
+  EXPECT_EQ(costs[2].outputs[1], (TensorSpec{{}}));
+  // The batch; the ReLU's output, which is two outputs and the sum's input.
+  EXPECT_EQ(activation_bytes(costs, 0, 3), 2 * 4 * 2 * 8);
+}
+
+TEST(LayerCost, AttentionKeepsNoMatrixOfScores) {
+  LayerList layers;
+  layers.add_function("attention", [](const torch::Tensor& x) {
+    auto parts = x.requires_grad_().chunk(3, 3);
+    return at::scaled_dot_product_attention(
+        parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
+  });
+  const auto costs = count(layers, {2, 3, 64, 3 * 16});
+  const double product = 2.0 * 2 * 3 * 64 * 64 * 16;
+  EXPECT_EQ(costs[0].forward_flops, 2 * product);
+  EXPECT_EQ(costs[0].backward_flops, 5 * product);
+  // The input, the output, and a sum for each row.
+  EXPECT_EQ(costs[0].activation_bytes, 4 * 2 * 3 * 64 * (3 * 16 + 16 + 1));
+}
+
+TEST(LayerCost, NeedsNoMemory) {
+  LayerList layers;
+  for (int i = 0; i < 10; ++i) {  // 40 GiB of parameters
+    layers.add("block." + std::to_string(i), [] {
+      return torch::nn::Linear(
+          torch::nn::LinearOptions(1 << 15, 1 << 15).bias(false));
+    });
+  }
+  const auto costs = count(layers, {1 << 20, 1 << 15});
+  int64_t bytes = 0;
+  for (const auto& cost : costs) bytes += cost.parameter_bytes;
+  EXPECT_EQ(bytes, int64_t{40} << 30);
+}
+
+TEST(LayerCost, LeavesTensorsThatExistAsTheyWere) {
+  auto shared = torch::nn::Linear(6, 6);
+  shared->weight.mutable_grad() = torch::full({6, 6}, 3.0);
+  LayerList layers;
+  layers.add("first", [=] { return shared; });
+  layers.add_function("table", [table = torch::ones({6})](
+                                   const torch::Tensor& x) {
+    return x * table;
+  });
+  layers.add("second", [=] { return shared; });
+  const auto costs = count(layers, {4, 6});
+  EXPECT_EQ(costs[0].parameters, 42);
+  EXPECT_EQ(costs[2].backward_flops, 2 * 2 * 4 * 6 * 6);
+  EXPECT_EQ(costs[2].activation_bytes, 4 * 4 * 6);
+  EXPECT_TRUE(shared->weight.is_cpu());
+  EXPECT_TRUE(shared->weight.grad().equal(torch::full({6, 6}, 3.0)));
+  shared->zero_grad();
+  shared(torch::ones({2, 6})).sum().backward();
+  EXPECT_TRUE(shared->weight.grad().equal(torch::full({6, 6}, 2.0)));
+}
+
+TEST(LayerCost, DisturbsNoOtherThread) {
+  LayerList layers;
+  for (int i = 0; i < 20; ++i) {
+    layers.add("a" + std::to_string(i), [] {
+      return torch::nn::Linear(16, 16);
+    });
+  }
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop) {
+      auto x = torch::ones({2, 2}).requires_grad_();
+      x.mm(x).sum().backward();
+      ASSERT_TRUE(x.grad().equal(torch::full({2, 2}, 4.0)));
+    }
+  });
+  torch::manual_seed(1);
+  const auto before = torch::rand({3});
+  torch::manual_seed(1);
+  std::vector<std::vector<LayerCost>> counts(2);
+  std::vector<std::thread> threads;
+  for (auto& result : counts) {
+    threads.emplace_back([&] {
+      const torch::NoGradGuard off;
+      result = count(layers, {4, 16});
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  stop = true;
+  other.join();
+  for (const auto& costs : counts) {
+    for (const auto& cost : costs) {
+      EXPECT_EQ(cost.forward_flops, 2 * 4 * 16 * 16) << cost.name;
+    }
+  }
+  EXPECT_TRUE(torch::rand({3}).equal(before));
+}
+
+TEST(LayerCost, NamesTheLayerThatDoesNotFit) {
+  LayerList layers;
+  layers.add("a", [] { return torch::nn::Linear(10, 20); });
+  layers.add("b", [] { return torch::nn::Linear(21, 5); });
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { count(layers, {4, 10}); }),
+      AllOf(
+          HasSubstr("layer \"b\", which is given [4, 20] float32 by layer "
+                    "\"a\", cannot compute: operator aten::addmm: "),
+          HasSubstr("4x20 and 21x5")));
+  LayerList images;
+  images.add("conv", [] {
+    return torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 8, 3));
+  });
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { count(images, {2, 1, 8, 8}); }),
+      AllOf(HasSubstr("given [2, 1, 8, 8] float32 by the batch"),
+            HasSubstr("channels")));
+}
+
+TEST(LayerCost, NamesTheOperatorThatNeedsData) {
+  LayerList layers;
+  layers.add_function("some", [](const torch::Tensor& x) {
+    return x.histc();
+  });
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { count(layers, {5, 2, 4}); }),
+      AllOf(
+          HasSubstr("layer \"some\""),
+          HasSubstr("operator aten::histc has no kernel"),
+          HasSubstr("register one")));
+  LayerList value;
+  value.add_function("value", [](const torch::Tensor& x) {
+    return x * x.sum().item<double>();
+  });
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { count(value, {5}); }),
+      AllOf(HasSubstr("layer \"value\""),
+            HasSubstr("aten::_local_scalar_dense")));
 }
 
 }  // namespace

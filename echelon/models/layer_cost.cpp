@@ -1,0 +1,334 @@
+// What autograd keeps is found by what is still alive: of a layer's forward pass
+// the graph is kept, by the edges of its outputs, and every tensor of ours is let
+// go; the storages that operators made and that live on are the saved ones. That
+// needs no hook, of which LibTorch has one for the whole process.
+#include "echelon/models/layer_cost.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "echelon/error.h"
+#include "echelon/models/meta_mode.h"
+#include "echelon/models/operator_flops.h"
+
+namespace echelon {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+using StorageKey = const c10::StorageImpl*;
+
+StorageKey key_of(const torch::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
+torch::TensorOptions meta(torch::Dtype dtype) {
+  return torch::TensorOptions().device(torch::kMeta).dtype(dtype);
+}
+
+// Where a layer's graph ends: its inputs are neither leaves, which operators in
+// place refuse, nor lead on to the layer before it.
+struct Border : Node {
+  variable_list apply(variable_list&&) override { return {}; }
+};
+
+// A tensor on its way between layers, without its storage.
+struct Travelling {
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  torch::Dtype dtype;
+  bool requires_grad = false;
+  int64_t storage_bytes = 0;
+  std::shared_ptr<bool> counted;  // with a layer; one for all views
+};
+
+TensorSpec spec_of(const Travelling& tensor) {
+  return {tensor.sizes, tensor.dtype};
+}
+
+class Counter : public detail::OperatorObserver {
+ public:
+  bool counts_whole(const std::string& op) const override {
+    return has_flops(op);
+  }
+  void ran(
+      const std::string& op,
+      const std::vector<c10::IValue>& arguments,
+      at::ArrayRef<c10::IValue> results) override {
+    flops += operator_flops(op, arguments, results);
+    if (!follow) return;
+    for (const auto& result : results) {
+      if (result.isTensor()) {
+        see(result.toTensor());
+      } else if (result.isTensorList()) {
+        for (const torch::Tensor& each : result.toTensorList()) see(each);
+      }
+    }
+  }
+
+  double flops = 0.0;
+  bool follow = true;  // collect storages
+  std::unordered_map<StorageKey, c10::weak_intrusive_ptr<c10::StorageImpl>>
+      made;
+
+ private:
+  void see(const torch::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_meta()) return;
+    auto* storage = tensor.storage().unsafeGetStorageImpl();
+    if (made.contains(storage)) return;
+    made.emplace(
+        storage,
+        c10::weak_intrusive_ptr<c10::StorageImpl>(
+            c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)));
+  }
+};
+
+// Parameters that exist in earnest take part as if they were on the meta device:
+// their gradients' nodes expect it while this lives, and write nothing.
+class RealParameters {
+ public:
+  explicit RealParameters(const torch::nn::Module* module) {
+    if (module == nullptr) return;
+    for (const auto& parameter : module->parameters()) {
+      if (parameter.is_meta() || !parameter.requires_grad()) continue;
+      if (!lock_.owns_lock()) lock_ = std::unique_lock(mutex());
+      auto node = torch::autograd::impl::grad_accumulator(parameter);
+      expect(*node, at::empty(parameter.sizes(), meta(parameter.scalar_type())));
+      all_.push_back({parameter, std::move(node), parameter.grad()});
+      all_.back().parameter.mutable_grad() = torch::Tensor();
+    }
+  }
+  ~RealParameters() {
+    for (auto& each : all_) {
+      expect(*each.node, each.parameter);
+      each.parameter.mutable_grad() = each.gradient;
+    }
+  }
+  RealParameters(const RealParameters&) = delete;
+  RealParameters& operator=(const RealParameters&) = delete;
+
+ private:
+  struct One {
+    torch::Tensor parameter;
+    std::shared_ptr<Node> node;
+    torch::Tensor gradient;
+  };
+  static void expect(Node& node, const torch::Tensor& gradient) {
+    node.clear_input_metadata();
+    node.add_input_metadata(gradient);
+  }
+  static std::mutex& mutex() {
+    static std::mutex all;
+    return all;
+  }
+  std::unique_lock<std::mutex> lock_;
+  std::vector<One> all_;
+};
+
+std::string list_of(const std::vector<Travelling>& tensors) {
+  std::string text;
+  for (const auto& tensor : tensors) {
+    text += (text.empty() ? "" : ", ") + to_string(spec_of(tensor));
+  }
+  return tensors.empty() ? "nothing" : text;
+}
+
+// One layer, from what it is given to what it gives.
+class LayerCount {
+ public:
+  LayerCount(const LayerDefinition& layer, std::string from)
+      : layer_(layer),
+        from_(std::move(from)),
+        built_(build_on_meta(layer)),
+        real_(built_.module.get()) {
+    cost_.name = layer.name;
+    count_parameters();
+  }
+
+  std::vector<Travelling> run(const std::vector<Travelling>& given) {
+    const torch::AutoGradMode gradients(true);
+    detail::MetaMode mode(&counter_);
+    try {
+      auto taken = forward(given);
+      cost_.forward_flops = std::exchange(counter_.flops, 0.0);
+      count_activations(given, mode);
+      backward();
+      cost_.backward_flops = counter_.flops;
+      return taken;
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw ConfigError(
+          "layer \"" + layer_.name + "\", which is given " + list_of(given) +
+          " by " + from_ + ", cannot compute: " +
+          detail::meta_failure(mode, error));
+    }
+  }
+
+  LayerCost cost() && { return std::move(cost_); }
+
+ private:
+  void count_parameters() {
+    if (!built_.module) return;
+    for (const auto& parameter : built_.module->parameters()) {
+      if (!known_.insert(key_of(parameter)).second) continue;
+      cost_.parameters += parameter.numel();
+      cost_.parameter_bytes += static_cast<int64_t>(parameter.nbytes());
+    }
+    for (const auto& buffer : built_.module->buffers()) {
+      if (!buffer.defined() || !known_.insert(key_of(buffer)).second) continue;
+      cost_.buffer_bytes += static_cast<int64_t>(buffer.nbytes());
+    }
+  }
+
+  torch::Tensor receive(const Travelling& tensor) {
+    auto leaf =
+        at::empty_strided(tensor.sizes, tensor.strides, meta(tensor.dtype));
+    inputs_.push_back(
+        c10::weak_intrusive_ptr<c10::StorageImpl>(
+            c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+                leaf.storage().unsafeGetStorageImpl())));
+    known_.insert(key_of(leaf));
+    if (!tensor.requires_grad) return leaf;
+    auto input = leaf.detach();
+    torch::autograd::set_history(
+        input,
+        std::shared_ptr<Node>(new Border, torch::autograd::deleteNode));
+    return input;
+  }
+
+  std::vector<Travelling> forward(const std::vector<Travelling>& given) {
+    Tensors inputs;
+    for (const auto& tensor : given) inputs.push_back(receive(tensor));
+    const Tensors outputs = built_.forward(inputs);
+    counter_.follow = false;
+    std::unordered_map<StorageKey, std::shared_ptr<bool>> flags;
+    for (size_t i = 0; i < given.size(); ++i) {
+      flags.emplace(key_of(inputs[i]), given[i].counted);
+    }
+    std::vector<Travelling> taken;
+    for (const auto& output : outputs) {
+      if (!output.defined()) {
+        throw ConfigError(
+            "layer \"" + layer_.name + "\" returns an undefined tensor");
+      }
+      auto& flag = flags[key_of(output)];
+      if (!flag) {
+        flag = std::make_shared<bool>(false);
+        flags_[key_of(output)] = flag;
+      }
+      taken.push_back(
+          {output.sizes().vec(), output.strides().vec(),
+           output.scalar_type(), output.requires_grad(),
+           static_cast<int64_t>(output.storage().nbytes()), flag});
+      cost_.outputs.push_back(spec_of(taken.back()));
+      cost_.output_bytes += cost_.outputs.back().bytes();
+      if (output.requires_grad()) {
+        roots_.push_back(torch::autograd::impl::gradient_edge(output));
+        gradients_.push_back(
+            at::empty(output.sizes(), meta(output.scalar_type())));
+      }
+    }
+    return taken;
+  }
+
+  // All of the layer's tensors are gone now, but those that its graph keeps.
+  void count_activations(
+      const std::vector<Travelling>& given, const detail::MetaMode& mode) {
+    std::unordered_set<const bool*> here;
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (inputs_[i].expired()) continue;
+      bool& counted = *given[i].counted;
+      if (!here.insert(&counted).second) continue;
+      (counted ? cost_.repeated_bytes : cost_.activation_bytes) +=
+          given[i].storage_bytes;
+      counted = true;
+    }
+    for (const auto& [key, weak] : counter_.made) {
+      if (known_.contains(key) || mode.stands_in(key)) continue;
+      const auto storage = weak.lock();
+      if (!storage) continue;
+      cost_.activation_bytes += static_cast<int64_t>(storage->nbytes());
+      const auto output = flags_.find(key);
+      if (output != flags_.end()) *output->second = true;
+    }
+  }
+
+  void backward() {
+    if (roots_.empty()) return;
+    torch::autograd::Engine::get_default_engine().execute(
+        roots_, gradients_, /*keep_graph=*/false, /*create_graph=*/false,
+        /*accumulate_grad=*/true);
+  }
+
+  const LayerDefinition& layer_;
+  std::string from_;
+  BuiltLayer built_;
+  RealParameters real_;
+  LayerCost cost_;
+  Counter counter_;
+  std::unordered_set<StorageKey> known_;  // parameters, buffers, inputs
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> inputs_;
+  std::unordered_map<StorageKey, std::shared_ptr<bool>> flags_;  // of outputs
+  torch::autograd::edge_list roots_;
+  variable_list gradients_;
+};
+
+}  // namespace
+
+int64_t TensorSpec::bytes() const {
+  return c10::multiply_integers(shape) *
+         static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+std::string to_string(const TensorSpec& spec) {
+  std::string text = "[";
+  for (size_t i = 0; i < spec.shape.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(spec.shape[i]);
+  }
+  return text + "] " + c10::getDtypeNames(spec.dtype).first;
+}
+
+std::vector<LayerCost> count_layers(
+    const LayerList& layers, const std::vector<TensorSpec>& inputs) {
+  std::vector<Travelling> tensors;
+  for (const auto& input : inputs) {
+    const auto strides = c10::contiguous_strides(input.shape);
+    tensors.push_back(
+        {input.shape, {strides.begin(), strides.end()}, input.dtype, false,
+         input.bytes(), std::make_shared<bool>(false)});
+  }
+  std::vector<LayerCost> costs;
+  std::string from = "the batch";
+  for (const auto& layer : layers.layers()) {
+    LayerCount count(layer, from);
+    tensors = count.run(tensors);
+    costs.push_back(std::move(count).cost());
+    from = "layer \"" + layer.name + "\"";
+  }
+  return costs;
+}
+
+std::vector<double> flops_of(const std::vector<LayerCost>& costs) {
+  std::vector<double> flops;
+  for (const auto& cost : costs) flops.push_back(cost.flops());
+  return flops;
+}
+
+int64_t activation_bytes(
+    const std::vector<LayerCost>& costs, size_t begin, size_t end) {
+  int64_t bytes = begin < end ? costs[begin].repeated_bytes : 0;
+  for (size_t i = begin; i < end; ++i) bytes += costs[i].activation_bytes;
+  return bytes;
+}
+
+}  // namespace echelon

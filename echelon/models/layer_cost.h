@@ -1,0 +1,76 @@
+// What each layer of a list computes and keeps, counted without memory.
+//
+//   auto costs = count_layers(layers, {{{64, 3, 224, 224}}});
+//   balance(flops_of(costs), 4);                    // layout/partition.h
+//
+// Each layer is built on the meta device (meta_mode.h), run forwards and
+// backwards there, and forgotten, so a model that no device holds is counted in
+// milliseconds and no memory.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/models/layer_list.h"
+
+namespace echelon {
+
+/// A tensor of a batch without its values.
+struct TensorSpec {
+  std::vector<int64_t> shape;
+  torch::Dtype dtype = torch::kFloat32;
+
+  int64_t bytes() const;
+  bool operator==(const TensorSpec&) const = default;
+};
+
+/// "[8, 3, 32, 32] float32".
+std::string to_string(const TensorSpec& spec);
+
+struct LayerCost {
+  std::string name;
+  double forward_flops = 0.0;   // operator_flops.h says what counts
+  double backward_flops = 0.0;  // gradients of parameters, and of those inputs
+                                // that need one
+  int64_t parameters = 0;       // elements
+  int64_t parameter_bytes = 0;
+  int64_t buffer_bytes = 0;
+  /// What stays alive from forward to backward: each storage once in the whole
+  /// list, with the layer that keeps it first. Parameters are not among them.
+  int64_t activation_bytes = 0;
+  /// What this layer keeps as well, but an earlier layer counts: its input,
+  /// mostly. A slice that begins here keeps a copy of its own.
+  int64_t repeated_bytes = 0;
+  int64_t output_bytes = 0;  // what passes to the next layer
+  std::vector<TensorSpec> outputs;
+
+  double flops() const { return forward_flops + backward_flops; }
+};
+
+/// The cost of each layer for a batch of `inputs`, which the first layer takes.
+/// Layers are counted as they are built, in training mode. Attention counts as
+/// the fused kernels compute it.
+///
+/// Thread-safe; other threads are not disturbed, random numbers are not drawn,
+/// and layers that share tensors that exist already leave them as they were.
+///
+/// Throws ConfigError that names the layer, what it was given, and the operator:
+/// when a layer does not take what the one before it returns, and when it needs
+/// values and not shapes alone.
+std::vector<LayerCost> count_layers(
+    const LayerList& layers, const std::vector<TensorSpec>& inputs);
+
+/// The floating-point operations of each layer, both directions: the costs that
+/// balance by time takes.
+std::vector<double> flops_of(const std::vector<LayerCost>& costs);
+
+/// What the layers begin to end - 1 keep from forward to backward when they live
+/// together and apart from the others.
+int64_t activation_bytes(
+    const std::vector<LayerCost>& costs, size_t begin, size_t end);
+
+}  // namespace echelon
