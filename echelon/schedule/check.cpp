@@ -21,6 +21,7 @@ class Checker {
   void run() {
     check_sizes();
     check_stages();
+    check_number();
     seen_.resize(detail::cell(schedule_, schedule_.num_stages(), 0));
     for (int32_t rank = 0; rank < schedule_.num_ranks(); ++rank) {
       const auto& list = schedule_.ranks[static_cast<size_t>(rank)];
@@ -86,6 +87,28 @@ class Checker {
           "rank " + std::to_string(idle - holds.begin()) +
           " holds no stage; give it one, or use fewer ranks");
     }
+  }
+
+  // What lacks most of its actions is found without a table of all.
+  void check_number() const {
+    std::vector<std::pair<int32_t, int32_t>> forwards;
+    size_t actions = 0;
+    for (const auto& list : schedule_.ranks) actions += list.size();
+    if (detail::cell(schedule_, schedule_.num_stages(), 0) <= actions) return;
+    for (const auto& list : schedule_.ranks) {
+      for (const auto& action : list) {
+        if (action.kind != Kind::forward) continue;
+        forwards.emplace_back(action.stage, action.microbatch);
+      }
+    }
+    std::sort(forwards.begin(), forwards.end());
+    std::pair<int32_t, int32_t> next = {0, 0};
+    for (const auto& [stage, microbatch] : forwards) {
+      if (std::pair(stage, microbatch) < next) continue;
+      if (std::pair(stage, microbatch) > next) break;
+      if (++next.second == schedule_.num_microbatches) next = {stage + 1, 0};
+    }
+    missing(next.first, next.second, Kind::forward);
   }
 
   int32_t owner(int32_t stage) const {

@@ -1,11 +1,61 @@
 #include "echelon/schedule/pipeline_layout.h"
 
+#include <algorithm>
+
 #include "echelon/config/section.h"
 #include "echelon/error.h"
 #include "echelon/schedule/check.h"
+#include "echelon/schedule/csv.h"
 #include "echelon/schedule/options.h"
 
 namespace echelon {
+namespace {
+
+[[noreturn]] void refuse(
+    const PipelineLayout& options,
+    const std::string& has,
+    const std::string& but) {
+  throw ConfigError(
+      "[layout] schedule_file = \"" + options.schedule_file + "\" has " + has +
+      ", but " + but);
+}
+
+void check_file(
+    const PipelineLayout& options, const Schedule& schedule, int64_t ranks) {
+  if (schedule.num_ranks() != ranks) {
+    refuse(
+        options,
+        std::to_string(schedule.num_ranks()) + " rows, one for each rank",
+        "pp = " + std::to_string(ranks) + "; set pp to " +
+            std::to_string(schedule.num_ranks()));
+  }
+  if (options.microbatches > 0 &&
+      options.microbatches != schedule.num_microbatches) {
+    refuse(
+        options,
+        std::to_string(schedule.num_microbatches) + " microbatches",
+        "microbatches = " + std::to_string(options.microbatches) +
+            "; leave that out or change one");
+  }
+  for (int32_t rank = 0; rank < schedule.num_ranks(); ++rank) {
+    const auto held = schedule.stages_of(rank).size();
+    if (options.stages_per_rank > 0 &&
+        held != static_cast<size_t>(options.stages_per_rank)) {
+      refuse(
+          options,
+          std::to_string(held) + (held == 1 ? " stage" : " stages") +
+              " on rank " + std::to_string(rank),
+          "stages_per_rank = " + std::to_string(options.stages_per_rank) +
+              "; leave that out or change one");
+    }
+  }
+}
+
+int32_t narrow(int64_t value) {
+  return static_cast<int32_t>(std::clamp<int64_t>(value, -1, INT32_MAX));
+}
+
+}  // namespace
 
 void bind(config::Section& section, PipelineLayout& options) {
   section
@@ -29,16 +79,29 @@ void bind(config::Section& section, PipelineLayout& options) {
           "pipeline stages that each rank holds; 0: what the schedule takes")
       .at_least(0)
       .at_most(1 << 10);
+  section.field(
+      "schedule_file",
+      options.schedule_file,
+      "a schedule of your own, in place of the three above: CSV as `echelon "
+      "schedule --format csv` writes it");
 }
 
 Schedule make_schedule(const PipelineLayout& options, int64_t ranks) {
+  if (!options.schedule_file.empty()) {
+    Schedule schedule = read_schedule_csv(options.schedule_file);
+    check(schedule);
+    check_file(options, schedule, ranks);
+    return schedule;
+  }
   const int64_t microbatches =
       options.microbatches > 0 ? options.microbatches : 4 * ranks;
-  return make_schedule(ScheduleOptions{
+  Schedule schedule = make_schedule(ScheduleOptions{
       .kind = options.schedule,
-      .ranks = static_cast<int32_t>(ranks),
-      .microbatches = static_cast<int32_t>(microbatches),
-      .stages_per_rank = static_cast<int32_t>(options.stages_per_rank)});
+      .ranks = narrow(ranks),
+      .microbatches = narrow(microbatches),
+      .stages_per_rank = narrow(options.stages_per_rank)});
+  check(schedule);
+  return schedule;
 }
 
 }  // namespace echelon

@@ -26,7 +26,7 @@ void bind(config::Section& section, PipelineLayout& options);  // [layout]
 
 /// The schedule of `ranks` pipeline ranks, checked. Throws ConfigError as
 /// make_schedule, the reader of files and check do; also when a file is for
-/// another number of ranks.
+/// another number of ranks, or for other numbers than are set beside it.
 Schedule make_schedule(const PipelineLayout& options, int64_t ranks);
 
 }  // namespace echelon

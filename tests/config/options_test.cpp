@@ -8,6 +8,7 @@
 #include "echelon/layout/options.h"
 #include "echelon/models/options.h"
 #include "echelon/optim/options.h"
+#include "echelon/schedule/pipeline_layout.h"
 #include "echelon/train/options.h"
 
 namespace echelon {
@@ -22,6 +23,7 @@ using AllOptions = testing::Types<
     Layout,
     ModelOptions,
     OptimizerOptions,
+    PipelineLayout,
     TrainOptions>;
 TYPED_TEST_SUITE(OptionsTest, AllOptions);
 
