@@ -392,7 +392,7 @@ void draw_picture(Markup& page, const Drawn& drawn, double range, bool titled) {
   page.open("figure", {{"class", "pipe"}, {"id", picture.id}});
   page.open("figcaption").leaf("h3", {}, picture.title);
   page.open("span", {{"class", "bubble"}})
-      .text("bubble ")
+      .text(picture.measure_name + " ")
       .leaf("b", {}, unbroken(format_percent(drawn.bubble)))
       .close();
   page.leaf(

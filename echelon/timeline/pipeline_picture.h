@@ -32,7 +32,8 @@ struct PipelinePicture {
   /// Of the whole, where `blocks` are only the first part of it; else computed.
   std::optional<double> bubble;
   std::optional<double> makespan;
-  std::string note;         // under the picture
+  std::string note;                     // under the picture
+  std::string measure_name = "bubble";  // what the idle share is called
   std::string player_name;  // in the choice of what to play: "the real step"
 };
 

@@ -30,8 +30,10 @@ function read(figure) {
         begin, end: begin + parseFloat(r.getAttribute('width'))});
     }
   });
+  const headings = [...svg.querySelectorAll('.heading')].map(
+      text => text.textContent);
   const steps = svg.dataset.steps.split(' ').map(Number);
-  return {svg, rows, steps, range: +svg.dataset.range, unit: svg.dataset.unit,
+  return {svg, rows, steps, headings, range: +svg.dataset.range, unit: svg.dataset.unit,
           chains: chains(rows)};
 }
 
@@ -93,12 +95,10 @@ class Scene {
     root.textContent = '';
     this.devices = [];
     this.lines = new Map();
-    const groups = new Set(picture.rows.map(r => r.group));
     for (const row of picture.rows) {
       if (!this.lines.has(row.group)) {
-        if (groups.size > 1) {
-          root.append(make('div', 'line-name', 'replica ' + row.group));
-        }
+        const heading = picture.headings[this.lines.size];
+        if (heading) root.append(make('div', 'line-name', heading));
         this.lines.set(row.group, root.appendChild(make('div', 'devices')));
       }
       this.devices.push(this.device(row));

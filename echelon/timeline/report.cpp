@@ -9,6 +9,7 @@
 #include "echelon/timeline/markup.h"
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/page.h"
+#include "echelon/timeline/pipeline_section.h"
 #include "echelon/timeline/report_time.h"
 #include "echelon/timeline/text_file.h"
 #include "echelon/timeline/units.h"
@@ -72,7 +73,38 @@ Tile tile_of(std::string name, const std::string& text, std::string sub) {
       std::move(sub)};
 }
 
-std::vector<Tile> tiles_of(const ReportInput& input, const Diagnosis& d) {
+// What the strategy costs, as the last tile.
+std::optional<Tile>
+cost_tile(const Diagnosis& d, const std::optional<StagePictures>& stages) {
+  if (stages && stages->ideal_idle) {
+    return tile_of(
+        "Pipeline bubble",
+        format_percent(stages->idle),
+        "ideal " + format_percent(*stages->ideal_idle));
+  }
+  if (stages) {
+    return tile_of(
+        "Devices idle", format_percent(stages->idle), "of a typical step");
+  }
+  if (d.mean.communication_seconds > 0) {
+    return tile_of(
+        "Exposed communication",
+        format_percent(d.mean.exposed_seconds / d.mean.step_seconds),
+        "of the step");
+  }
+  if (d.mean.step_seconds > 0) {
+    return tile_of(
+        "Computing",
+        format_percent(d.mean.compute_seconds / d.mean.step_seconds),
+        "of the step");
+  }
+  return {};
+}
+
+std::vector<Tile> tiles_of(
+    const ReportInput& input,
+    const Diagnosis& d,
+    const std::optional<StagePictures>& stages) {
   std::vector<Tile> tiles;
   if (!input.metrics.empty()) {
     const auto& last = input.metrics.back();
@@ -100,28 +132,18 @@ std::vector<Tile> tiles_of(const ReportInput& input, const Diagnosis& d) {
         format_seconds(seconds),
         format_count(static_cast<double>(input.metrics.size())) + " steps"));
   }
-  if (d.mean.communication_seconds > 0) {
-    tiles.push_back(tile_of(
-        "Exposed communication",
-        format_percent(d.mean.exposed_seconds / d.mean.step_seconds),
-        "of the step"));
-  } else if (d.mean.step_seconds > 0) {
-    tiles.push_back(tile_of(
-        "Computing",
-        format_percent(d.mean.compute_seconds / d.mean.step_seconds),
-        "of the step"));
-  }
+  if (auto tile = cost_tile(d, stages)) tiles.push_back(std::move(*tile));
   return tiles;
 }
 
-void draw_head(Markup& page, const ReportInput& input, const Diagnosis& d) {
+void draw_head(
+    Markup& page, const ReportInput& input, const std::vector<Tile>& tiles) {
   page.open("header");
   page.leaf("p", {{"class", "eyebrow"}}, "Echelon \u00b7 training run");
   page.leaf("h1", {}, input.title);
   if (!input.outcome.empty()) {
     page.leaf("p", {{"class", "outcome"}}, input.outcome);
   }
-  const auto tiles = tiles_of(input, d);
   if (!tiles.empty()) {
     page.open("dl", {{"class", "tiles"}});
     for (const auto& tile : tiles) {
@@ -292,10 +314,18 @@ void draw_facts(Markup& page, const ReportInput& input) {
 
 std::string to_html(const ReportInput& input) {
   const Diagnosis diagnosis = diagnose(input.timeline);
+  const auto stages =
+      stage_pictures(input.timeline, input.ideal_pipeline, "pipeline");
+  const PageScript script = stages ? PageScript::player : PageScript::none;
   Markup page;
-  open_page(page, input.title, PageScript::none);
-  draw_head(page, input, diagnosis);
+  open_page(page, input.title, script);
+  draw_head(page, input, tiles_of(input, diagnosis, stages));
   draw_curves(page, input);
+  if (stages) {
+    page.open("section").leaf("h2", {}, stages->heading);
+    draw_stage_pictures(page, *stages);
+    page.close();
+  }
   draw_time_section(page, input.timeline, diagnosis);
   draw_facts(page, input);
   page.leaf(
@@ -303,7 +333,7 @@ std::string to_html(const ReportInput& input) {
       {},
       "Written by Echelon from metrics.jsonl and timeline.json beside this "
       "file; ui.perfetto.dev opens the timeline with every span.");
-  return finish_page(std::move(page), PageScript::none);
+  return finish_page(std::move(page), script);
 }
 
 void write_report(const std::filesystem::path& path, const ReportInput& input) {

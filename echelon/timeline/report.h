@@ -2,11 +2,13 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "echelon/timeline/metrics.h"
+#include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/timeline/timeline.h"
 
 namespace echelon {
@@ -20,7 +22,12 @@ struct ReportInput {
   std::vector<std::pair<std::string, std::string>> facts;
   std::vector<StepMetrics> metrics;            // by step
   std::vector<EvaluationMetrics> evaluations;  // by step
+  /// With spans named as a pipeline's actions, or tracks named "device 0" …,
+  /// the report has their picture too (pipeline_section.h).
   Timeline timeline;
+  /// The schedule that a pipeline ran, in any unit of time. Not needed: without
+  /// it, the order in which blocks ran gives the ideal.
+  std::optional<PipelineRows> ideal_pipeline;
   double total_seconds = 0;  // training, first step to last; 0: not known
   /// Why the run ended, when it was not finished: "stopped by the user".
   std::string outcome;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "echelon/timeline/intervals.h"
+#include "echelon/timeline/pipeline_blocks.h"
 
 namespace echelon {
 namespace {
@@ -45,6 +46,8 @@ void add_backward_waits(std::vector<Span>& spans) {
   std::vector<Span> waits;
   for (const auto& span : spans) {
     if (span.kind != SpanKind::backward) continue;
+    // A pipeline's backward sends as it ends; it waits outside of its spans.
+    if (block_of_name(span.name)) continue;
     const Interval wait = wait_in(span, collectives);
     if (wait.begin >= wait.end) continue;
     Span added = span;

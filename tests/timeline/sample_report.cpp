@@ -34,6 +34,12 @@ void write_schedule(
   std::cout << (folder / "report.html").string() << "\n";
 }
 
+echelon::ReportInput with_timeline(echelon::Timeline timeline) {
+  auto input = echelon::sample::run({});
+  input.timeline = std::move(timeline);
+  return input;
+}
+
 // Texts and figures that a page must survive.
 echelon::ReportInput hostile() {
   auto input = echelon::sample::run({.steps = 40, .ranks = 2});
@@ -72,5 +78,16 @@ int main(int argc, char** argv) {
   write_schedule(folder / "split", {.order = Order::split});
   write_schedule(folder / "interleaved", {.order = Order::interleaved});
   write_schedule(folder / "wide", {.ranks = 64, .microbatches = 256});
+  using echelon::sample::pipeline_run;
+  write(folder / "pipeline", with_timeline(pipeline_run({.slow_stage = 0.15})));
+  write(
+      folder / "replicas",
+      with_timeline(pipeline_run({.ranks = 2, .replicas = 2})));
+  write(
+      folder / "pipeline-64",
+      with_timeline(pipeline_run({.ranks = 64, .microbatches = 64})));
+  write(
+      folder / "placement",
+      with_timeline(echelon::sample::placement_run(4, 3)));
   write(folder / "empty", {.title = "a run that ended before its first step"});
 }
