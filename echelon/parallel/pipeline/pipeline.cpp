@@ -15,6 +15,7 @@
 #include "echelon/parallel/pipeline/tied_parameters.h"
 #include "echelon/parallel/pipeline/transfer_plan.h"
 #include "echelon/parallel/pipeline/tuple_shape.h"
+#include "echelon/schedule/check.h"
 
 namespace echelon {
 
@@ -60,6 +61,7 @@ struct Pipeline::Impl {
         options(std::move(options_)),
         tied(group, options.ties, stages) {
     check_ranks();
+    check(schedule);
     setting.num_stages = schedule.num_stages();
     setting.local.assign(static_cast<size_t>(schedule.num_stages()), -1);
     for (size_t i = 0; i < stages.size(); ++i) {
@@ -307,6 +309,7 @@ void Pipeline::set_schedule(Schedule schedule) {
         "\" puts the stages on other ranks than \"" + impl_->schedule.name +
         "\"; build a new pipeline for it");
   }
+  check(schedule);
   impl_->schedule = std::move(schedule);
   impl_->use_schedule();
 }

@@ -13,10 +13,6 @@ std::string quoted(const std::string& name) {
   return "\"" + name + "\"";
 }
 
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
-
 SpanKind kind_of(const Action& action, bool training) {
   if (!training) return SpanKind::evaluation;
   return action.kind == ActionKind::forward ? SpanKind::forward
@@ -131,7 +127,7 @@ void PipelineRun::forward(const PlannedAction& planned) {
     count(action.stage, 1);
     tensors = slot.graph.track(tensors, slot.inputs);
   }
-  tensors = run_layers(stage, std::move(tensors), action.microbatch);
+  tensors = run_layers(stage, std::move(tensors));
   if (action.stage + 1 < setting_.num_stages) {
     give_outputs(planned, slot, tensors);
   } else if (training_) {
@@ -142,40 +138,17 @@ void PipelineRun::forward(const PlannedAction& planned) {
   slot.forward_done = true;
 }
 
-Tensors PipelineRun::run_layers(
-    const PipelineStage& stage, Tensors tensors, int32_t microbatch) const {
-  for (size_t i = 0; i < stage.layers.size(); ++i) {
-    try {
-      tensors = stage.layers[i].layer.forward(tensors);
-    } catch (const c10::Error& error) {
-      explain_failure(
-          stage, i, tensors, microbatch,
-          first_line(error.what_without_backtrace()));
-    } catch (const ConfigError& error) {
-      explain_failure(stage, i, tensors, microbatch, error.what());
-    }
+Tensors
+PipelineRun::run_layers(const PipelineStage& stage, Tensors tensors) const {
+  std::string giver =
+      stage.stage == 0
+          ? ""
+          : setting_.last_layers[static_cast<size_t>(stage.stage) - 1];
+  for (const auto& [name, layer] : stage.layers) {
+    tensors = run_layer(name, layer.forward, tensors, giver);
+    giver = name;
   }
   return tensors;
-}
-
-void PipelineRun::explain_failure(
-    const PipelineStage& stage,
-    size_t layer,
-    const Tensors& inputs,
-    int32_t microbatch,
-    const std::string& cause) const {
-  const std::string here = " of stage " + std::to_string(stage.stage);
-  std::string giver = "microbatch";
-  if (layer > 0) {
-    giver = "layer " + quoted(stage.layers[layer - 1].name) + here;
-  } else if (stage.stage > 0) {
-    giver = "layer " + quoted(setting_.last_layers[stage.stage - 1]) +
-            " of stage " + std::to_string(stage.stage - 1);
-  }
-  throw ConfigError(
-      "layer " + quoted(stage.layers[layer].name) + here + " fails on " +
-      to_text(inputs) + ", which " + giver + " gives (microbatch " +
-      std::to_string(microbatch) + "): " + cause);
 }
 
 void PipelineRun::keep_loss(
@@ -185,7 +158,7 @@ void PipelineRun::keep_loss(
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad()) {
     throw ConfigError(
         "the loss of microbatch " + std::to_string(microbatch) + " is " +
-        (loss.defined() ? to_text(Tensors{loss}) : "undefined") +
+        (loss.defined() ? describe(Tensors{loss}) : "undefined") +
         "; it must be one number that depends on a parameter");
   }
   slot.graph.set_outputs({loss});

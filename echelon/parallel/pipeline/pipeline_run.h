@@ -66,14 +66,7 @@ class PipelineRun {
 
   void forward(const PlannedAction& planned);
   Tensors inputs_of(const PlannedAction& planned, Slot& slot);
-  Tensors run_layers(
-      const PipelineStage& stage, Tensors tensors, int32_t microbatch) const;
-  [[noreturn]] void explain_failure(
-      const PipelineStage& stage,
-      size_t layer,
-      const Tensors& inputs,
-      int32_t microbatch,
-      const std::string& cause) const;
+  Tensors run_layers(const PipelineStage& stage, Tensors tensors) const;
   void keep_loss(const PlannedAction& planned, Slot& slot, const Tensors& outs);
   void give_outputs(
       const PlannedAction& planned, Slot& slot, const Tensors& outputs);

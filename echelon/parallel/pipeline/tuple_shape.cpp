@@ -5,26 +5,6 @@
 #include "echelon/error.h"
 
 namespace echelon::pipeline {
-namespace {
-
-std::string dtype_name(torch::Dtype dtype) {
-  switch (dtype) {
-    case torch::kFloat: return "float32";
-    case torch::kDouble: return "float64";
-    case torch::kBFloat16: return "bfloat16";
-    case torch::kHalf: return "float16";
-    case torch::kBool: return "bool";
-    case torch::kByte: return "uint8";
-    case torch::kChar: return "int8";
-    case torch::kShort: return "int16";
-    case torch::kInt: return "int32";
-    case torch::kLong: return "int64";
-    default: return c10::toString(dtype);
-  }
-}
-
-}  // namespace
-
 TupleShape shape_of(const Tensors& tensors, const std::string& giver) {
   if (tensors.size() > kMaxTensors) {
     throw ConfigError(
@@ -100,25 +80,7 @@ Tensors empty_like(const TupleShape& shape, torch::Device device) {
 }
 
 std::string to_text(const TupleShape& shape) {
-  std::string text = "(";
-  for (size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + dtype_name(shape[i].dtype) + " [";
-    for (size_t d = 0; d < shape[i].sizes.size(); ++d) {
-      text += (d == 0 ? "" : ", ") + std::to_string(shape[i].sizes[d]);
-    }
-    text += "]";
-  }
-  return text + ")";
-}
-
-std::string to_text(const Tensors& tensors) {
-  TupleShape shape;
-  for (const auto& tensor : tensors) {
-    if (!tensor.defined()) continue;
-    shape.push_back(
-        {tensor.scalar_type(), tensor.sizes().vec(), tensor.requires_grad()});
-  }
-  return to_text(shape);
+  return describe(empty_like(shape, torch::kMeta));
 }
 
 void Fingerprint::add(int64_t value) {

@@ -40,9 +40,8 @@ TupleShape decode(const torch::Tensor& header);
 /// Uninitialised tensors of that shape.
 Tensors empty_like(const TupleShape& shape, torch::Device device);
 
-/// "(float32 [8, 16], int64 [8])".
+/// "float32 [8, 16] and int64 [8]".
 std::string to_text(const TupleShape& shape);
-std::string to_text(const Tensors& tensors);
 
 /// 64 bits that tell shapes, schedules and settings apart.
 class Fingerprint {

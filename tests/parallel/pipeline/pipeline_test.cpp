@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 #include <string>
@@ -38,28 +39,34 @@ struct Case {
 
 std::string name_of(const testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
-  std::string kind = c.kind;
-  std::string name = c.net + "_" + kind + "_" + std::to_string(c.ranks);
+  std::string name = c.net + "_" + c.kind + "_" + std::to_string(c.ranks);
   if (c.backend == BackendKind::gloo) name += "_gloo";
-  if (c.plan.uneven) name += "_uneven";
-  if (c.plan.growing) name += "_growing";
-  if (c.plan.evaluate) name += "_evaluate";
+  if (c.plan.steps > 3) name += "_everything";
+  std::replace(name.begin(), name.end(), '-', '_');
   return name;
+}
+
+std::vector<std::string> kinds() {
+  auto kinds = schedule_kinds();
+  kinds.push_back("random");
+  return kinds;
 }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const char* net : {"mlp", "conv", "skip", "tied", "masked"}) {
-    for (const char* kind :
-         {"gpipe", "1f1b", "split", "interleaved", "vee", "random"}) {
-      for (int ranks : {1, 2, 3, 4}) all.push_back({net, kind, ranks});
+    for (const auto& kind : kinds()) {
+      for (int ranks : {1, 2, 3, 4}) {
+        all.push_back({net, kind, ranks, BackendKind::local});
+        if (kind == "dualpipev") all.back().plan.microbatches = 2 * ranks + 1;
+      }
     }
     all.push_back({net, "1f1b", 2, BackendKind::gloo});
-    all.push_back({net, "vee", 3, BackendKind::gloo});
+    all.push_back({net, "zb-v", 3, BackendKind::gloo});
   }
   const Plan everything{
       .steps = 5, .uneven = true, .growing = true, .evaluate = true};
-  for (const char* kind : {"gpipe", "1f1b", "interleaved", "vee"}) {
+  for (const char* kind : {"gpipe", "1f1b", "interleaved", "zb-v", "random"}) {
     for (auto on : {BackendKind::local, BackendKind::gloo}) {
       all.push_back({"masked", kind, 2, on, everything});
       all.push_back({"tied", kind, 3, on, everything});

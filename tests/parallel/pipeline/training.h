@@ -87,6 +87,20 @@ inline double sum_of(const std::vector<Tensor>& losses) {
   return sum;
 }
 
+inline Plan evaluation_of(const Plan& plan) {
+  Plan other = plan;
+  other.microbatches += 1;
+  return other;
+}
+
+inline void record_evaluation(
+    parity::Record& record, int step, const std::vector<Tensors>& outputs) {
+  for (size_t m = 0; m < outputs.size(); ++m) {
+    record.buffers["evaluation " + std::to_string(step) + " " +
+                   std::to_string(m)] = outputs[m][0];
+  }
+}
+
 /// Gradient accumulation over the microbatches.
 inline parity::Record on_one_device(const LayerList& list, const Plan& plan) {
   const PipelineStage all = build_stage(list, 0, 0, list.size());
@@ -123,6 +137,16 @@ inline parity::Record on_one_device(const LayerList& list, const Plan& plan) {
       by_name[tie.second].mutable_grad() = sums[tie.first].clone();
     }
     record_step(record, parameters, sum_of(losses));
+    if (plan.evaluate) {
+      torch::NoGradGuard no_grad;
+      std::vector<Tensors> outputs = batch_of(evaluation_of(plan), step);
+      for (auto& tensors : outputs) {
+        for (const auto& layer : all.layers) {
+          tensors = layer.layer.forward(tensors);
+        }
+      }
+      record_evaluation(record, step, outputs);
+    }
     update(parameters);
   }
   record_end(record, parameters);
@@ -130,14 +154,13 @@ inline parity::Record on_one_device(const LayerList& list, const Plan& plan) {
 }
 
 /// What this rank has of the same; the loss on the rank of the last stage, else
-/// 0. `evaluated`: the last stage's outputs of each evaluation.
+/// 0.
 inline parity::Record on_ranks(
     const LayerList& list,
     const Plan& plan,
     const Schedule& schedule,
     const Group& group,
-    PipelineOptions options = {},
-    std::vector<Tensor>* evaluated = nullptr) {
+    PipelineOptions options = {}) {
   options.ties = list.ties();
   options.copy_tied_values = true;
   Pipeline pipeline(
@@ -157,13 +180,10 @@ inline parity::Record on_ranks(
         pipeline.has_last_stage() ? loss_of(plan, step) : nullptr);
     record_step(record, parameters, sum_of(result.losses));
     if (plan.evaluate) {
-      Plan other = plan;
-      other.microbatches += 1;
-      const auto outputs = pipeline.evaluate(
-          first ? batch_of(other, step) : std::vector<Tensors>{});
-      for (const auto& tensors : outputs) {
-        if (evaluated != nullptr) evaluated->push_back(tensors[0]);
-      }
+      record_evaluation(
+          record, step,
+          pipeline.evaluate(first ? batch_of(evaluation_of(plan), step)
+                                  : std::vector<Tensors>{}));
     }
     update(parameters);
   }
@@ -171,7 +191,7 @@ inline parity::Record on_ranks(
   return record;
 }
 
-/// The part of `all` that `part` has; `last`: and the losses.
+/// The part of `all` that `part` has; `last`: and what the last stage knows.
 inline void expect_part(
     const parity::Record& all,
     const parity::Record& part,
@@ -190,6 +210,7 @@ inline void expect_part(
         pick(all.gradients[step], part.gradients[step]));
   }
   expected.parameters = pick(all.parameters, part.parameters);
+  if (last) expected.buffers = all.buffers;
   parity::expect_parity(expected, part, tolerance);
 }
 

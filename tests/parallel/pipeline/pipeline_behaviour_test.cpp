@@ -1,0 +1,566 @@
+// What a pipeline stores, records, calls back and refuses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "echelon/error.h"
+#include "echelon/parallel/pipeline/pipeline.h"
+#include "echelon/schedule/memory.h"
+#include "tests/parallel/pipeline/schedules.h"
+#include "tests/parallel/pipeline/training.h"
+#include "tests/support/error_text.h"
+
+namespace echelon {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+using torch::Tensor;
+using training::Plan;
+
+CommOptions quick() {
+  CommOptions options;
+  options.backend = BackendKind::local;
+  options.timeout = std::chrono::seconds(60);
+  return options;
+}
+
+/// How many of a stage's tensors are alive, and were at most.
+struct Alive {
+  std::mutex mutex;
+  std::map<int, int> now, most;
+
+  void add(int stage, int change) {
+    std::lock_guard lock(mutex);
+    now[stage] += change;
+    most[stage] = std::max(most[stage], now[stage]);
+  }
+  // Ones that count themselves while anything holds them.
+  Tensor ones(int stage) {
+    add(stage, 1);
+    auto* value = new double(1.0);
+    return torch::from_blob(
+        value, {1},
+        [this, stage, value](void*) {
+          delete value;
+          add(stage, -1);
+        },
+        torch::kFloat64);
+  }
+};
+
+// Holds a counted tensor from its forward to its backward for weights.
+struct CountedImpl : torch::nn::Module {
+  CountedImpl(Alive& alive, int stage) : alive(alive), stage(stage) {
+    weight = register_parameter("weight", torch::ones({1}, torch::kFloat64));
+  }
+  Tensor forward(const Tensor& x) { return x * (weight * alive.ones(stage)); }
+  Alive& alive;
+  int stage;
+  Tensor weight;
+};
+TORCH_MODULE(Counted);
+
+// Stage i is layer i, called "layer<i>".
+LayerList counted_layers(Alive& alive, int32_t num_stages) {
+  LayerList list;
+  for (int32_t i = 0; i < num_stages; ++i) {
+    list.add(
+        "layer" + std::to_string(i), [&alive, i] { return Counted(alive, i); });
+  }
+  return list;
+}
+
+class Memory : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(
+    Pipeline, Memory, testing::ValuesIn(schedule_kinds()),
+    [](const auto& info) {
+      std::string name = info.param;
+      std::replace(name.begin(), name.end(), '-', '_');
+      return name;
+    });
+
+// The tensors that are really alive, not the executor's own count alone.
+TEST_P(Memory, StoresWhatTheScheduleClaims) {
+  const Plan plan{.steps = 2, .microbatches = 8};
+  const Schedule schedule = schedules::named(GetParam(), 4, plan.microbatches);
+  const auto claim = stored_activations(schedule).stages;
+  Alive alive;
+  const LayerList list = counted_layers(alive, schedule.num_stages());
+  run_ranks(
+      4,
+      [&](World& world) {
+        Pipeline pipeline(
+            world.group(), schedule,
+            build_stages(list, cut_evenly(list, schedule.num_stages()),
+                         schedule.rank_of_stage, world.rank()));
+        for (int step = 0; step < plan.steps; ++step) {
+          const auto result = pipeline.step(
+              pipeline.has_first_stage() ? training::batch_of(plan, step)
+                                         : std::vector<Tensors>{},
+              pipeline.has_last_stage() ? training::loss_of(plan, step)
+                                        : nullptr);
+          std::vector<int32_t> expected;
+          for (int32_t stage : schedule.stages_of(world.rank())) {
+            expected.push_back(claim[static_cast<size_t>(stage)]);
+          }
+          EXPECT_EQ(result.peak_stored, expected);
+        }
+      },
+      quick());
+  for (const auto& [stage, most] : alive.most) {
+    EXPECT_EQ(most, claim[static_cast<size_t>(stage)]) << "stage " << stage;
+    EXPECT_EQ(alive.now[stage], 0) << "stage " << stage;
+  }
+  EXPECT_EQ(alive.most.size(), claim.size());
+}
+
+TEST(Pipeline, RecordsActionsWaitsAndTransfers) {
+  const Plan plan{.steps = 1, .microbatches = 3};
+  const LayerList list = nets::mlp();
+  const Schedule schedule = schedules::named("zb-h1", 2, plan.microbatches);
+  run_ranks(
+      2,
+      [&](World& world) {
+        Recorder recorder(world.rank(), 0, 1);
+        recorder.begin_step(0);
+        training::on_ranks(
+            list, plan, schedule, world.group(), {.recorder = &recorder});
+        std::vector<std::string> actions;
+        std::vector<std::string> others;
+        for (const auto& span : recorder.take()) {
+          EXPECT_EQ(span.track, "compute");
+          const bool action = span.kind == SpanKind::forward ||
+                              span.kind == SpanKind::backward;
+          EXPECT_EQ(action, !span.name.starts_with("wait ")) << span.name;
+          (action ? actions : others).push_back(span.name);
+        }
+        std::vector<std::string> expected;
+        for (const auto& action : schedule.ranks[world.rank()]) {
+          expected.push_back(to_string(action));
+        }
+        EXPECT_EQ(actions, expected);
+        std::vector<std::string> labels;
+        for (const auto& record : world.history().snapshot()) {
+          if (record.operation == "recv") labels.push_back(record.label);
+        }
+        EXPECT_THAT(labels, Contains(world.rank() == 0 ? "1I2" : "0F2"));
+      },
+      quick());
+}
+
+// The receive of the next microbatch is under way while one is computed.
+TEST(Pipeline, ReceivesArePostedAhead) {
+  const Plan plan{.steps = 2, .microbatches = 4};
+  const LayerList list = nets::mlp();
+  const Schedule schedule = schedules::named("gpipe", 2, plan.microbatches);
+  run_ranks(
+      2,
+      [&](World& world) {
+        Recorder recorder(world.rank(), 0, 1);
+        int64_t before_step = 0;
+        Pipeline pipeline(
+            world.group(), schedule,
+            build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()),
+            {.recorder = &recorder});
+        for (int step = 0; step < plan.steps; ++step) {
+          recorder.begin_step(step == 0 ? 1 : 0);  // the second is recorded
+          before_step = steady_now_ns();
+          pipeline.step(
+              world.rank() == 0 ? training::batch_of(plan, step)
+                                : std::vector<Tensors>{},
+              training::loss_of(plan, step));
+        }
+        if (world.rank() == 0) return;
+        std::map<std::string, Span> spans;
+        for (const auto& span : recorder.take()) spans[span.name] = span;
+        int checked = 0;
+        for (const auto& record : world.history().snapshot()) {
+          if (record.begin_ns < before_step || record.operation != "recv") {
+            continue;
+          }
+          const auto m = record.label.back() - '0';
+          if (m == 0) continue;
+          const auto& earlier = spans.at("1F" + std::to_string(m - 1));
+          EXPECT_LT(record.begin_ns, earlier.begin_ns) << record.label;
+          ++checked;
+        }
+        EXPECT_EQ(checked, 3);
+      },
+      quick());
+}
+
+TEST(Pipeline, CallsBackAroundTheLastBackward) {
+  const Plan plan{.steps = 1, .microbatches = 6};
+  const LayerList list = nets::mlp();
+  for (const char* kind : {"1f1b", "zb-v"}) {
+    const Schedule schedule = schedules::named(kind, 2, plan.microbatches);
+    run_ranks(
+        2,
+        [&](World& world) {
+          Recorder recorder(world.rank(), 0, 1);
+          recorder.begin_step(0);
+          size_t done = 0;
+          const auto count_done = [&] {
+            for (const auto& span : recorder.take()) {
+              done += span.kind != SpanKind::communication;
+            }
+            return done;
+          };
+          std::map<int32_t, size_t> calls;  // actions done before
+          size_t after = 0;
+          training::on_ranks(
+              list, plan, schedule, world.group(),
+              {.recorder = &recorder,
+               .before_last_backward =
+                   [&](int32_t stage) {
+                     EXPECT_TRUE(calls.emplace(stage, count_done()).second);
+                   },
+               .after_backwards = [&] { after = count_done(); }});
+          const auto& actions = schedule.ranks[world.rank()];
+          std::map<int32_t, size_t> expected;
+          for (size_t i = 0; i < actions.size(); ++i) {
+            if (actions[i].kind == ActionKind::backward ||
+                actions[i].kind == ActionKind::backward_weight) {
+              expected[actions[i].stage] = i;
+            }
+          }
+          EXPECT_EQ(calls, expected);
+          EXPECT_EQ(after, actions.size());
+        },
+        quick());
+  }
+}
+
+TEST(Pipeline, ReducesOnceOverReplicas) {
+  // Two pipelines of two ranks; each has half of the samples.
+  Plan plan{.steps = 3, .microbatches = 4};
+  for (const char* net : {"tied", "mlp"}) {
+    const LayerList list = nets::named(net);
+    const auto expected = training::on_one_device(list, plan);
+    const Schedule schedule = schedules::named("1f1b", 2, plan.microbatches);
+    run_ranks(
+        4,
+        [&](World& world) {
+          const int replica = world.rank() / 2;
+          const Group pp = world.new_group(
+              "pp", replica == 0 ? std::vector<int>{0, 1}
+                                 : std::vector<int>{2, 3});
+          const Group dp = world.new_group(
+              "dp", world.rank() % 2 == 0 ? std::vector<int>{0, 2}
+                                          : std::vector<int>{1, 3});
+          auto stages = build_stages(
+              list, cut_evenly(list, 2), schedule.rank_of_stage, pp.rank());
+          training::Parameters parameters;
+          for (const auto& item : stages[0].named_parameters()) {
+            parameters.push_back(item);
+          }
+          int reductions = 0;
+          PipelineOptions options{.ties = list.ties(), .copy_tied_values = true};
+          options.after_backwards = [&] {
+            ++reductions;
+            for (const auto& [_, tensor] : parameters) {
+              dp.all_reduce(tensor.grad());
+            }
+          };
+          Pipeline pipeline(pp, schedule, std::move(stages), options);
+          for (int step = 0; step < plan.steps; ++step) {
+            auto batch = training::batch_of(plan, step);
+            // A third of each microbatch's rows on the first replica.
+            const int64_t begin = replica == 0 ? 0 : 1;
+            const int64_t rows = replica == 0 ? 1 : 2;
+            for (auto& tensors : batch) {
+              tensors[0] = tensors[0].narrow(0, begin, rows);
+            }
+            const auto whole = [&](const Tensors& outputs, int64_t m) {
+              const Tensor target =
+                  parity::random(
+                      {plan.rows, 4}, 5000 + 1000 * static_cast<uint64_t>(step) +
+                                          static_cast<uint64_t>(m))
+                      .narrow(0, begin, rows);
+              return (outputs[0] - target).square().sum() /
+                     static_cast<double>(plan.rows * plan.microbatches);
+            };
+            pipeline.step(
+                pipeline.has_first_stage() ? batch : std::vector<Tensors>{},
+                whole);
+            for (const auto& [name, tensor] : parameters) {
+              const auto& truth = expected.gradients[step].at(name);
+              EXPECT_TRUE(torch::allclose(tensor.grad(), truth, 1e-11, 1e-13))
+                  << name << " step " << step;
+            }
+            training::update(parameters);
+          }
+          EXPECT_EQ(reductions, plan.steps);
+        },
+        quick());
+  }
+}
+
+// Frozen stages send no gradients back; what is frozen may change.
+TEST(Pipeline, FrozenLayersMayChangeBetweenSteps) {
+  const Plan plan{.steps = 1, .microbatches = 3};
+  const LayerList list = nets::mlp();
+  const Schedule schedule = schedules::named("zb-h1", 3, plan.microbatches);
+  run_ranks(
+      3,
+      [&](World& world) {
+        Pipeline pipeline(
+            world.group(), schedule,
+            build_stages(list, cut_evenly(list, 3), {0, 1, 2}, world.rank()));
+        const auto parameters = pipeline.stages()[0].named_parameters();
+        const auto step = [&] {
+          for (const auto& [_, tensor] : parameters) {
+            Tensor clear = tensor;
+            clear.mutable_grad().reset();
+          }
+          const uint64_t before = world.history().count();
+          pipeline.step(
+              world.rank() == 0 ? training::batch_of(plan, 0)
+                                : std::vector<Tensors>{},
+              training::loss_of(plan, 0));
+          return world.history().count() - before;
+        };
+        const auto freeze = [&](bool frozen) {
+          for (const auto& [_, tensor] : parameters) {
+            Tensor parameter = tensor;
+            parameter.requires_grad_(!frozen);
+          }
+        };
+        step();
+        const uint64_t messages = step();
+        if (world.rank() == 0) freeze(true);
+        step();  // learns
+        const uint64_t fewer = step();
+        for (const auto& [name, tensor] : parameters) {
+          EXPECT_EQ(tensor.grad().defined(), world.rank() != 0) << name;
+        }
+        if (world.rank() < 2) {
+          EXPECT_EQ(fewer, messages - 3);
+        }
+        if (world.rank() == 0) freeze(false);
+        EXPECT_EQ(step(), messages);  // remembered
+        for (const auto& [name, tensor] : parameters) {
+          EXPECT_TRUE(tensor.grad().defined()) << name;
+        }
+      },
+      quick());
+}
+
+TEST(Pipeline, ScheduleMayChangeBetweenSteps) {
+  const LayerList list = nets::mlp();
+  Plan plan{.steps = 1, .microbatches = 4};
+  const auto expected = training::on_one_device(list, plan);
+  run_ranks(
+      2,
+      [&](World& world) {
+        Pipeline pipeline(
+            world.group(), schedules::named("gpipe", 2, 2),
+            build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()));
+        pipeline.set_schedule(schedules::named("zb-h2", 2, 4));
+        EXPECT_EQ(pipeline.schedule().name, "zb-h2");
+        pipeline.step(
+            world.rank() == 0 ? training::batch_of(plan, 0)
+                              : std::vector<Tensors>{},
+            training::loss_of(plan, 0));
+        for (const auto& [name, tensor] :
+             pipeline.stages()[0].named_parameters()) {
+          EXPECT_TRUE(torch::equal(
+              tensor.grad(), expected.gradients[0].at(name)))
+              << name;
+        }
+        EXPECT_THAT(
+            error_text<ConfigError>([&] {
+              pipeline.set_schedule(schedules::named("zb-v", 2, 4));
+            }),
+            HasSubstr("other ranks"));
+      },
+      quick());
+}
+
+// Errors ----------------------------------------------------------------------
+
+// What the first rank that fails says, of all ranks.
+std::string first_error(
+    int ranks, const std::function<void(World&)>& body) {
+  return error_text([&] { run_ranks(ranks, body, quick()); });
+}
+
+std::string error_of(
+    const LayerList& list,
+    const Plan& plan,
+    const std::string& kind = "1f1b",
+    const PipelineOptions& options = {}) {
+  return first_error(2, [&](World& world) {
+    training::on_ranks(
+        list, plan, schedules::named(kind, 2, plan.microbatches),
+        world.group(), options);
+  });
+}
+
+TEST(PipelineErrors, OutputIsNotWhatTheNextLayerTakes) {
+  LayerList list;
+  nets::add_linear(list, "encoder", 6, 10);
+  nets::add_linear(list, "head", 12, 4);
+  EXPECT_THAT(
+      error_of(list, {}),
+      AllOf(HasSubstr("rank 1"), HasSubstr("\"head\""),
+            HasSubstr("\"encoder\""), HasSubstr("float64 [3, 10]")));
+}
+
+// A layer whose output depends on more than its input.
+LayerList moody(int changes_at) {
+  LayerList list;
+  nets::add_linear(list, "fc1", 6, 8);
+  auto calls = std::make_shared<int>(0);
+  list.add_function("moody", [calls, changes_at](const Tensor& x) {
+    return ++*calls > changes_at ? x.narrow(0, 0, 2) : x;
+  });
+  list.add_function("next", [](const Tensor& x) { return x * 2; });
+  nets::add_linear(list, "head", 8, 4);
+  return list;
+}
+
+TEST(PipelineErrors, ShapeChangesOnOneRankOnly) {
+  const Plan plan{.steps = 3, .microbatches = 2};
+  EXPECT_THAT(
+      error_of(moody(3), plan),
+      AllOf(HasSubstr("\"moody\", the end of stage 0"),
+            HasSubstr("float64 [2, 8]"), HasSubstr("float64 [3, 8]"),
+            HasSubstr("microbatch 1"), HasSubstr("shapes_vary")));
+}
+
+TEST(Pipeline, ShapesMayVaryWhenToldSo) {
+  const Plan plan{.steps = 3, .microbatches = 2};
+  EXPECT_EQ(error_of(moody(3), plan, "zb-h1", {.shapes_vary = true}), "no error");
+}
+
+TEST(PipelineErrors, RanksCallDifferentThings) {
+  const LayerList list = nets::mlp();
+  const auto run = [&](const std::function<void(Pipeline&, int)>& body) {
+    return first_error(2, [&](World& world) {
+      Pipeline pipeline(
+          world.group(), schedules::named("gpipe", 2, 5),
+          build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()));
+      body(pipeline, world.rank());
+    });
+  };
+  const Plan plan;
+  const auto loss = training::loss_of(plan, 0);
+  EXPECT_THAT(
+      run([&](Pipeline& pipeline, int rank) {
+        if (rank == 0) pipeline.step(training::batch_of(plan, 0));
+        if (rank == 1) pipeline.evaluate({});
+      }),
+      AllOf(HasSubstr("step"), HasSubstr("evaluate")));
+  EXPECT_THAT(
+      run([&](Pipeline& pipeline, int rank) {
+        if (rank == 0) pipeline.set_schedule(schedules::named("1f1b", 2, 5));
+        pipeline.step(
+            rank == 0 ? training::batch_of(plan, 0) : std::vector<Tensors>{},
+            loss);
+      }),
+      HasSubstr("another schedule"));
+  EXPECT_THAT(
+      run([&](Pipeline& pipeline, int) {
+        pipeline.step(training::batch_of(plan, 0), loss);
+      }),
+      HasSubstr("the rank of stage 0 alone takes them"));
+  EXPECT_THAT(
+      run([&](Pipeline& pipeline, int rank) {
+        auto batch = training::batch_of(plan, 0);
+        batch.pop_back();
+        pipeline.step(rank == 0 ? batch : std::vector<Tensors>{}, loss);
+      }),
+      AllOf(HasSubstr("4 microbatches"), HasSubstr("is for 5")));
+  EXPECT_THAT(
+      run([&](Pipeline& pipeline, int rank) {
+        pipeline.step(
+            rank == 0 ? training::batch_of(plan, 0) : std::vector<Tensors>{});
+      }),
+      HasSubstr("no loss function"));
+  EXPECT_THAT(
+      run([&](Pipeline& pipeline, int rank) {
+        pipeline.step(
+            rank == 0 ? training::batch_of(plan, 0) : std::vector<Tensors>{},
+            [](const Tensors& outputs, int64_t) { return outputs[0].detach(); });
+      }),
+      AllOf(HasSubstr("the loss of microbatch 0"), HasSubstr("one number")));
+}
+
+TEST(PipelineErrors, AfterAFailedCall) {
+  const LayerList list = nets::mlp();
+  run_ranks(1, [&](World& world) {
+    Pipeline pipeline(
+        world.group(), schedules::named("gpipe", 1, 5),
+        build_stages(list, cut_evenly(list, 1), {0}, 0));
+    const Plan plan;
+    EXPECT_ANY_THROW(pipeline.step({}, training::loss_of(plan, 0)));
+    EXPECT_THAT(
+        error_text([&] {
+          pipeline.step(training::batch_of(plan, 0), training::loss_of(plan, 0));
+        }),
+        HasSubstr("build a new one"));
+  });
+}
+
+TEST(PipelineErrors, StagesThatDoNotFitTheSchedule) {
+  const LayerList list = nets::mlp();
+  const auto build = [&](World& world, const Schedule& schedule, int32_t rank) {
+    Pipeline pipeline(
+        world.group(), schedule,
+        build_stages(list, cut_evenly(list, schedule.num_stages()),
+                     schedule.rank_of_stage, rank));
+  };
+  run_ranks(1, [&](World& world) {
+    EXPECT_THAT(
+        error_text<ConfigError>(
+            [&] { build(world, schedules::named("gpipe", 2, 2), 0); }),
+        HasSubstr("is for 2 ranks, but axis world has 1"));
+    EXPECT_THAT(
+        error_text<ConfigError>(
+            [&] { build(world, schedules::named("gpipe", 1, 2), 1); }),
+        AllOf(HasSubstr("puts stages 0 on rank 0"), HasSubstr("(none)")));
+    Schedule broken = schedules::named("gpipe", 1, 2);
+    broken.ranks[0].pop_back();
+    EXPECT_THAT(
+        error_text<ConfigError>([&] { build(world, broken, 0); }),
+        HasSubstr("0B1"));
+  });
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { cut_evenly(list, 9); }),
+      AllOf(HasSubstr("9 pipeline stages"), HasSubstr("8 layers")));
+}
+
+TEST(PipelineErrors, TiesThatDoNotFit) {
+  const auto build = [](const LayerList& list, const std::vector<Tie>& ties) {
+    return first_error(2, [&](World& world) {
+      Pipeline pipeline(
+          world.group(), schedules::named("gpipe", 2, 2),
+          build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()),
+          {.ties = ties});
+    });
+  };
+  LayerList list;
+  nets::add_linear(list, "in", 6, 6);
+  nets::add_linear(list, "out", 6, 6);
+  EXPECT_THAT(
+      build(list, {{"in.weight", "out.wait"}}),
+      AllOf(HasSubstr("\"out.wait\""), HasSubstr("in no stage")));
+  EXPECT_THAT(
+      build(list, {{"in.weight", "out.bias"}}), HasSubstr("shape or dtype"));
+  EXPECT_THAT(
+      build(list, {{"in.weight", "out.weight"}}),
+      AllOf(HasSubstr("\"in.weight\" and \"out.weight\""),
+            HasSubstr("different values")));
+}
+
+}  // namespace
+}  // namespace echelon
