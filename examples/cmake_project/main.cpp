@@ -1,47 +1,67 @@
-// Fits y = 2x + 1 on any number of ranks: each draws its own samples, and the
-// mean gradient over all ranks moves the same model everywhere.
+// Learns which of two spirals a point lies on, on any number of ranks: the
+// result does not depend on how many.
 //
-//   $ echelon run -n 2 -- ./fit_line
-//   2 ranks: y = 2.00 x + 1.00, loss 0.0000
+//   $ echelon run -n 2 -- build/spirals
+//   [0] step   1  loss 0.612512
+//   [0] step 200  loss 0.000127
+//   [0] rank 0 of 2: gradient norm 0.000303931
+//   [1] rank 1 of 2: gradient norm 0.000303931
 #include <torch/torch.h>
 
+#include <cmath>
 #include <cstdio>
-#include <exception>
 
 #include "echelon/comm/world.h"
+#include "echelon/parallel/data/distributed_data_parallel.h"
 
-int main() try {
+struct NetImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) {
+    return out(torch::tanh(hidden(torch::tanh(in(x)))));
+  }
+  torch::nn::Linear in = register_module("in", torch::nn::Linear(2, 32));
+  torch::nn::Linear hidden =
+      register_module("hidden", torch::nn::Linear(32, 32));
+  torch::nn::Linear out = register_module("out", torch::nn::Linear(32, 2));
+};
+TORCH_MODULE(Net);
+
+int main() {
+  constexpr int64_t kBatch = 256;  // of all ranks
   auto world = echelon::World::from_environment();
-  torch::manual_seed(world.rank());  // other samples on each rank
-  torch::nn::Linear line(1, 1);
-  for (auto& parameter : line->parameters()) {
-    world.group().broadcast(parameter.data(), 0).wait();
-  }
-  torch::optim::SGD optimizer(line->parameters(), 0.1);
+  torch::manual_seed(0);  // the same points everywhere, each rank takes a part
+  const auto parts = torch::arange(kBatch).tensor_split(world.size());
+  const auto own = parts[world.rank()].to(world.device());
 
-  double loss = 0;
-  for (int step = 0; step < 200; ++step) {
-    const auto x = torch::randn({32, 1});
-    const auto error = torch::mse_loss(line(x), 2 * x + 1);
+  Net net;
+  net->to(world.device(), torch::kFloat64);
+  echelon::DistributedDataParallel<Net> parallel(net, world.group());
+  torch::optim::Adam optimizer(net->parameters(), 0.01);
+
+  for (int step = 1; step <= 200; ++step) {
+    const auto t = 3 * torch::rand({kBatch}, torch::kFloat64) + 0.5;
+    const auto label = torch::arange(kBatch) % 2;
+    const auto angle = t + label * M_PI;
+    const auto points =
+        torch::stack({t * angle.cos(), t * angle.sin()}, 1).to(world.device());
+
     optimizer.zero_grad();
-    error.backward();
-    for (auto& parameter : line->parameters()) {
-      world.group()
-          .all_reduce(parameter.grad(), echelon::ReduceOp::avg)
-          .wait();
-    }
+    auto loss = torch::nn::functional::cross_entropy(
+        parallel(points.index_select(0, own)),
+        label.to(world.device()).index_select(0, own),
+        torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+    loss = parallel.global_mean(loss, own.numel());
+    loss.backward();  // averages the gradients over the ranks while it runs
     optimizer.step();
-    loss = error.item<double>();
+
+    if (step == 1 || step == 200) {
+      auto mean = loss.detach().clone();
+      world.group().all_reduce(mean, echelon::ReduceOp::avg);
+      if (world.rank() == 0) {
+        std::printf("step %3d  loss %.6f\n", step, mean.item<double>());
+      }
+    }
   }
-  if (world.rank() == 0) {
-    std::printf(
-        "%d ranks: y = %.2f x + %.2f, loss %.4f\n",
-        world.size(),
-        line->weight.item<double>(),
-        line->bias.item<double>(),
-        loss);
-  }
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
+  std::printf(
+      "rank %d of %d: gradient norm %.9f\n", world.rank(), world.size(),
+      net->in->weight.grad().norm().item<double>());
 }
