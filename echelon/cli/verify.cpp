@@ -103,6 +103,7 @@ int verify(const VerifyArguments& arguments) {
   options.command = command;
   options.terminal = launch::Terminal::rank_zero;
   options.listen_early = true;
+  options.answer_code = static_cast<int>(ExitCode::failure);  // they differ
   return launch::run(options);
 }
 

@@ -322,6 +322,12 @@ void Job::take_end(Rank& rank, const GuardReport& report) {
   rank.end.time_ns = report.time_ns;
   rank.end.told_to_end = ordered_ns_ != 0 && report.time_ns >= ordered_ns_;
   rank.end.report = read_error_report(rank.error_file);
+  if (rank.end.rank == 0 && options_.answer_code != 0 && !rank.end.report &&
+      WIFEXITED(report.value) &&
+      WEXITSTATUS(report.value) == options_.answer_code) {
+    answered_ = true;
+    rank.end.status = 0;
+  }
   const auto now = steady_clock::now();
   for (int stream = 1; stream <= 2; ++stream) {
     // What a dead rank left in a pipe is little; a child of it may write on.
@@ -478,6 +484,9 @@ Outcome Job::local_outcome() {
     if (special || outcome.exit_code == 0) {
       outcome.exit_code = special ? code : interrupted;
     }
+  }
+  if (answered_ && outcome.exit_code == 0) {
+    outcome.exit_code = options_.answer_code;
   }
   return outcome;
 }

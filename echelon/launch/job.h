@@ -70,6 +70,7 @@ class Job {
   Policy policy_;
   std::vector<Rank> ranks_;
   std::string start_error_;     // the program could not be executed
+  bool answered_ = false;       // rank 0 ended with options_.answer_code
   int64_t ordered_ns_ = 0;      // when ranks were first told to end
   TimePoint killed_at_{};
   bool ended_ = false;          // all ranks of this host

@@ -46,6 +46,11 @@ struct LaunchOptions {
   /// rank's first connection is refused. False leaves it bound but not
   /// listening, so that any other program can open MASTER_PORT itself.
   bool listen_early = false;
+
+  /// An exit code of rank 0 that is the program's answer (as 1 of diff), not a
+  /// failure: nobody is stopped, nothing is said, the launcher ends with it. A
+  /// rank that leaves an error report has failed all the same. 0: none.
+  int answer_code = 0;
 };
 
 }  // namespace echelon::launch

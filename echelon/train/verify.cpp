@@ -224,11 +224,6 @@ std::string to_text(const VerifyResult& result, const VerifyOptions& options) {
   std::ostringstream text;
   text.precision(2);
   text << std::scientific;
-  text << (result.passed ? "equal" : "DIFFERENT") << ": "
-       << result.num_compared << " comparisons over " << result.steps
-       << " steps, largest relative difference "
-       << result.worst.front().relative << " (tolerance "
-       << options.tolerance << ")\n";
   const size_t shown = result.passed ? 1 : result.worst.size();
   for (size_t i = 0; i < shown; ++i) {
     const auto& one = result.worst[i];
@@ -236,6 +231,11 @@ std::string to_text(const VerifyResult& result, const VerifyOptions& options) {
          << one.rank << "  " << one.what << "\n";
   }
   if (!result.hint.empty()) text << "hint: " << result.hint << "\n";
+  text << (result.passed ? "equal" : "DIFFERENT") << ": "
+       << result.num_compared << " comparisons over " << result.steps
+       << " steps, largest relative difference "
+       << result.worst.front().relative << " (tolerance "
+       << options.tolerance << ")\n";
   return text.str();
 }
 

@@ -42,7 +42,7 @@ struct VerifyResult {
 VerifyResult verify(
     const Job& job, World& world, const VerifyOptions& options);
 
-/// As a table for people, or as one JSON object.
+/// As a table for people, the verdict in its last line, or as one JSON object.
 std::string to_text(const VerifyResult& result, const VerifyOptions& options);
 std::string to_json(const VerifyResult& result, const VerifyOptions& options);
 

@@ -371,6 +371,28 @@ TEST_F(CommandLine, VerifyPassesAResolvedConfiguration) {
   EXPECT_EQ(run("verify first.toml --steps 0").exit_code, 2);
 }
 
+TEST_F(CommandLine, VerifysVerdictIsItsLastWord) {
+  write(
+      folder_ / "bin/echelon-train",
+      "#!/bin/sh\n[ \"$RANK\" = 0 ] || exit 0\necho DIFFERENT; exit 1\n");
+  const auto differ = run("verify first.toml -n 3");
+  EXPECT_EQ(differ.exit_code, 1);
+  EXPECT_EQ(differ.out, "DIFFERENT\n");
+  EXPECT_EQ(differ.err, "");
+  // Another code, another rank or a reported error is a failure.
+  write(folder_ / "bin/echelon-train", "#!/bin/sh\nexit 3\n");
+  EXPECT_THAT(run("verify first.toml -n 1").err, HasSubstr("exit code 3"));
+  write(folder_ / "bin/echelon-train", "#!/bin/sh\nexit $RANK\n");
+  EXPECT_THAT(run("verify first.toml -n 2").err, HasSubstr("rank 1"));
+  write(
+      folder_ / "bin/echelon-train",
+      "#!/bin/sh\n"
+      "echo '{\"message\": \"no data\", \"type\": \"DataError\",'"
+      " '\"exit_code\": 1, \"time_ns\": 1, \"rank\": 0,'"
+      " '\"consequence\": false}' >$ECHELON_ERROR_FILE\nexit 1\n");
+  EXPECT_THAT(run("verify first.toml -n 1").err, HasSubstr("DataError: no data"));
+}
+
 TEST_F(CommandLine, ExportPassesItsArguments) {
   EXPECT_EQ(
       run("export runs/first out.safetensors").err,
