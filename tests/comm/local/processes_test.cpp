@@ -12,6 +12,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -72,10 +74,18 @@ std::string missing_of(const std::exception& error) {
   return text;
 }
 
+// The steady clock, which all processes of a host share.
+int64_t now_us() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
 void report(const Me& me, const std::exception& error) {
+  const int64_t now = now_us();
   me.say(
-      "error " + kind_of(error) + " missing " + missing_of(error) + " " +
-      error.what());
+      "error " + kind_of(error) + " missing " + missing_of(error) + " at " +
+      std::to_string(now) + " " + error.what());
 }
 
 void all_values(Me& me) {
@@ -121,6 +131,21 @@ void until_failure(Me& me) {
   }
   try {
     me.world->allreduce(big, {})->wait(0ms);
+  } catch (const std::exception& error) {
+    report(me, error);
+  }
+}
+
+// All but the victim wait in a small collective that it never calls.
+void until_idle_failure(Me& me) {
+  Tensors t = {at::zeros({16})};
+  me.world->allreduce(t, {})->wait(0ms);
+  me.say("running");
+  if (me.rank == 2) {
+    for (;;) pause();
+  }
+  try {
+    me.world->allreduce(t, {})->wait(0ms);
   } catch (const std::exception& error) {
     report(me, error);
   }
@@ -230,6 +255,7 @@ void shares_in_place(Me& me) {
 const std::map<std::string, std::function<void(Me&)>> kRoles = {
     {"all_values", all_values},
     {"until_failure", until_failure},
+    {"until_idle_failure", until_idle_failure},
     {"with_deadline", with_deadline},
     {"leaves_early", leaves_early},
     {"groups_come_and_go", groups_come_and_go},
@@ -435,6 +461,38 @@ TEST_P(Death, FailsEverythingOfEverySurvivor) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(StagedAndShared, Death, ::testing::Bool());
+
+// Death is noticed by itself, long before the time-out of 60 s: its error is
+// another one. How long it took is printed.
+TEST(Processes, PrintsHowSoonADeathIsNoticed) {
+  for (const std::string role : {"until_failure", "until_idle_failure"}) {
+    std::vector<double> milliseconds;
+    for (int round = 0; round < 2; ++round) {
+      Ranks ranks(role, 4);
+      for (int r = 0; r < 4; ++r) {
+        ASSERT_TRUE(ranks.wait_for(r, "running")) << ranks.text(r);
+      }
+      const int64_t killed = now_us();
+      ranks.signal(2, SIGKILL);
+      for (const int r : {0, 1, 3}) {
+        const std::string start = "error PeerLost missing 2; at ";
+        const std::string& text = ranks.text(r);
+        const size_t at = text.find(start);
+        ASSERT_NE(at, std::string::npos) << text;
+        milliseconds.push_back(
+            (std::stoll(text.substr(at + start.size())) - killed) / 1e3);
+      }
+    }
+    std::sort(milliseconds.begin(), milliseconds.end());
+    printf(
+        "%s: a death is noticed after %.1f ms (median of %zu), %.1f ms at "
+        "most\n",
+        role == "until_failure" ? "in collectives of 64 MiB"
+                                : "waiting in a small collective",
+        milliseconds[milliseconds.size() / 2], milliseconds.size(),
+        milliseconds.back());
+  }
+}
 
 class Stop : public ::testing::TestWithParam<int> {};
 
