@@ -5,15 +5,10 @@
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/timeline/report.h"
-#include "echelon/timeline/span_file.h"
+#include "echelon/train/gather_spans.h"
 
 namespace echelon {
 namespace {
-
-std::filesystem::path span_path(
-    const std::filesystem::path& folder, int rank) {
-  return folder / ("spans-" + std::to_string(rank) + ".jsonl");
-}
 
 std::string rank_name(const World& world) {
   return "rank " + std::to_string(world.rank()) + " (" +
@@ -33,7 +28,7 @@ int64_t clock_offset(World& world) {
 std::string grouped(int64_t number) {
   std::string text = std::to_string(number);
   for (int64_t i = static_cast<int64_t>(text.size()) - 3; i > 0; i -= 3) {
-    text.insert(static_cast<size_t>(i), " ");
+    text.insert(static_cast<size_t>(i), 1, ' ');
   }
   return text;
 }
@@ -74,21 +69,12 @@ void write_run_report(
     const std::filesystem::path& folder,
     std::vector<Span> spans,
     const RunSummary& summary) {
-  write_span_file(
-      span_path(folder, world.rank()),
-      {.rank = world.rank(),
-       .rank_name = rank_name(world),
-       .clock_offset_ns = clock_offset(world),
-       .spans = std::move(spans)});
-  world.group().barrier({.label = "spans written"});
+  auto ranks = gather_spans(
+      world, {.rank = world.rank(),
+              .rank_name = rank_name(world),
+              .clock_offset_ns = clock_offset(world),
+              .spans = std::move(spans)});
   if (world.rank() != 0) return;
-  std::vector<RankSpans> ranks;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    // On several hosts without a shared folder, the others' files stay there.
-    if (std::filesystem::exists(span_path(folder, rank))) {
-      ranks.push_back(read_span_file(span_path(folder, rank)));
-    }
-  }
   ReportInput input;
   input.title = job.model.name + " on " + job.data.name;
   input.facts = facts(job, world, summary);
@@ -99,9 +85,6 @@ void write_run_report(
   input.outcome = summary.outcome;
   write_chrome_trace(folder / "timeline.json", input.timeline);
   write_report(folder / "report.html", input);
-  for (int rank = 0; rank < world.size(); ++rank) {
-    std::filesystem::remove(span_path(folder, rank));
-  }
 }
 
 }  // namespace echelon
