@@ -325,15 +325,49 @@ void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
   throw NumericError(message.str());
 }
 
+/// "; kept in runs/first: metrics.jsonl": what a run that cannot go on writing
+/// has written.
+std::string what_is_kept(const std::filesystem::path& folder) {
+  std::string list;
+  for (const char* name :
+       {"metrics.jsonl", "checkpoints/last.safetensors", "timeline.json"}) {
+    std::error_code ignored;
+    if (std::filesystem::exists(folder / name, ignored)) {
+      list += (list.empty() ? "" : ", ") + std::string(name);
+    }
+  }
+  return list.empty() ? "" : "; kept in " + folder.string() + ": " + list;
+}
+
+/// Runs `write`; an error of writing says what the folder holds all the same.
+template <class Write>
+void keeping(const std::filesystem::path& folder, const Write& write) {
+  try {
+    write();
+  } catch (const CommError&) {
+    throw;
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(error.what() + what_is_kept(folder));
+  } catch (const Error& error) {
+    throw Error(error.what() + what_is_kept(folder));
+  } catch (const std::filesystem::filesystem_error& error) {
+    throw Error(
+        "cannot make " + error.path1().string() + ": " +
+        error.code().message() + what_is_kept(folder));
+  }
+}
+
 void Loop::finish() {
   if (first()) progress_->finish();
   const auto folder = folder_ / "checkpoints";
   const auto weights =
       gather_state(state_.model(), parameters_, groups_, world_.device());
   if (first()) {
-    std::filesystem::create_directories(folder);
-    save_tensors(
-        (folder / "last.safetensors").string(), weights, {{"format", "pt"}});
+    keeping(folder_, [&] {
+      std::filesystem::create_directories(folder);
+      save_tensors(
+          (folder / "last.safetensors").string(), weights, {{"format", "pt"}});
+    });
   }
   RunSummary summary;
   summary.seconds = seconds();
@@ -346,7 +380,9 @@ void Loop::finish() {
       summary.num_parameters += info.num_elements();
     }
   }
-  write_run_report(job_, world_, folder_, recorder_.take(), summary);
+  keeping(folder_, [&] {
+    write_run_report(job_, world_, folder_, recorder_.take(), summary);
+  });
 }
 
 }  // namespace

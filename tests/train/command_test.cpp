@@ -1,0 +1,177 @@
+// The command line with its real training program, as users run it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/metrics.h"
+#include "tests/launch/process.h"
+#include "tests/launch/two_hosts.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+using testing_support::Command;
+using testing_support::TempFolder;
+using testing_support::TwoHosts;
+using Words = std::vector<std::string>;
+
+const std::string kEchelon = ECHELON_BIN_DIR "/echelon";
+const std::string kDigits = ECHELON_SOURCE_DIR "/examples/configs/digits.toml";
+
+Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+Words train(const std::string& run, int64_t steps) {
+  return {kEchelon, "train", kDigits, "--set", "train.run=" + run, "--set",
+          "train.epochs=0", "--set", "train.steps=" + std::to_string(steps),
+          "--set", "optimizer.warmup_steps=0"};
+}
+
+TEST(Verify, ADifferenceIsTheLastWord) {
+  Command differ(
+      {kEchelon, "verify", kDigits, "-n", "2", "--steps", "1", "--plant-error"});
+  EXPECT_EQ(differ.wait(), 1);
+  const std::string out = differ.out();
+  EXPECT_THAT(out.substr(out.rfind('\n', out.size() - 2) + 1),
+              StartsWith("DIFFERENT: "));
+  EXPECT_EQ(differ.err(), "");
+}
+
+// ------------------------------------------------- a disk that becomes full
+
+/// A file system of a few KiB, alone for one command. What is in its folder
+/// `run` when the command has ended is copied.
+class FullDisk : public testing::Test {
+ protected:
+  void SetUp() override {
+    fs::create_directory(disk_);
+    if (Command(on_disk("4k", {"true"})).wait() != 0) {
+      GTEST_SKIP() << "this system lets us mount no file system of our own "
+                      "(`unshare --mount`, as root)";
+    }
+    fs::remove_all(kept_);
+  }
+  Words on_disk(const std::string& size, const Words& words) const {
+    return Words{"unshare", "--mount", "sh", "-c",
+                 "mount -t tmpfs -o size=$0 tmpfs " + disk_ + " && { \"$@\"; "
+                 "code=$?; [ ! -e " + disk_ + "/run ] || cp -r " + disk_ +
+                 "/run " + kept_ + "; exit $code; }", size} + words;
+  }
+  /// Trains there until it ends; returns the last line on the terminal.
+  std::string fail(
+      const std::string& size, int64_t steps, int exit_code, Words more = {}) {
+    Command job(
+        on_disk(size, train(disk_ + "/run", steps) + Words{"-n", "2"} + more));
+    EXPECT_EQ(job.wait(), exit_code) << job.err();
+    EXPECT_TRUE(job.living().empty());
+    const auto lines = job.err_lines();
+    return lines.empty() ? "" : lines.back();
+  }
+  bool is_kept(const std::string& name) const {
+    return fs::exists(fs::path(kept_) / name);
+  }
+
+  TempFolder folder_;
+  std::string disk_ = folder_.path() + "/disk";
+  std::string kept_ = folder_.path() + "/kept";
+};
+
+TEST_F(FullDisk, EndsTheRunAtTheStepThatCannotBeRecorded) {
+  const auto last = fail("24k", 400, 1);
+  EXPECT_THAT(last, AllOf(StartsWith("rank 0: "),
+                          HasSubstr(disk_ + "/run/metrics.jsonl"),
+                          HasSubstr("No space left on device"),
+                          HasSubstr(" lines that this run wrote before are "
+                                    "kept")));
+  const auto metrics = read_metrics(fs::path(kept_) / "metrics.jsonl");
+  EXPECT_FALSE(metrics.truncated);
+  EXPECT_GT(metrics.steps.size(), 10u);
+  EXPECT_THAT(last, HasSubstr("the " + std::to_string(
+      metrics.steps.size() + metrics.evaluations.size()) + " lines"));
+}
+
+TEST_F(FullDisk, WithoutRoomForTheWeightsKeepsTheMetrics) {
+  const auto last = fail("256k", 10, 3, {"--set", "model.name=mlp"});
+  EXPECT_THAT(last, AllOf(HasSubstr(disk_ + "/run/checkpoints/"
+                                    "last.safetensors"),
+                          HasSubstr("No space left on device"),
+                          HasSubstr("kept in " + disk_ +
+                                    "/run: metrics.jsonl")));
+  EXPECT_EQ(read_metrics(fs::path(kept_) / "metrics.jsonl").steps.size(), 10u);
+  EXPECT_TRUE(fs::is_empty(fs::path(kept_) / "checkpoints"));
+}
+
+TEST_F(FullDisk, WithoutRoomForTheReportKeepsTheWeights) {
+  const auto last = fail("64k", 20, 1);
+  EXPECT_THAT(last, AllOf(HasSubstr(disk_ + "/run/timeline.json"),
+                          HasSubstr("No space left on device"),
+                          HasSubstr("kept in " + disk_ + "/run: metrics.jsonl, "
+                                    "checkpoints/last.safetensors")));
+  EXPECT_TRUE(is_kept("checkpoints/last.safetensors"));
+  EXPECT_TRUE(is_kept("config.toml"));
+  EXPECT_FALSE(is_kept("report.html"));
+  Command exported({kEchelon, "export", kept_, folder_.path() + "/out"});
+  EXPECT_EQ(exported.wait(), 0) << exported.err();
+}
+
+TEST_F(FullDisk, WithoutRoomForTheConfigurationStartsNothing) {
+  Command job(on_disk(
+      "4k", {"sh", "-c", "head -c 4096 /dev/zero >" + disk_ + "/full; exec " +
+                             kEchelon + " train " + kDigits +
+                             " -n 2 --set train.run=" + disk_ + "/run"}));
+  EXPECT_EQ(job.wait(), 2);
+  EXPECT_THAT(job.err_lines().back(),
+              AllOf(HasSubstr(disk_ + "/run/config.toml"),
+                    HasSubstr("No space left on device")));
+}
+
+// ---------------------------------------------------------- several hosts
+
+// Each host has a configuration and a run folder of its own.
+TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
+  const TwoHosts hosts;
+  if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
+  const TempFolder folder;
+  const auto host = [&](int number) {
+    const std::string run = folder.path() + "/" + std::to_string(number);
+    fs::create_directory(run);
+    std::ofstream(run + "/config.toml")
+        << "[data]\nname = \"digits\"\n[model]\nclasses = 10\n[layout]\n"
+           "dp = 4\n[train]\nsteps = 12\nbatch = 64\nrun = \"" << run
+        << "\"\n";
+    return hosts.on(
+        number, {kEchelon, "run", "-n", "2", "--nnodes", "2", "--node-rank",
+                 std::to_string(number), "--master-addr", hosts.address(0),
+                 "--", ECHELON_BIN_DIR "/echelon-train", "train",
+                 run + "/config.toml"});
+  };
+  Command a(host(0));
+  Command b(host(1));
+  EXPECT_EQ(a.wait(), 0) << a.err();
+  EXPECT_EQ(b.wait(), 0) << b.err();
+  const Timeline timeline =
+      read_chrome_trace(folder.path() + "/0/timeline.json");
+  EXPECT_EQ(timeline.rank_names.size(), 4u);
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_TRUE(std::any_of(
+        timeline.spans.begin(), timeline.spans.end(), [&](const Span& span) {
+          return span.rank == rank && span.name == "backward";
+        })) << "rank " << rank;
+  }
+}
+
+}  // namespace
+}  // namespace echelon
