@@ -5,10 +5,10 @@
 #include <charconv>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <optional>
 #include <ostream>
+#include <sstream>
 
 #include "echelon/error.h"
 #include "echelon/schedule/walk.h"
@@ -261,14 +261,16 @@ Schedule parse_schedule_csv(std::string_view text, const std::string& name) {
 }
 
 Schedule read_schedule_csv(const std::string& path) {
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  if (!file.is_open() || file.bad()) {
+  std::ostringstream text;
+  if (file) text << file.rdbuf();  // fails alone for an empty file
+  if (!file.is_open() || errno != 0) {
     throw ConfigError(
         path + ": cannot be read: " + std::strerror(errno) +
         "; name a schedule's CSV file");
   }
-  return parse_schedule_csv(text, path);
+  return parse_schedule_csv(std::move(text).str(), path);
 }
 
 }  // namespace echelon

@@ -98,6 +98,7 @@ TEST_F(CommandLine, HelpStartsWithExamples) {
         "export",
         "bench",
         "bench collectives",
+        "schedule",
         "doctor",
         "config",
         "config show",
