@@ -539,6 +539,39 @@ TEST(PipelineErrors, StagesThatDoNotFitTheSchedule) {
       AllOf(HasSubstr("9 pipeline stages"), HasSubstr("8 layers")));
 }
 
+// The others, which wait for its outputs and gradients, end with its name.
+TEST(PipelineErrors, StageThatFailsMidStep) {
+  const Plan plan{.steps = 2, .microbatches = 4};
+  LayerList list;
+  nets::add_linear(list, "fc1", 6, 8);
+  auto calls = std::make_shared<int>(0);
+  list.add_function("fatal", [calls](const Tensor& x) {
+    if (++*calls == 7) throw std::runtime_error("out of luck");
+    return x * 1.0;
+  });
+  nets::add_linear(list, "head", 8, 4);
+  std::mutex mutex;
+  std::map<int, std::string> errors;
+  EXPECT_THAT(
+      first_error(
+          3,
+          [&](World& world) {
+            try {
+              training::on_ranks(
+                  list, plan, schedules::named("zb-h1", 3, plan.microbatches),
+                  world.group());
+            } catch (const CommError& error) {
+              std::lock_guard lock(mutex);
+              errors[world.rank()] = error.what();
+              throw;
+            }
+          }),
+      AllOf(HasSubstr("rank 1"), HasSubstr("out of luck")));
+  ASSERT_EQ(errors.size(), 2u);
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 1"), HasSubstr("\"1")));
+  EXPECT_THAT(errors[2], AllOf(HasSubstr("rank 1"), HasSubstr("\"1F")));
+}
+
 TEST(PipelineErrors, TiesThatDoNotFit) {
   const auto build = [](const LayerList& list, const std::vector<Tie>& ties) {
     return first_error(2, [&](World& world) {
