@@ -1,5 +1,8 @@
 #include "echelon/timeline/pipeline_page.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "echelon/timeline/page.h"
 
 namespace echelon {
@@ -10,9 +13,11 @@ std::string pipeline_page(const PipelinePage& input) {
   page.open("header");
   page.leaf("p", {{"class", "eyebrow"}}, "Echelon \u00b7 pipeline schedule");
   page.leaf("h1", {}, input.title).close();
-  page.open("section").leaf("h2", {{"class", "hidden"}}, "Schedule");
+  page.open("section").leaf("h2", {}, "Step by step");
   if (!input.lead.empty()) page.leaf("p", {{"class", "lead"}}, input.lead);
-  draw_pipelines(page, input.pictures);
+  // Nothing else needs the page's room.
+  const size_t max_blocks = 3000 / std::max<size_t>(1, input.pictures.size());
+  draw_pipelines(page, input.pictures, 0, max_blocks);
   page.close();
   if (!input.facts.empty()) {
     page.open("section").leaf("h2", {}, "In figures");

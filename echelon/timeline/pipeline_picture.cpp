@@ -80,15 +80,14 @@ void cut_rows(Drawn& drawn) {
 }
 
 // The first stretch of time with no more blocks than may be drawn.
-double drawn_until(const PipelinePicture& picture) {
-  if (picture.blocks.size() <= kMaxPipelineBlocks) {
+double drawn_until(const PipelinePicture& picture, size_t max_blocks) {
+  if (picture.blocks.size() <= max_blocks) {
     return std::numeric_limits<double>::infinity();
   }
   std::vector<double> begins;
   for (const auto& block : picture.blocks) begins.push_back(block.begin);
-  std::nth_element(
-      begins.begin(), begins.begin() + kMaxPipelineBlocks, begins.end());
-  return begins[kMaxPipelineBlocks];
+  std::nth_element(begins.begin(), begins.begin() + max_blocks, begins.end());
+  return begins[max_blocks];
 }
 
 void cut_time(Drawn& drawn, double until) {
@@ -211,7 +210,7 @@ class Drawing {
            {"y", std::to_string(bottom_ + 14)},
            {"text-anchor",
             share < 0.04   ? "start"
-            : share > 0.96 ? "end"
+            : share > 0.93 ? "end"
                            : "middle"}},
           tick == 0               ? "0"
           : picture_.unit.empty() ? format_seconds(tick)
@@ -333,7 +332,8 @@ class Drawing {
     if (block.microbatch >= 0) text += std::to_string(block.microbatch);
     if (sizes_.row < 12) return;
     const double share = (block.end - block.begin) / range_;
-    const double needed = 6.8 * static_cast<double>(text.size()) + 4;
+    double needed = 4;
+    for (const char c : text) needed += c <= '9' ? 6.8 : 11;
     for (size_t i = 0; i < std::size(kPlotWidths); ++i) {
       if (share * kPlotWidths[i] < needed) continue;
       const bool dark = block.kind == BlockKind::backward;
@@ -458,10 +458,12 @@ void draw_key(Markup& page, const char* color, const char* text) {
 void draw_legend(Markup& page, const std::vector<Drawn>& all) {
   std::set<BlockKind> kinds;
   bool chunks = false;
+  bool numbers = false;
   for (const auto& drawn : all) {
     for (const auto& block : drawn.picture.blocks) {
       kinds.insert(block.kind);
       chunks = chunks || block.chunk > 0;
+      numbers = numbers || block.microbatch >= 0;
     }
   }
   page.open("p", {{"class", "keys"}});
@@ -475,10 +477,10 @@ void draw_legend(Markup& page, const std::vector<Drawn>& all) {
     if (kinds.contains(kind)) draw_key(page, color, text);
   }
   draw_key(page, "gap", "idle");
-  page.leaf(
-      "span",
-      {{"class", "key"}},
-      chunks ? "shade: which of the row's stages" : "number: microbatch");
+  if (numbers) page.leaf("span", {{"class", "key"}}, "number: microbatch");
+  if (chunks) {
+    page.leaf("span", {{"class", "key"}}, "shade: stage of the row");
+  }
   page.close();
 }
 
@@ -601,13 +603,14 @@ void draw_pipeline_patterns(Markup& page) {
 void draw_pipelines(
     Markup& page,
     const std::vector<PipelinePicture>& pictures,
-    size_t plays_first) {
+    size_t plays_first,
+    size_t max_blocks) {
   std::vector<Drawn> all;
   double until = std::numeric_limits<double>::infinity();
   for (const auto& picture : pictures) {
     Drawn drawn = drawn_of(picture);
     if (drawn.picture.blocks.empty()) continue;
-    until = std::min(until, drawn_until(drawn.picture));
+    until = std::min(until, drawn_until(drawn.picture, max_blocks));
     all.push_back(std::move(drawn));
   }
   if (all.empty()) return;

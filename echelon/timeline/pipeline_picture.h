@@ -40,7 +40,7 @@ struct PipelinePicture {
 /// Beyond these, the first rows and the first stretch of time are drawn, and a
 /// note says so; bubble and length are still those of all blocks given.
 inline constexpr size_t kMaxPipelineRows = 64;
-inline constexpr size_t kMaxPipelineBlocks = 1000;
+inline constexpr size_t kMaxPipelineBlocks = 1000;  // of a picture
 
 /// Pictures over one another with one axis, one player and one legend. Their
 /// units are the same. `plays_first` is the one that
@@ -48,7 +48,8 @@ inline constexpr size_t kMaxPipelineBlocks = 1000;
 void draw_pipelines(
     Markup& page,
     const std::vector<PipelinePicture>& pictures,
-    size_t plays_first = 0);
+    size_t plays_first = 0,
+    size_t max_blocks = kMaxPipelineBlocks);
 
 /// The patterns of the blocks; once in a page, before pictures.
 void draw_pipeline_patterns(Markup& page);

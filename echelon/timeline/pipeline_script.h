@@ -104,17 +104,18 @@ class Scene {
       this.devices.push(this.device(row));
     }
     this.tokens = picture.chains.map(chain => {
-      const token = make('i', 'token', chain.m < 0 ? '' : String(chain.m));
+      const token = make('i', 'token', chain.m < 0 ? '\u2022' : String(chain.m));
       this.lines.get(chain.group).append(token);
       return token;
     });
     const ways = root.appendChild(make('div', 'ways'));
-    ways.append(make('span', '', 'activations move this way \u2192'),
-                make('span', '', '\u2190 gradients come back this way'));
-    if (picture.rows.some(r => r.blocks.some(b => b.s >= picture.rows.length))) {
-      ways.textContent = 'Each device holds several stages, so microbatches '
-          + 'pass the devices several times.';
-    }
+    const looped = picture.rows.some(
+        row => new Set(row.blocks.map(block => block.s)).size > 1);
+    const stored = make('span', '');
+    stored.append(make('i', ''), ' activations kept for the backward');
+    ways.append(make('span', '', looped ? 'Each device holds several stages: '
+        + 'microbatches pass it several times.' : 'activations move on \u2192'),
+        stored, make('span', '', looped ? '' : '\u2190 gradients come back'));
   }
 
   device(row) {

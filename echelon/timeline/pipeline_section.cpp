@@ -204,7 +204,6 @@ std::optional<StagePictures> stage_pictures(
 }
 
 void draw_stage_pictures(Markup& page, const StagePictures& pictures) {
-  page.leaf("p", {{"class", "lead"}}, unbroken(pictures.sentence));
   draw_pipelines(page, pictures.pictures, pictures.pictures.size() - 1);
 }
 

@@ -39,6 +39,7 @@ std::optional<StagePictures> stage_pictures(
     const std::optional<PipelineRows>& ideal,
     const std::string& id);
 
+/// The pictures; heading and sentence are the caller's to write.
 void draw_stage_pictures(Markup& page, const StagePictures& pictures);
 
 }  // namespace echelon

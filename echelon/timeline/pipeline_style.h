@@ -7,12 +7,12 @@ namespace echelon::detail {
 // tells them apart; the halves of a split backward have patterns besides. The
 // four shades are stages of one row. They serve light and dark paper alike.
 inline constexpr char kPipelineStyle[] = R"css(
-:root{--on:#08131d;--gap:#eef0f3;--gapline:#dfe3e8;
+:root{--on:#08131d;--gap:#eef0f3;--gapline:#d5dae1;
 --f0:#56b4e9;--f1:#7cc5ef;--f2:#a0d5f4;--f3:#c6e6f9;
 --b0:#0072b2;--b1:#005f96;--b2:#004c79;--b3:#00395c;
 --i0:#3dbb95;--i1:#63c9aa;--i2:#8ad7c0;--i3:#b2e5d6;
 --w0:#e6b422;--w1:#ecc44f;--w2:#f1d37c;--w3:#f7e3ab;--send:#8a929c}
-@media (prefers-color-scheme:dark){:root{--gap:#1a2027;--gapline:#2b333d;
+@media (prefers-color-scheme:dark){:root{--gap:#1a2027;--gapline:#333c48;
 --b1:#1a81bd;--b2:#00598c;--b3:#004a75}}
 .pipes{margin-top:24px}
 .pipe{margin-top:26px}
@@ -55,7 +55,7 @@ margin:0}
 .scene{overflow-x:auto;margin-top:12px;padding-bottom:2px}
 .line-name{font-size:12px;font-weight:600;color:var(--soft);margin-top:8px}
 .devices{position:relative;display:flex;gap:14px;width:100%}
-.device{flex:1 1 0;min-width:52px;text-align:center}
+.device{flex:1 1 0;min-width:58px;text-align:center}
 .queue{height:48px;position:relative}
 .more{position:absolute;right:0;top:0;font-size:11px;color:var(--soft)}
 .slot{height:66px;border-radius:8px;border:1.5px solid var(--hair);
@@ -67,19 +67,20 @@ border-color:transparent}
 .slot.b{background:var(--b0);color:#fff}
 .slot.i{background:var(--i0)}.slot.w{background:var(--w0)}
 .slot b{display:block;font-size:17px;margin-top:11px}
-.who{font-size:13px;font-weight:600;margin-top:5px;overflow:hidden;
+.who{font-size:12.5px;letter-spacing:-.01em;font-weight:600;margin-top:5px;overflow:hidden;
 text-overflow:ellipsis;white-space:nowrap}
 .kept{font-size:11px;color:var(--soft);min-height:30px;line-height:1.3;
 margin-top:2px}
-.kept i{display:inline-block;width:7px;height:7px;border-radius:2px;
+.kept i,.ways i{display:inline-block;width:7px;height:7px;border-radius:2px;
 background:var(--f0);margin:0 1px}
 .token{position:absolute;left:0;top:0;width:24px;height:24px;
-border-radius:50%;font:600 12px/21px inherit;font-size:12px;font-weight:650;
+border-radius:50%;font-size:12px;font-weight:650;
 line-height:20px;text-align:center;font-style:normal;background:var(--f0);
 color:var(--on);border:2px solid var(--paper);opacity:0;
 transition:transform .38s ease-in-out,opacity .2s,background-color .3s}
 .token.back{background:var(--b0);color:#fff}
-.token.shown{opacity:1}.token.work{border-color:var(--ink)}
+.token.shown{opacity:1}
+.token.work{background:#fff;color:#08131d;border-color:transparent}
 .ways{display:flex;justify-content:space-between;gap:4px 16px;flex-wrap:wrap;
 font-size:12.5px;color:var(--soft);margin-top:8px}
 .tip{position:fixed;z-index:2;pointer-events:none;background:var(--ink);

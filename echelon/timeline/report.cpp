@@ -323,6 +323,7 @@ std::string to_html(const ReportInput& input) {
   draw_curves(page, input);
   if (stages) {
     page.open("section").leaf("h2", {}, stages->heading);
+    page.leaf("p", {{"class", "lead"}}, unbroken(stages->sentence));
     draw_stage_pictures(page, *stages);
     page.close();
   }

@@ -35,6 +35,9 @@ margin-bottom:8px}
 border:1px solid var(--c2);color:var(--c2);border-radius:6px;
 font-size:14px;font-weight:600;overflow-wrap:anywhere}
 .lead{font-size:17px;line-height:1.5;max-width:46em;color:var(--ink)}
+.finding{max-width:52em;margin-top:8px;color:var(--soft)}
+.under{margin-top:14px}
+a{color:var(--accent);text-underline-offset:2px}
 .note{color:var(--soft);font-size:13px;max-width:60em;margin-top:10px}
 .tiles{display:flex;flex-wrap:wrap;gap:1px;background:var(--hair);border:1px solid var(--hair);
 border-radius:10px;overflow:hidden;margin-top:30px}

@@ -59,14 +59,18 @@ std::string describe(const std::vector<StepActivity>& ranks) {
   return text;
 }
 
-void draw_pictures(Markup& page, const Timeline& timeline, const Diagnosis& d) {
+void draw_pictures(
+    Markup& page,
+    const Timeline& timeline,
+    const std::vector<PickedStep>& steps,
+    const std::string& prefix) {
   const auto activities = step_activities(timeline);
-  draw_lanes_pattern(page);
   std::vector<LanesPicture> pictures;
   std::vector<StepActivity> all;
-  for (const auto& picked : picked_steps(d)) {
+  for (const auto& picked : steps) {
     LanesPicture picture{
-        .id = "step-" + std::to_string(picked.step), .title = picked.title};
+        .id = prefix + "step-" + std::to_string(picked.step),
+        .title = picked.title};
     for (const auto& activity : activities) {
       if (activity.step == picked.step) picture.ranks.push_back(activity);
     }
@@ -208,10 +212,22 @@ void draw_time_section(
   if (d.steps.empty()) return;
   page.open("section").leaf("h2", {}, "Where the time went");
   page.leaf("p", {{"class", "lead"}}, unbroken(d.sentence));
-  draw_pictures(page, timeline, d);
+  draw_lanes_pattern(page);
+  draw_pictures(page, timeline, picked_steps(d), "");
   draw_tables(page, d);
   page.leaf("p", {{"class", "note"}}, table_note(d));
   page.close();
+}
+
+void draw_typical_step(
+    Markup& page,
+    const Timeline& timeline,
+    const Diagnosis& d,
+    const std::string& prefix) {
+  auto steps = picked_steps(d);
+  if (steps.empty()) return;
+  steps.resize(1);
+  draw_pictures(page, timeline, steps, prefix);
 }
 
 }  // namespace echelon

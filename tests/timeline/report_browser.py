@@ -57,7 +57,10 @@ def quiet(browser, folder):
             check(p.requests == [p.url], f"requests: {p.requests}")
             check(p.console == [], f"console: {p.console}")
             check(p.page.title() != "run", "a script of a text has run")
-            texts.append(p.page.locator("body").inner_text())
+            text = p.page.locator("body").inner_text()
+            for player in p.page.locator(".player").all_inner_texts():
+                text = text.replace(player, "")
+            texts.append(" ".join(text.split()))
             shown = p.page.locator("svg").count()
             check(shown == 0 or p.page.locator("svg rect").count() > 0,
                   "pictures without bars")
@@ -303,10 +306,215 @@ def structure(browser, folder):
         check(1 <= pages <= 4, f"printed on {pages} pages")
 
 
+PIPELINE = """id => {
+  const box = e => { const b = e.getBoundingClientRect();
+    return {left: b.left, top: b.top, right: b.right, bottom: b.bottom}; };
+  const figure = document.getElementById(id);
+  return {picture: box(figure.querySelector('.plot > svg')),
+    bubble: figure.querySelector('.bubble').textContent,
+    rows: [...figure.querySelectorAll('.prow')].map(g => ({
+      name: g.dataset.name,
+      texts: [...g.querySelectorAll('.n')]
+        .filter(t => t.getBoundingClientRect().width > 0)
+        .map(t => ({text: t.textContent, box: box(t),
+                    fill: getComputedStyle(t).fill})),
+      blocks: [...g.querySelectorAll('rect[data-m]')].map(r => ({
+        kind: r.getAttribute('class')[1].toUpperCase(),
+        microbatch: +r.dataset.m, box: box(r),
+        fill: getComputedStyle(r).fill,
+        title: r.textContent}))}))};
+}"""
+
+
+def pipeline(browser, folder):
+    """Blocks are where the schedule says, with their numbers; the bubble."""
+    expected = json.loads((folder / "expected.json").read_text())
+    for width in WIDTHS:
+        with Page(browser, folder, width) as p:
+            for figure in expected["figures"]:
+                drawn = p.js(PIPELINE, figure["id"])
+                check(drawn["bubble"] == figure["bubble"],
+                      f"bubble: {drawn['bubble']!r}, not {figure['bubble']!r}")
+                check([r["name"] for r in drawn["rows"]] == figure["rows"],
+                      f"rows: {[r['name'] for r in drawn['rows']]}")
+                for index, row in enumerate(drawn["rows"]):
+                    check_blocks(width, figure, index, row, drawn["picture"],
+                                 expected["range"])
+
+
+def check_blocks(width, figure, index, row, picture, whole):
+    scale = (picture["right"] - picture["left"]) / whole
+    wanted = [b for b in figure["blocks"] if b["row"] == index]
+    check(len(row["blocks"]) == len(wanted),
+          f"{figure['id']}, row {index}: {len(row['blocks'])} blocks, "
+          f"not {len(wanted)}")
+    for d, w in zip(row["blocks"], wanted):
+        place = f"{width}: {figure['id']}, row {index}: {w}"
+        check(d["kind"] == w["kind"] and d["microbatch"] == w["microbatch"],
+              f"{place} is drawn as {d['kind']}{d['microbatch']}")
+        left = picture["left"] + scale * w["begin"]
+        right = picture["left"] + scale * w["end"]
+        check(abs(d["box"]["left"] - left) < 0.6 and
+              abs(d["box"]["right"] - right) < 0.6, f"{place}: {d['box']}")
+        check(d["title"], f"{place} has no title")
+        inside = [t for t in row["texts"]
+                  if left - 1 < (t["box"]["left"] + t["box"]["right"]) / 2
+                  < right + 1]
+        if w["kind"] == "T":
+            continue
+        check(len(inside) == 1 or right - left < 25,
+              f"{place}: {len(inside)} numbers in {right - left} px")
+        for t in inside:
+            check(t["text"] == w["label"], f"{place} says {t['text']!r}")
+            check(t["box"]["left"] > left and t["box"]["right"] < right,
+                  f"{place}: its number is wider")
+            if "url" not in d["fill"]:
+                check(contrast(t["fill"], d["fill"]) >= 4.5,
+                      f"{place}: a number without contrast")
+
+
+SCENE = """index => {
+  const pipes = document.querySelectorAll('.pipes')[index];
+  const box = e => { const b = e.getBoundingClientRect();
+    return [b.left, b.top, b.right, b.bottom]; };
+  return {
+    cursors: [...pipes.querySelectorAll('.cursor')].map(c => ({
+      x: parseFloat(c.getAttribute('x1')),
+      shown: getComputedStyle(c).visibility === 'visible'})),
+    says: pipes.querySelector('output').textContent,
+    value: +pipes.querySelector('input').value,
+    slots: [...pipes.querySelectorAll('.slot')].map(s => ({
+      kind: s.className.replace('slot', '').trim().toUpperCase(),
+      box: box(s)})),
+    kept: [...pipes.querySelectorAll('.kept')].map(
+      k => +k.textContent.match(/[0-9]+/)[0]),
+    tokens: [...pipes.querySelectorAll('.token.shown')].map(t => ({
+      text: t.textContent, row: +t.dataset.row, box: box(t),
+      works: t.classList.contains('work')}))};
+}"""
+
+
+def running(figure, row, time):
+    return next((b for b in figure["blocks"] if b["row"] == row and
+                 b["kind"] != "T" and b["begin"] <= time < b["end"]), None)
+
+
+def check_scene(place, figure, scene, time):
+    """What the boxes say at a time is what the blocks say."""
+    tokens = {(t["row"], t["text"]) for t in scene["tokens"] if t["works"]}
+    for row in range(len(figure["rows"])):
+        block = running(figure, row, time)
+        slot = scene["slots"][row]
+        kind = block["kind"] if block else ""
+        check(slot["kind"] == kind,
+              f"{place}: row {row} shows {slot['kind']!r}, not {kind!r}")
+        own = [b for b in figure["blocks"] if b["row"] == row]
+        begun = sum(b["kind"] == "F" and b["begin"] <= time for b in own)
+        freed = sum(b["kind"] in "BW" and b["end"] <= time for b in own)
+        check(scene["kept"][row] == begun - freed,
+              f"{place}: row {row} keeps {scene['kept'][row]}, "
+              f"not {begun - freed}")
+        if block and block["kind"] != "W":
+            number = str(block["microbatch"])
+            check((row, number) in tokens,
+                  f"{place}: microbatch {number} is not at row {row}")
+    for t in scene["tokens"]:
+        if not t["works"]:
+            continue
+        a, b = t["box"], scene["slots"][t["row"]]["box"]
+        check(a[0] >= b[0] and a[1] >= b[1] and a[2] <= b[2] and a[3] <= b[3],
+              f"{place}: token {t['text']} {a} is outside of its box {b}")
+
+
+def player(browser, folder):
+    """Steps through the real step and the ideal one; keys play and pause."""
+    expected = json.loads((folder / "expected.json").read_text())
+    for width in WIDTHS[:2]:
+        with Page(browser, folder, width, reduced_motion="reduce") as p:
+            for index, figure in enumerate(expected["figures"]):
+                play_through(p, width, figure, index, expected)
+            check(p.console == [], f"console: {p.console}")
+    with Page(browser, folder) as p:
+        play_by_keys(p)
+    with Page(browser, folder, java_script_enabled=False) as p:
+        check(p.page.locator(".player").is_hidden(), "controls without script")
+        check(p.page.locator("svg rect[data-m]").count() ==
+              sum(len(f["blocks"]) for f in expected["figures"]),
+              "not all blocks without script")
+
+
+def play_through(p, width, figure, index, expected):
+    if len(expected["figures"]) > 1:
+        p.page.select_option(".player select", str(index))
+    steps = p.js("""id => document.getElementById(id)
+        .querySelector('.plot > svg').dataset.steps.split(' ')""",
+                 figure["id"])
+    rows = {}
+    last = -1
+    for step, at in enumerate(steps, 1):
+        scene = p.js(SCENE, 0)
+        place = f"{width}: {figure['id']}, t = {step}"
+        check(scene["says"].startswith(f"t = {step} of {len(steps)}"),
+              f"{place}: says {scene['says']!r}")
+        check(scene["value"] == step, f"{place}: slider at {scene['value']}")
+        for cursor in scene["cursors"]:
+            shown = cursor["shown"] or step == 1
+            check(abs(cursor["x"] - float(at)) < 1e-6 and shown,
+                  f"{place}: cursor {cursor}, not at {at}")
+        check(float(at) > last, f"{place}: time stands still")
+        last = float(at)
+        check_scene(place, figure, scene, last / 100 * expected["range"])
+        for t in scene["tokens"]:
+            rows.setdefault(t["text"], []).append(t["row"])
+        p.page.click(".player .next")
+    ends = p.js(SCENE, 0)["value"]
+    check(ends == len(steps), f"{figure['id']}: goes on to {ends}")
+    for token, way in rows.items():
+        check(set(way) == set(range(len(figure["rows"]))),
+              f"{figure['id']}: microbatch {token} was at rows {set(way)} only")
+    p.page.click(".player .previous")
+    check(p.js(SCENE, 0)["value"] == len(steps) - 1, "previous does nothing")
+
+
+def play_by_keys(p):
+    check(not any(c["shown"] for c in p.js(SCENE, 0)["cursors"]),
+          "the still has a cursor")
+    p.page.locator(".player .play").focus()
+    p.page.keyboard.press("Enter")
+    value = "() => +document.querySelector('.player input').value"
+    p.page.wait_for_function(f"() => ({value})() >= 3")
+    check(p.page.locator(".player .play").inner_text() == "Pause",
+          "the button does not say Pause")
+    check(p.js(SCENE, 0)["cursors"][0]["shown"], "no cursor while it plays")
+    p.page.keyboard.press(" ")
+    check(p.page.locator(".player .play").inner_text() == "Play",
+          "a key does not pause")
+    at = p.js(value)
+    p.page.locator(".player input").focus()
+    p.page.keyboard.press("ArrowRight")
+    check(p.js(value) == at + 1, "the slider has no keys")
+    scene = p.js(SCENE, 0)
+    check(scene["says"].startswith(f"t = {at + 1} "), f"says {scene['says']}")
+
+
+def hover(browser, folder):
+    """Blocks of a large picture say what they are when pointed at."""
+    with Page(browser, folder) as p:
+        block = p.page.locator("rect[data-m]").nth(5)
+        check(block.locator("title").count() == 0, "it has a title")
+        block.hover()
+        tip = p.page.locator(".tip")
+        check(tip.count() == 1 and "forward of 5" in tip.inner_text(),
+              f"no tip: {tip.all_inner_texts()}")
+        p.page.locator("h1").hover()
+        check(tip.count() == 0, "the tip stays")
+
+
 def main():
     name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     checks = {f.__name__: f for f in (
-        quiet, layout, drawing, curves, colors, structure)}
+        quiet, layout, drawing, curves, colors, structure, pipeline, player,
+        hover)}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),

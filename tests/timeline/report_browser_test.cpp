@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -9,6 +10,12 @@
 
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/overlap.h"
+#include "echelon/timeline/pipeline_page.h"
+#include "echelon/timeline/pipeline_section.h"
+#include "echelon/timeline/strategy_page.h"
+#include "echelon/timeline/text_file.h"
+#include "echelon/timeline/units.h"
+#include "sample_pipeline.h"
 #include "sample_run.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
@@ -32,7 +39,11 @@ class ReportInBrowser : public testing::Test {
   }
 
   void look(const std::string& check, const ReportInput& input) {
-    write_report(folder_.path("report.html"), input);
+    look_at(check, to_html(input));
+  }
+
+  void look_at(const std::string& check, const std::string& page) {
+    folder_.write("report.html", page);
     EXPECT_NO_THROW(run_python_script(
         "timeline/report_browser.py", {check, folder_.path()}));
   }
@@ -117,6 +128,132 @@ ReportInput one_step(int32_t ranks) {
   std::erase_if(
       input.timeline.spans, [](const Span& span) { return span.step != 2; });
   return input;
+}
+
+std::string label_of(const PipelineBlock& block) {
+  const bool split = block.kind == BlockKind::backward_input ||
+                     block.kind == BlockKind::backward_weight;
+  const bool numbered = block.microbatch >= 0;
+  return (split || !numbered ? std::string(1, letter(block.kind)) : "") +
+         (numbered ? std::to_string(block.microbatch) : "");
+}
+
+// What pictures over one another must show.
+Json pipelines_of(const std::vector<PipelinePicture>& pictures) {
+  Json expected = {{"figures", Json::array()}};
+  double range = 0;
+  for (const auto& picture : pictures) {
+    Json figure = {{"id", picture.id}, {"blocks", Json::array()}};
+    const double bubble = bubble_fraction(picture.blocks, picture.rows.size());
+    figure["bubble"] =
+        picture.measure_name + " " + unbroken(format_percent(bubble));
+    for (const auto& row : picture.rows) figure["rows"].push_back(row.name);
+    auto blocks = picture.blocks;
+    std::stable_sort(blocks.begin(), blocks.end(), [](auto& a, auto& b) {
+      return std::pair(a.row, a.begin) < std::pair(b.row, b.begin);
+    });
+    for (const auto& block : blocks) {
+      figure["blocks"].push_back(
+          {{"row", block.row},
+           {"kind", std::string(1, letter(block.kind))},
+           {"microbatch", block.microbatch},
+           {"label", label_of(block)},
+           {"begin", block.begin},
+           {"end", block.end}});
+      range = std::max(range, block.end);
+    }
+    expected["figures"].push_back(figure);
+  }
+  expected["range"] = range;
+  return expected;
+}
+
+ReportInput with_timeline(Timeline timeline) {
+  auto input = sample::run({.steps = 40});
+  input.timeline = std::move(timeline);
+  return input;
+}
+
+PipelinePicture schedule_picture(const sample::PipelineShape& shape) {
+  const auto order = sample::pipeline_order(shape);
+  PipelinePicture picture;
+  picture.id = "schedule";
+  picture.title = "A schedule";
+  picture.rows = order.rows;
+  picture.blocks = *ideal_blocks(order);
+  picture.unit = "forwards";
+  return picture;
+}
+
+TEST_F(ReportInBrowser, DrawsTheBlocksOfAPipelineWithTheirNumbers) {
+  for (const auto order :
+       {sample::Order::one_f_one_b,
+        sample::Order::split,
+        sample::Order::interleaved}) {
+    const auto timeline =
+        sample::pipeline_run({.order = order, .slow_stage = 0.2});
+    const auto pictures = pipeline_pictures(timeline, {}, "pipeline");
+    folder_.write("expected.json", pipelines_of(pictures->pictures).dump());
+    look("pipeline", with_timeline(timeline));
+  }
+  const auto timeline = sample::placement_run(4, 2);
+  const auto pictures = placement_pictures(timeline, "pipeline");
+  folder_.write("expected.json", pipelines_of(pictures->pictures).dump());
+  look("pipeline", with_timeline(timeline));
+}
+
+TEST_F(ReportInBrowser, PlaysAPipelineStepByStep) {
+  for (const auto order : {sample::Order::one_f_one_b, sample::Order::gpipe}) {
+    const auto timeline =
+        sample::pipeline_run({.order = order, .slow_stage = 0.2});
+    const auto pictures = pipeline_pictures(timeline, {}, "pipeline");
+    folder_.write("expected.json", pipelines_of(pictures->pictures).dump());
+    look("player", with_timeline(timeline));
+  }
+}
+
+TEST_F(ReportInBrowser, PlaysASchedulesOwnPage) {
+  for (const auto order : {sample::Order::split, sample::Order::interleaved}) {
+    const auto picture = schedule_picture({.order = order});
+    folder_.write("expected.json", pipelines_of({picture}).dump());
+    look_at("player", pipeline_page(picture));
+    look_at("layout", pipeline_page(picture));
+    look_at("quiet", pipeline_page(picture));
+  }
+}
+
+TEST_F(ReportInBrowser, SaysWhatABlockIsInALargePicture) {
+  look_at(
+      "hover",
+      pipeline_page(schedule_picture({.ranks = 8, .microbatches = 64})));
+}
+
+TEST_F(ReportInBrowser, KeepsPipelinesInThePage) {
+  look("layout", with_timeline(sample::pipeline_run({})));
+  look("layout", with_timeline(sample::pipeline_run({.replicas = 2})));
+  look(
+      "layout",
+      with_timeline(sample::pipeline_run({.ranks = 40, .microbatches = 20})));
+  look("layout", with_timeline(sample::placement_run(4, 2)));
+  look("quiet", with_timeline(sample::pipeline_run({.replicas = 2})));
+}
+
+TEST_F(ReportInBrowser, ComparesStrategiesOnOnePage) {
+  StrategyPage page{.title = "digits, four ways", .lead = "One model."};
+  for (auto timeline :
+       {sample::run({}).timeline,
+        sample::placement_run(4, 2),
+        sample::pipeline_run({}),
+        sample::pipeline_run({.ranks = 2, .replicas = 2})}) {
+    auto run = sample::run({});
+    page.runs.push_back(
+        {.link = "a/report.html",
+         .metrics = run.metrics,
+         .evaluations = run.evaluations,
+         .timeline = std::move(timeline)});
+  }
+  look_at("layout", to_html(page));
+  look_at("quiet", to_html(page));
 }
 
 TEST_F(ReportInBrowser, DrawsBarsAndOverlapsOfEachRankWhereTheyWere) {

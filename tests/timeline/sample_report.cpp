@@ -6,6 +6,7 @@
 
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/pipeline_page.h"
+#include "echelon/timeline/strategy_page.h"
 #include "echelon/timeline/text_file.h"
 #include "sample_pipeline.h"
 #include "sample_run.h"
@@ -89,5 +90,12 @@ int main(int argc, char** argv) {
   write(
       folder / "placement",
       with_timeline(echelon::sample::placement_run(4, 3)));
+  echelon::write_strategy_page(
+      folder / "strategies" / "report.html",
+      "simple_cnn on digits, four ways",
+      {folder / "typical",
+       folder / "placement",
+       folder / "pipeline",
+       folder / "replicas"});
   write(folder / "empty", {.title = "a run that ended before its first step"});
 }

@@ -1,0 +1,48 @@
+// One page for several runs of the same model, each with another strategy: a
+// table that compares them, and for each the picture of a typical step.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "echelon/timeline/metrics.h"
+#include "echelon/timeline/pipeline_blocks.h"
+#include "echelon/timeline/timeline.h"
+
+namespace echelon {
+
+struct StrategyRun {
+  std::string title;      // "Pipeline parallel"; empty: from the timeline
+  std::string paragraph;  // how it works; empty: from the timeline
+  std::string link;       // its own report, relative to the page; may be empty
+  std::vector<StepMetrics> metrics;
+  std::vector<EvaluationMetrics> evaluations;
+  Timeline timeline;
+  std::optional<PipelineRows> ideal_pipeline;  // as in ReportInput
+};
+
+struct StrategyPage {
+  std::string title;  // "digits, three ways"
+  std::string lead;   // a paragraph; may be empty
+  std::vector<StrategyRun> runs;
+};
+
+/// Under 500 KB with four runs of up to 16 ranks.
+std::string to_html(const StrategyPage& page);
+
+/// The run in a folder that `echelon train` wrote: timeline.json, and
+/// metrics.jsonl when it is there. `page_folder` is where the page will be, for
+/// the link to the run's report. Throws DataError when there is no timeline.
+StrategyRun read_strategy_run(
+    const std::filesystem::path& run_folder,
+    const std::filesystem::path& page_folder);
+
+/// Reads the runs and replaces the file at `path`.
+void write_strategy_page(
+    const std::filesystem::path& path,
+    const std::string& title,
+    const std::vector<std::filesystem::path>& run_folders);
+
+}  // namespace echelon

@@ -1,0 +1,109 @@
+#include "echelon/timeline/strategy_page.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "echelon/error.h"
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/text_file.h"
+#include "sample_pipeline.h"
+#include "sample_run.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A run's folder as `echelon train` leaves it, as far as the page reads it.
+void write_run(
+    const std::string& folder, const Timeline& timeline, double loss) {
+  write_chrome_trace(folder + "/timeline.json", timeline);
+  append_metrics(
+      folder + "/metrics.jsonl",
+      StepMetrics{.step = 1, .loss = loss, .samples_per_second = 2000});
+  append_metrics(
+      folder + "/metrics.jsonl",
+      EvaluationMetrics{.step = 1, .samples = 360, .accuracy = 0.975});
+  write_text_file(folder + "/report.html", "<html>");
+}
+
+TEST(StrategyPage, HasAPictureForEachStrategy) {
+  TempFolder folder;
+  write_run(folder.path("data"), sample::run({.ranks = 2}).timeline, 0.111);
+  write_run(folder.path("model"), sample::placement_run(3, 3), 0.222);
+  write_run(folder.path("pipe"), sample::pipeline_run({}), 0.333);
+  write_run(
+      folder.path("both"),
+      sample::pipeline_run({.ranks = 2, .replicas = 2}),
+      0.444);
+  write_strategy_page(
+      folder.path("page/demo.html"),
+      "digits <4 ways>",
+      {folder.path("data"),
+       folder.path("model"),
+       folder.path("pipe"),
+       folder.path("both")});
+  const auto page = read_text_file(folder.path("page/demo.html"));
+  for (const char* text :
+       {"<h1>digits &lt;4 ways&gt;</h1>",
+        "<h2>Data parallel</h2>",
+        "<h2>Model parallel</h2>",
+        "<h2>Pipeline parallel</h2>",
+        "<h2>Pipeline and data parallel</h2>",
+        "class=\"lanes\"",
+        "id=\"run-1-devices\"",
+        "id=\"run-2-ideal\"",
+        "id=\"run-2-measured\"",
+        "id=\"run-3-measured\"",
+        "<td>0.111</td>",
+        "<td>0.444</td>",
+        "<td>97.5 %</td>",
+        "<td>2,000</td>",
+        "href=\"../pipe/report.html\""}) {
+    EXPECT_TRUE(contains(page, text)) << text;
+  }
+  EXPECT_LT(page.size(), 500'000u);
+}
+
+TEST(StrategyPage, SaysWhichRunHasNoTimeline) {
+  TempFolder folder;
+  const auto run = folder.path("missing");
+  EXPECT_THAT(
+      error_text([&] {
+        write_strategy_page(folder.path("demo.html"), "demo", {run});
+      }),
+      HasSubstr(run + "/timeline.json"));
+  EXPECT_THROW(
+      write_strategy_page(folder.path("demo.html"), "demo", {run}), DataError);
+}
+
+TEST(StrategyPage, LeavesOutWhatARunLacks) {
+  TempFolder folder;
+  write_chrome_trace(
+      folder.path("run/timeline.json"), sample::run({.ranks = 1}).timeline);
+  const auto run = read_strategy_run(folder.path("run"), folder.path("."));
+  EXPECT_TRUE(run.metrics.empty());
+  EXPECT_EQ(run.link, "");
+  const auto page = to_html(StrategyPage{.title = "one", .runs = {run}});
+  EXPECT_TRUE(contains(page, "<h2>One device</h2>"));
+  EXPECT_FALSE(contains(page, "own report"));
+  EXPECT_FALSE(contains(page, "<script"));
+  EXPECT_FALSE(contains(to_html(StrategyPage{.title = "none"}), "<table"));
+}
+
+TEST(StrategyPage, GivenTextsAreKeptAndEscaped) {
+  StrategyRun run{.title = "<b>", .paragraph = "a & b"};
+  run.timeline = sample::pipeline_run({});
+  const auto page = to_html(StrategyPage{.title = "x", .runs = {run}});
+  EXPECT_TRUE(contains(page, "<h2>&lt;b&gt;</h2>"));
+  EXPECT_TRUE(contains(page, "a &amp; b"));
+}
+
+}  // namespace
+}  // namespace echelon
