@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "tests/launch/process.h"
 
@@ -17,14 +19,18 @@ std::vector<std::string> command(int ranks, const std::string& test) {
           DDP_RANK, "--gtest_filter=" + test};
 }
 
-class Processes : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Processes, testing::Values(2, 3));
+class Processes
+    : public testing::TestWithParam<std::tuple<std::string, int>> {};
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, Processes,
+    testing::Combine(testing::Values("local", "gloo"), testing::Values(2, 3)));
 
 TEST_P(Processes, TrainLikeOneDevice) {
-  Command run(command(GetParam(), "Rank.TrainsLikeOneDevice"));
+  const auto& [backend, size] = GetParam();
+  Command run(command(size, "Rank.TrainsLikeOneDevice"),
+              {"ECHELON_TEST_BACKEND=" + backend});
   EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
-  EXPECT_EQ(testing_support::count(run.out(), "[  PASSED  ] 1 test"),
-            GetParam());
+  EXPECT_EQ(testing_support::count(run.out(), "[  PASSED  ] 1 test"), size);
 }
 
 TEST(Processes, KilledRankEndsTheJob) {

@@ -3,6 +3,8 @@
 #include <torch/torch.h>
 
 #include <csignal>
+#include <cstdlib>
+#include <string>
 
 #include "tests/parallel/data/training.h"
 
@@ -10,7 +12,12 @@ namespace echelon {
 namespace {
 
 TEST(Rank, TrainsLikeOneDevice) {
-  World world = World::from_environment();
+  const char* backend = std::getenv("ECHELON_TEST_BACKEND");
+  ASSERT_NE(backend, nullptr);
+  World world = World::from_environment(
+      {.backend = std::string(backend) == "gloo" ? BackendKind::gloo
+                                                 : BackendKind::local});
+  EXPECT_EQ(world.backend(), backend);
   training::Plan plan;
   plan.batch = 13;
   plan.microbatches = 2;
