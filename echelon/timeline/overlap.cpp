@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/timeline/units.h"
 
 namespace echelon {
@@ -123,7 +124,7 @@ std::string percent(double part, double whole) {
   return format_percent(whole > 0 ? part / whole : 0);
 }
 
-std::string sentence_for(const Diagnosis& d) {
+std::string sentence_for(const Diagnosis& d, bool is_pipeline) {
   const StepBreakdown& m = d.mean;
   const double step = m.step_seconds;
   if (step <= 0) return "";
@@ -137,6 +138,10 @@ std::string sentence_for(const Diagnosis& d) {
       text +=
           "; " + percent(m.exposed_seconds, step) + " is exposed communication";
     }
+  } else if (lost == m.exposed_seconds && is_pipeline) {
+    text = percent(m.exposed_seconds, step) +
+           " of the step is waiting for other stages of the pipeline: its "
+           "bubble, and transfers";
   } else if (lost == m.exposed_seconds) {
     text = percent(m.exposed_seconds, step) +
            " of the step is exposed communication; " +
@@ -225,7 +230,8 @@ Diagnosis diagnose(const Timeline& timeline) {
   }
   diagnosis.mean = mean_of(diagnosis.ranks, -1);
   find_slowest(diagnosis);
-  diagnosis.sentence = sentence_for(diagnosis);
+  diagnosis.sentence = sentence_for(
+      diagnosis, typical_pipeline_step(timeline).has_value());
   return diagnosis;
 }
 

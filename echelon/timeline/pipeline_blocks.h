@@ -63,14 +63,20 @@ std::optional<int64_t> typical_pipeline_step(const Timeline& timeline);
 /// An action is a span of kind forward or backward on the track "compute",
 /// named as above; waits recorded inside of it (kind communication) are cut
 /// out. Spans that end before they begin are left out. Spans of kind
-/// communication on the track "comm" become transfers, cut at the step's ends.
+/// communication on the track "comm" become transfers, cut at the step's ends;
+/// of a message that both of its ends recorded, the receiver's.
 PipelineRows pipeline_rows(const Timeline& timeline, int64_t step);
 
 /// The blocks of pipeline_rows.
 std::vector<PipelineBlock>
 measured_blocks(const Timeline& timeline, int64_t step);
 
-/// The same for model parallelism: rows are the tracks "device 0", "device 1"
+/// A pipeline asks for its inputs ahead of time, so the span of a receive begins
+/// long before anything moves. Lets it begin when the action whose result it
+/// brings ("send_recv 0F3", on a rank without stage 0) has ended.
+void trim_receives(Timeline& timeline);
+
+/// Steps and rows of model parallelism: rows are the tracks "device 0", "device 1"
 /// … of each rank, blocks their spans of kind forward and backward.
 std::optional<int64_t> typical_placement_step(const Timeline& timeline);
 PipelineRows placement_rows(const Timeline& timeline, int64_t step);

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "echelon/timeline/intervals.h"
@@ -106,17 +107,81 @@ void add_pieces(
   }
 }
 
-std::vector<const Span*>
-transfers_in(const Timeline& timeline, int64_t step, const Places& places) {
-  std::vector<const Span*> result;
-  for (const auto& span : timeline.spans) {
-    if (span.step == step && span.track == "comm" &&
-        span.kind == SpanKind::communication &&
-        places.row_of_rank.contains(span.rank)) {
-      result.push_back(&span);
+// The action whose result a span of communication moves: "send_recv 0F3". A
+// message with its shape goes ahead: "send_recv 0F3 shape".
+std::optional<PipelineBlock> moved_by(const std::string& name) {
+  std::string_view text = name;
+  constexpr std::string_view kShape = " shape";
+  if (text.ends_with(kShape)) text.remove_suffix(kShape.size());
+  const size_t space = text.rfind(' ');
+  return block_of_name(std::string(text.substr(space + 1)));
+}
+
+bool is_communication(const Span& span) {
+  return span.track == "comm" && span.kind == SpanKind::communication;
+}
+
+// What a step's actions say about the messages between ranks.
+class Messages {
+ public:
+  explicit Messages(const std::vector<const Span*>& actions)
+      : places_(places_of(actions)) {
+    for (const Span* span : actions) {
+      auto& end = ends_[key(span->rank, *block_of_name(span->name))];
+      end = std::max(end, span->end_ns);
     }
   }
-  return result;
+
+  const Places& places() const { return places_; }
+
+  /// Not from one of the rank's own stages.
+  bool is_receive(const Span& span, const PipelineBlock& moved) const {
+    const auto stages = places_.stages.find(span.rank);
+    return stages != places_.stages.end() &&
+           !stages->second.contains(moved.stage);
+  }
+
+  /// When it was there to be sent; 0 when that was not recorded.
+  int64_t made_ns(const Span& span, const PipelineBlock& moved) const {
+    if (!places_.row_of_rank.contains(span.rank)) return 0;
+    const auto found = ends_.find(key(span.rank, moved));
+    return found == ends_.end() ? 0 : found->second;
+  }
+
+  using Key = std::tuple<int32_t, BlockKind, int32_t, int32_t>;
+  Key key(int32_t rank, const PipelineBlock& action) const {
+    const int32_t row = places_.row_of_rank.at(rank);
+    return {
+        places_.rows[row].group, action.kind, action.stage, action.microbatch};
+  }
+
+ private:
+  Places places_;
+  std::map<Key, int64_t> ends_;
+};
+
+// A message is recorded at both of its ends: the receiver's says when it came.
+std::vector<const Span*>
+transfers_in(const Timeline& timeline, int64_t step, const Messages& messages) {
+  std::vector<const Span*> all;
+  std::set<Messages::Key> received;
+  for (const auto& span : timeline.spans) {
+    if (span.step != step || !is_communication(span) ||
+        !messages.places().row_of_rank.contains(span.rank)) {
+      continue;
+    }
+    all.push_back(&span);
+    const auto moved = moved_by(span.name);
+    if (moved && messages.is_receive(span, *moved)) {
+      received.insert(messages.key(span.rank, *moved));
+    }
+  }
+  std::erase_if(all, [&](const Span* span) {
+    const auto moved = moved_by(span->name);
+    return moved && !messages.is_receive(*span, *moved) &&
+           received.contains(messages.key(span->rank, *moved));
+  });
+  return all;
 }
 
 void sort_blocks(std::vector<PipelineBlock>& blocks) {
@@ -150,7 +215,8 @@ PipelineRows pipeline_rows(const Timeline& timeline, int64_t step) {
     }
   }
   if (actions.empty()) return {};
-  const Places places = places_of(actions);
+  const Messages messages(actions);
+  const Places& places = messages.places();
   PipelineRows result{places.rows, {}};
   for (const Span* span : actions) {
     PipelineBlock block = *block_of_name(span->name);
@@ -165,7 +231,7 @@ PipelineRows pipeline_rows(const Timeline& timeline, int64_t step) {
         difference(whole, merged(waits[span->rank])),
         window.begin);
   }
-  for (const Span* span : transfers_in(timeline, step, places)) {
+  for (const Span* span : transfers_in(timeline, step, messages)) {
     PipelineBlock block;
     block.kind = BlockKind::transfer;
     block.row = places.row_of_rank.at(span->rank);
@@ -218,6 +284,25 @@ PipelineRows placement_rows(const Timeline& timeline, int64_t step) {
   }
   sort_blocks(result.blocks);
   return result;
+}
+
+void trim_receives(Timeline& timeline) {
+  std::map<int64_t, std::vector<const Span*>> steps;
+  for (const auto& span : timeline.spans) {
+    if (is_action(span)) steps[span.step].push_back(&span);
+  }
+  std::map<int64_t, Messages> messages;
+  for (const auto& [step, actions] : steps) {
+    messages.emplace(step, Messages(actions));
+  }
+  for (auto& span : timeline.spans) {
+    const auto found = messages.find(span.step);
+    if (!is_communication(span) || found == messages.end()) continue;
+    const auto moved = moved_by(span.name);
+    if (!moved || !found->second.is_receive(span, *moved)) continue;
+    const int64_t made = found->second.made_ns(span, *moved);
+    span.begin_ns = std::max(span.begin_ns, std::min(made, span.end_ns));
+  }
 }
 
 }  // namespace echelon

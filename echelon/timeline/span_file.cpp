@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/timeline/text_file.h"
 #include "echelon/timeline/waits.h"
 
@@ -141,6 +142,7 @@ Timeline merge_spans(std::vector<RankSpans> ranks, std::string title) {
       timeline.spans.push_back(std::move(span));
     }
   }
+  trim_receives(timeline);
   std::stable_sort(
       timeline.spans.begin(),
       timeline.spans.end(),

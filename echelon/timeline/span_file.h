@@ -31,7 +31,8 @@ RankSpans read_span_file(const std::filesystem::path& path);
 
 /// One timeline from the spans of all ranks: clocks aligned, the first begin of
 /// any of them at 0, spans sorted by begin, waits
-/// in backward spans added (waits.h). Throws DataError when a rank is
+/// in backward spans added (waits.h), receives of a pipeline trimmed
+/// (pipeline_blocks.h). Throws DataError when a rank is
 /// there twice. A rank that is missing has no spans and the name "rank N".
 Timeline merge_spans(std::vector<RankSpans> ranks, std::string title);
 

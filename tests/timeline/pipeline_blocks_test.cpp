@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <set>
 
+#include "echelon/timeline/overlap.h"
 #include "echelon/timeline/span_file.h"
 #include "sample_pipeline.h"
 
@@ -131,6 +132,69 @@ TEST(PipelineBlocks, TransfersAreNoWork) {
   EXPECT_EQ(blocks[1].name, "send 0F0");
   EXPECT_NEAR(bubble_fraction(blocks, 2), 1 - 6.0 / 16, 1e-9);
   EXPECT_NEAR(makespan(blocks), 8e-3, 1e-12);
+}
+
+TEST(PipelineBlocks, AReceiveBeginsWhenThereIsSomethingToReceive) {
+  const auto comm =
+      [](int32_t rank, const char* name, int64_t from, int64_t to) {
+        return of_kind(
+            action(rank, "", from, to), SpanKind::communication, "comm", name);
+      };
+  RankSpans first{.rank = 0, .rank_name = "a"};
+  first.spans = {
+      action(0, "0F0", 0, 4),
+      comm(0, "send_recv 0F0", 4, 9),
+      comm(0, "send_recv 1B0", 1, 11),
+      action(0, "0B0", 11, 13)};
+  RankSpans second{.rank = 1, .rank_name = "b"};
+  second.spans = {
+      comm(1, "send_recv 0F0 shape", 0, 1),
+      comm(1, "send_recv 0F0", 1, 6),
+      action(1, "1F0", 6, 8),
+      action(1, "1B0", 8, 10),
+      comm(1, "all_reduce bucket 0", 9, 12)};
+  const auto timeline = merge_spans({first, second}, "t");
+  EXPECT_THAT(
+      texts(measured_blocks(timeline, 1)),
+      ElementsAre(
+          "0F0@0-4",
+          "0T-1@10-11",
+          "0B0@11-13",
+          "1T-1@4-6",
+          "1F0@6-8",
+          "1B0@8-10",
+          "1T-1@9-12"));
+  // What was sent, and what ended before it was made, stay as they were.
+  for (const auto& span : timeline.spans) {
+    if (span.rank == 0 && span.name == "send_recv 0F0") {
+      EXPECT_EQ(span.begin_ns, 4 * kMs);
+    }
+    EXPECT_LE(span.begin_ns, span.end_ns);
+  }
+}
+
+TEST(PipelineBlocks, ABackwardThatSendsAsItEndsDoesNotWait) {
+  RankSpans rank{.rank = 0, .rank_name = "a"};
+  rank.spans = {
+      action(0, "1B0", 0, 10),
+      of_kind(
+          action(0, "", 9, 14), SpanKind::communication, "comm", "send 1B0")};
+  EXPECT_EQ(merge_spans({rank}, "t").spans.size(), 2u);
+  rank.spans.front().name = "backward";
+  EXPECT_EQ(merge_spans({rank}, "t").spans.size(), 3u);
+}
+
+TEST(PipelineBlocks, WaitsOfAPipelineAreCalledSo) {
+  Timeline timeline;
+  timeline.spans = {
+      action(0, "0F0", 0, 4),
+      of_kind(
+          action(0, "", 4, 9), SpanKind::communication, "compute", "wait 1B0"),
+      action(0, "0B0", 9, 12)};
+  EXPECT_THAT(
+      diagnose(timeline).sentence,
+      testing::StartsWith(
+          "42 % of the step is waiting for other stages of the pipeline"));
 }
 
 TEST(PipelineBlocks, OverlapsCountOnceAndAMissingRankHasNoRow) {
