@@ -1,6 +1,7 @@
 #include "echelon/cli/schedule_print.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -36,8 +37,11 @@ std::string percent(double part) {
   return text;
 }
 
-// Without a fraction where there is none.
+// Without a fraction where there is none, as nearly always.
 std::string time_text(double time) {
+  if (time < 1e15 && time == std::floor(time)) {
+    return std::to_string(static_cast<int64_t>(time));
+  }
   char text[32];
   std::snprintf(text, sizeof(text), "%.10g", time);
   return text;

@@ -23,6 +23,9 @@ Schedule folded(const char* name, int32_t ranks, int32_t microbatches);
 class RankBuilder {
  public:
   RankBuilder(Schedule& schedule, int32_t rank);
+  ~RankBuilder() { actions_.shrink_to_fit(); }
+  RankBuilder(const RankBuilder&) = delete;
+  RankBuilder& operator=(const RankBuilder&) = delete;
 
   void forward(int32_t local) { add(ActionKind::forward, local); }
   void backward(int32_t local) { add(ActionKind::backward, local); }

@@ -42,6 +42,7 @@ constexpr std::array kGenerators = {
 };
 
 constexpr int64_t kMaxRanks = 1 << 14;
+constexpr int64_t kMaxStages = 1 << 20;
 
 const Generator& find(const std::string& kind) {
   for (const auto& generator : kGenerators) {
@@ -96,13 +97,16 @@ void check_options(
   const std::string kind = generator.kind;
   check_range(kind, "ranks", options.ranks, 1, kMaxRanks);
   check_range(
-      kind, "stages per rank", options.stages_per_rank, 1, kMaxScheduleCells);
+      kind,
+      "stages per rank",
+      options.stages_per_rank,
+      1,
+      kMaxStages / options.ranks);
   check_range(
       kind, "microbatches", options.microbatches, 1, kMaxScheduleCells);
   check_per_rank(generator, options.stages_per_rank);
   const int64_t stages = int64_t{options.ranks} * options.stages_per_rank;
-  if (stages > kMaxScheduleCells ||
-      stages * options.microbatches > kMaxScheduleCells) {
+  if (stages * options.microbatches > kMaxScheduleCells) {
     refuse(
         kind,
         std::to_string(stages) + " stages x " +

@@ -276,8 +276,11 @@ TEST(ScheduleKinds, SayForWhichNumbersTheyAreDefined) {
       "as many: take 8 microbatches, or 3 ranks");
   EXPECT_THAT(error({"dualpipev", 1, 1, 2}), HasSubstr("or zb-v"));
   EXPECT_THAT(
-      error({"breadth_first", 1 << 14, 1 << 14, 1 << 14}),
+      error({"breadth_first", 1 << 14, 1 << 14, 64}),
       HasSubstr("more than 33554432 cells"));
+  EXPECT_THAT(
+      error({"breadth_first", 1 << 14, 1, 65}),
+      HasSubstr("stages per rank = 65, but must be from 1 to 64"));
 }
 
 }  // namespace
