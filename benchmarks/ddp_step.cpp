@@ -12,7 +12,7 @@
 #include "benchmarks/arguments.h"
 #include "echelon/checkpoint/safetensors.h"
 #include "echelon/comm/world.h"
-#include "echelon/models/network.h"
+#include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/data/distributed_data_parallel.h"

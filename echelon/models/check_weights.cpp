@@ -33,13 +33,16 @@ bool may_be_missing(const ParameterInfo& parameter) {
 
 std::vector<std::string> weights_differences(
     const safetensors::File& file,
-    const std::vector<ParameterInfo>& parameters) {
+    const std::vector<ParameterInfo>& parameters,
+    const std::function<bool(const std::string& name)>& expected) {
   std::vector<std::string> lines;
   std::vector<std::string> unused;
   std::set<std::string> wanted;
   for (const auto& parameter : parameters) wanted.insert(parameter.name);
   for (const auto& tensor : file.tensors()) {
-    if (wanted.count(tensor.name) == 0) unused.push_back(tensor.name);
+    if (wanted.count(tensor.name) > 0) continue;
+    if (expected && expected(tensor.name)) continue;
+    unused.push_back(tensor.name);
   }
   for (const auto& parameter : parameters) {
     const auto* tensor = file.find(parameter.name);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,9 +16,13 @@ namespace echelon {
 /// model's holds exactly (F16, BF16 and F32 in a float64 model). BatchNorm's
 /// num_batches_tracked may be missing: nothing depends on it, and files of old
 /// PyTorch releases do not have it.
+///
+///   expected  whether a tensor of the file that `parameters` does not have may
+///             be there: it is of another slice of the model. Empty: none may.
 std::vector<std::string> weights_differences(
     const safetensors::File& file,
-    const std::vector<ParameterInfo>& parameters);
+    const std::vector<ParameterInfo>& parameters,
+    const std::function<bool(const std::string& name)>& expected = {});
 
 /// Throws DataError that lists the first of them, five lines at most, or that
 /// the file is missing or malformed.

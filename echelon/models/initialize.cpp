@@ -321,17 +321,21 @@ void fill_initial(
 
 void initialize(
     torch::nn::Module& module,
+    std::string_view prefix,
     const std::vector<ParameterInfo>& list,
     uint64_t seed) {
   auto tensors = module.named_parameters();
   tensors.update(module.named_buffers());
   if (tensors.size() != list.size()) {
     throw Error(
-        "the model has " + std::to_string(tensors.size()) +
-        " tensors, but its parameter list " + std::to_string(list.size()));
+        "the model has " + std::to_string(tensors.size()) + " tensors \"" +
+        std::string(prefix) + "…\", but its parameter list " +
+        std::to_string(list.size()));
   }
   for (const auto& info : list) {
-    const auto* tensor = tensors.find(info.name);
+    const auto* tensor = info.name.starts_with(prefix)
+        ? tensors.find(info.name.substr(prefix.size()))
+        : nullptr;
     if (tensor == nullptr || tensor->sizes() != at::IntArrayRef(info.shape)) {
       throw Error(
           "the model and its parameter list differ at \"" + info.name + "\"");

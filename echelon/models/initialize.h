@@ -54,10 +54,14 @@ void fill_initial(
     int64_t first_element,
     const InitialValue& initial);
 
-/// Gives every parameter and buffer of `module` its first value. Throws Error
-/// when the module's names or shapes are not those of `list`.
+/// Gives every parameter and buffer of `module`, a layer or a whole model, its
+/// first value. Throws Error when the module's names or shapes are not those of
+/// `list`.
+///
+///   prefix  what `list` has before the module's own names: "layer1.0."
 void initialize(
     torch::nn::Module& module,
+    std::string_view prefix,
     const std::vector<ParameterInfo>& list,
     uint64_t seed);
 

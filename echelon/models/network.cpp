@@ -1,11 +1,14 @@
 #include "echelon/models/network.h"
 
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/torch.h>
+
+#include <map>
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/models/build.h"
-#include "echelon/models/initialize.h"
-#include "echelon/models/parameter_list.h"
+#include "echelon/models/seeded_build.h"
+#include "echelon/models/shared_parameters.h"
 
 namespace echelon {
 namespace {
@@ -15,139 +18,282 @@ bool is_finite(const torch::Tensor& tensor) {
          at::isfinite(tensor).all().item<bool>();
 }
 
-// This rank's statistics alone, whoever would take them over ranks: copies of
-// the running ones also hide the call from convert_sync_batch_norm, which knows
-// a module by them.
-torch::Tensor
-batch_norm_alone(torch::nn::BatchNorm2dImpl& module, const torch::Tensor& x) {
-  const auto copy = [](const torch::Tensor& tensor) {
-    return tensor.defined() ? tensor.clone() : tensor;
-  };
-  return at::batch_norm(
-      x,
-      module.weight,
-      module.bias,
-      copy(module.running_mean),
-      copy(module.running_var),
-      module.is_training() || !module.running_mean.defined(),
-      module.options.momentum().value_or(0.1),
-      module.options.eps(),
-      /*cudnn_enabled=*/false);
+bool is_finite(const Tensors& tensors) {
+  for (const auto& tensor : tensors) {
+    if (!is_finite(tensor)) return false;
+  }
+  return true;
 }
 
-// Batch statistics of this rank alone while it lives; buffers as they were and
-// the network's own function when it is gone.
+BuiltLayer build_layer(
+    const LayerDefinition& layer, std::optional<uint64_t> seed) {
+  try {
+    std::optional<SeededBuild> generator;
+    if (seed) generator.emplace(*seed, layer.name);
+    return layer.build();
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    throw ConfigError(
+        "layer \"" + layer.name +
+        "\" cannot be built: " + text.substr(0, text.find('\n')));
+  }
+}
+
+BuiltLayer initialized_layer(
+    const LayerDefinition& layer, std::optional<uint64_t> seed) {
+  BuiltLayer built = build_layer(layer, seed);
+  if (seed && layer.initialize && built.module != nullptr) {
+    layer.initialize(*built.module, *seed);
+  }
+  return built;
+}
+
+// Batch statistics of this rank alone while it lives, whoever would take them
+// over ranks; buffers and functions as they were when it is gone.
 class Diagnosis {
  public:
-  Diagnosis(Network& network, BatchNormFunction& function)
-      : buffers_(network.buffers()), function_(function) {
-    for (const auto& buffer : buffers_) {
-      values_.push_back(buffer.clone());
+  explicit Diagnosis(Network& network) : buffers_(network.buffers()) {
+    for (const auto& buffer : buffers_) values_.push_back(buffer.clone());
+    for (const auto& module : network.modules(/*include_self=*/false)) {
+      if (auto* norm = dynamic_cast<BatchNorm2d*>(module.get())) {
+        functions_.emplace_back(norm, std::exchange(norm->function, nullptr));
+      }
+      hide_norm<torch::nn::BatchNorm1dImpl>(*module);
+      hide_norm<torch::nn::BatchNorm2dImpl>(*module);
+      hide_norm<torch::nn::BatchNorm3dImpl>(*module);
     }
-    saved_ = std::exchange(function_, batch_norm_alone);
   }
   ~Diagnosis() {
-    function_ = std::move(saved_);
-    for (size_t i = 0; i < buffers_.size(); ++i) {
-      buffers_[i].copy_(values_[i]);
+    for (auto& [member, tensor] : hidden_) *member = std::move(tensor);
+    for (auto& [norm, function] : functions_) {
+      norm->function = std::move(function);
     }
+    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(values_[i]);
   }
   Diagnosis(const Diagnosis&) = delete;
   Diagnosis& operator=(const Diagnosis&) = delete;
 
  private:
+  // convert_sync_batch_norm knows a module by these tensors: copies are not
+  // converted.
+  template <class Norm>
+  void hide_norm(torch::nn::Module& module) {
+    auto* norm = dynamic_cast<Norm*>(&module);
+    if (norm == nullptr) return;
+    for (auto* member :
+         {&norm->weight, &norm->running_mean, &norm->running_var}) {
+      if (!member->defined()) continue;
+      hidden_.emplace_back(member, *member);
+      *member = member->detach().clone();
+    }
+  }
+
   torch::NoGradGuard no_grad_;
   std::vector<torch::Tensor> buffers_;
   std::vector<torch::Tensor> values_;
-  BatchNormFunction& function_;
-  BatchNormFunction saved_;
+  std::vector<std::pair<BatchNorm2d*, BatchNormFunction>> functions_;
+  std::vector<std::pair<torch::Tensor*, torch::Tensor>> hidden_;
 };
 
-// Module::to would turn the counters of batches into floating point as well.
-void to_float64(torch::nn::Module& module) {
-  auto convert = [](const auto& tensors) {
-    for (auto tensor : tensors) {
-      if (tensor.is_floating_point()) {
-        tensor.set_data(tensor.detach().to(torch::kFloat64));
-      }
-    }
-  };
-  convert(module.parameters());
-  convert(module.buffers());
+using NamedTensors = torch::OrderedDict<std::string, torch::Tensor>;
+
+const torch::Tensor&
+parameter_to_tie(const NamedTensors& parameters, const std::string& name) {
+  const auto* tensor = parameters.find(name);
+  if (tensor == nullptr) {
+    detail::no_parameter_to_tie(name, parameters.keys());
+  }
+  return *tensor;
 }
 
-std::shared_ptr<Network> build(
-    const ModelOptions& options,
-    const std::vector<int64_t>& shape,
-    int64_t classes) {
-  auto network =
-      std::make_shared<Network>([=] { return build(options, shape, classes); });
-  if (options.name == "simple_cnn") {
-    models::build_simple_cnn(*network, shape, classes);
-  } else if (options.name == "mlp") {
-    models::build_mlp(
-        *network, c10::multiply_integers(shape), options.hidden, classes);
-  } else {
-    models::build_resnet(
-        *network, resnet_plan(options.name), shape[0], classes);
+// The first value of `parameter`, under name number `use` of a group whose
+// first is in another slice.
+void copy_first_value(
+    const LayerList& list,
+    const TiedGroup& group,
+    size_t use,
+    torch::Tensor parameter,
+    uint64_t seed) {
+  const auto& layer = list[group.layers[0]];
+  const BuiltLayer built = initialized_layer(layer, seed);
+  NamedTensors theirs;
+  if (built.module != nullptr) {
+    for (const auto& item : built.module->named_parameters()) {
+      theirs.insert(layer.name + "." + item.key(), item.value());
+    }
   }
-  if (options.dtype == "float64") {
-    to_float64(*network);
+  const auto& source = parameter_to_tie(theirs, group.names[0]);
+  detail::check_tied_shapes(
+      group.names[0], source.sizes(), group.names[use], parameter.sizes());
+  const torch::NoGradGuard no_grad;
+  parameter.copy_(source);
+}
+
+void copy_tensors(
+    const NamedTensors& from,
+    const NamedTensors& to,
+    const std::optional<torch::Device>& device) {
+  for (const auto& item : from) {
+    const auto& source = item.value();
+    auto target = to[item.key()];
+    if (target.is_same(source)) {
+      throw Error(
+          "\"" + item.key() +
+          "\" cannot be copied: the layer's build returns the same tensor each "
+          "time; let it make a new module");
+    }
+    target.set_data(source.detach().to(
+        source.options().device(device.value_or(source.device())),
+        /*non_blocking=*/false,
+        /*copy=*/true));
+    target.set_requires_grad(source.requires_grad());
   }
-  return network;
 }
 
 }  // namespace
 
-Network::Network(std::function<std::shared_ptr<Network>()> clone_function)
-    : torch::nn::Module("Network"),
-      clone_function_(std::move(clone_function)) {}
+Network::Network(
+    const LayerList& list,
+    size_t begin,
+    size_t end,
+    std::optional<uint64_t> seed)
+    : torch::nn::Module("Network"), list_(list), begin_(begin) {
+  if (begin >= end || end > list.size()) {
+    throw ConfigError(
+        "layers " + std::to_string(begin) + " to " + std::to_string(end) +
+        " are to be built of a list of " + std::to_string(list.size()) +
+        "; the first is at most the last, and the last at most " +
+        std::to_string(list.size()));
+  }
+  for (size_t i = begin; i < end; ++i) {
+    auto [module, forward] = initialized_layer(list_[i], seed);
+    layers_.push_back({list_[i].name, std::move(module), std::move(forward)});
+    register_layer(layers_.back());
+  }
+  const auto parameters = named_parameters();
+  list_each_parameter_once(*this);
+  share_ties(parameters, seed);
+}
 
-void Network::append(
-    std::string name,
-    std::function<torch::Tensor(const torch::Tensor&)> forward) {
-  for (const auto& layer : layers_) {
-    if (layer.name == name) {
-      throw Error("the network has a layer \"" + name + "\" already");
+// "layer1.0" is the child "0" of the child "layer1".
+void Network::register_layer(const Layer& layer) {
+  if (layer.module == nullptr) return;
+  torch::nn::Module* owner = this;
+  size_t begin = 0;
+  for (size_t dot; (dot = layer.name.find('.', begin)) != std::string::npos;
+       begin = dot + 1) {
+    const std::string part = layer.name.substr(begin, dot - begin);
+    const auto children = owner->named_children();
+    const auto* child = children.find(part);
+    owner = child != nullptr
+        ? child->get()
+        : owner->register_module(part, std::make_shared<torch::nn::Module>())
+              .get();
+  }
+  owner->register_module(layer.name.substr(begin), layer.module);
+}
+
+// `parameters`: under all of their names.
+void Network::share_ties(
+    const torch::OrderedDict<std::string, torch::Tensor>& parameters,
+    std::optional<uint64_t> seed) {
+  for (const auto& group : tied_groups(list_)) {
+    std::optional<size_t> first;  // name of the group that this slice has
+    for (size_t i = 0; i < group.names.size(); ++i) {
+      if (group.layers[i] < begin_ || group.layers[i] >= end()) continue;
+      const auto& tensor = parameter_to_tie(parameters, group.names[i]);
+      if (first) {
+        const auto& owner = parameters[group.names[*first]];
+        detail::check_tied_shapes(
+            group.names[*first],
+            owner.sizes(),
+            group.names[i],
+            tensor.sizes());
+        if (!tensor.is_same(owner)) share(owner, tensor, group.names[i]);
+        continue;
+      }
+      first = i;
+      if (i > 0 && seed) copy_first_value(list_, group, i, tensor, *seed);
     }
   }
-  layers_.push_back({std::move(name), std::move(forward)});
+}
+
+void Network::share(
+    const torch::Tensor& parameter,
+    const torch::Tensor& use,
+    const std::string& name) {
+  unlist_parameter(*this, name);
+  auto& layer = layers_[list_.layer_of_parameter(name) - begin_];
+  layer.forward = [shared = SharedParameter(parameter, use),
+                   forward = std::move(layer.forward)](const Tensors& inputs) {
+    shared.refresh();
+    return forward(inputs);
+  };
+}
+
+const std::string& Network::giver_of(size_t layer) const {
+  static const std::string input;
+  if (layer > 0) return layers_[layer - 1].name;
+  return begin_ > 0 ? list_[begin_ - 1].name : input;
+}
+
+Tensors Network::run(Tensors values) {
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    values =
+        run_layer(layers_[i].name, layers_[i].forward, values, giver_of(i));
+  }
+  return values;
+}
+
+Tensors Network::forward(const Tensors& inputs) {
+  return run(inputs);
 }
 
 torch::Tensor Network::forward(torch::Tensor x) {
-  for (const auto& layer : layers_) {
-    x = layer.forward(x);
+  Tensors values;
+  values.push_back(std::move(x));
+  Tensors outputs = run(std::move(values));
+  if (outputs.size() != 1) {
+    throw ConfigError(
+        "layer \"" + layers_.back().name + "\" is the last and returns " +
+        describe(outputs) + "; call forward with Tensors to have them all");
   }
-  return x;
+  return std::move(outputs[0]);
 }
 
 void Network::set_batch_norm(BatchNormFunction function) {
   batch_norm_ = std::move(function);
-}
-
-torch::Tensor Network::batch_norm(
-    torch::nn::BatchNorm2dImpl& module, const torch::Tensor& x) const {
-  return batch_norm_ ? batch_norm_(module, x) : module.forward(x);
+  for (const auto& module : modules(/*include_self=*/false)) {
+    auto* norm = dynamic_cast<BatchNorm2d*>(module.get());
+    if (norm != nullptr) norm->function = batch_norm_;
+  }
 }
 
 std::optional<NonFinite>
 Network::first_nonfinite_layer(const torch::Tensor& x) {
-  const Diagnosis guard(*this, batch_norm_);
-  if (!is_finite(x)) {
+  return first_nonfinite_layer(Tensors{x});
+}
+
+std::optional<NonFinite>
+Network::first_nonfinite_layer(const Tensors& inputs) {
+  const Diagnosis guard(*this);
+  if (!is_finite(inputs)) {
     return NonFinite{"input", "input"};
   }
   const auto parameters = named_parameters();
-  torch::Tensor y = x;
-  for (const auto& layer : layers_) {
-    const std::string prefix = layer.name + ".";
+  Tensors values = inputs;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const auto& layer = layers_[i];
     for (const auto& parameter : parameters) {
-      if (parameter.key().starts_with(prefix) &&
+      if (parameter.key().starts_with(layer.name + ".") &&
           !is_finite(parameter.value())) {
         return NonFinite{layer.name, "parameter " + parameter.key()};
       }
     }
-    y = layer.forward(y);
-    if (!is_finite(y)) {
+    values = run_layer(layer.name, layer.forward, values, giver_of(i));
+    if (!is_finite(values)) {
       return NonFinite{layer.name, "output"};
     }
   }
@@ -156,39 +302,27 @@ Network::first_nonfinite_layer(const torch::Tensor& x) {
 
 std::shared_ptr<torch::nn::Module>
 Network::clone(const std::optional<torch::Device>& device) const {
-  if (!clone_function_) {
-    throw Error(
-        "this network cannot be cloned: it was made without a clone_function");
-  }
   const torch::NoGradGuard no_grad;
-  auto copy = clone_function_();
-  auto copy_tensors = [&device](const auto& from, const auto& to) {
-    for (const auto& item : from) {
-      const auto& source = item.value();
-      auto target = to[item.key()];
-      target.set_data(source.detach().to(
-          source.options().device(device.value_or(source.device())),
-          /*non_blocking=*/false,
-          /*copy=*/true));
-      target.set_requires_grad(source.requires_grad());
-    }
-  };
-  copy_tensors(named_parameters(), copy->named_parameters());
-  copy_tensors(named_buffers(), copy->named_buffers());
-  copy->train(is_training());
+  const SeededBuild generator(0, "");  // leaves torch's own where it is
+  auto copy = build_network(list_, begin_, end());
+  copy_tensors(named_parameters(), copy->named_parameters(), device);
+  copy_tensors(named_buffers(), copy->named_buffers(), device);
+  const auto modules = copy->named_modules();
+  for (const auto& item : named_modules()) {  // outer ones before inner ones
+    modules[item.key()]->train(item.value()->is_training());
+  }
   copy->set_batch_norm(batch_norm_);
   return copy;
 }
 
-std::shared_ptr<Network> make_network(
-    const ModelOptions& options,
-    const std::vector<int64_t>& input_shape,
-    int64_t classes,
-    uint64_t seed) {
-  const auto list = list_parameters(options, input_shape, classes);
-  auto network = build(options, input_shape, classes);
-  initialize(*network, list, seed);
-  return network;
+std::shared_ptr<Network>
+build_network(const LayerList& list, size_t begin, size_t end) {
+  return std::make_shared<Network>(list, begin, end, std::nullopt);
+}
+
+std::shared_ptr<Network> build_network(
+    const LayerList& list, size_t begin, size_t end, uint64_t seed) {
+  return std::make_shared<Network>(list, begin, end, seed);
 }
 
 }  // namespace echelon

@@ -1,8 +1,10 @@
-// A model as an ordered list of named layers.
+// A list of layers, or a slice of it, that exists: a module like any other.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,21 +12,19 @@
 #include <string>
 #include <vector>
 
-#include "echelon/models/options.h"
+#include "echelon/models/batch_norm.h"
+#include "echelon/models/layer_list.h"
+#include "echelon/models/ties.h"
 
 namespace echelon {
 
-/// One step of a model. Its parameters are those of the network whose names
+/// One step of a network. Its parameters are those of the network whose names
 /// begin with `name` and a dot.
 struct Layer {
-  std::string name;  // "conv1", "layer2.0"; unique in its network
-  std::function<torch::Tensor(const torch::Tensor&)> forward;
+  std::string name;  // "conv1", "layer2.0"; unique in its list
+  std::shared_ptr<torch::nn::Module> module;  // null: no parameters
+  std::function<Tensors(const Tensors&)> forward;
 };
-
-/// How a batch-normalisation layer computes its output; what a network calls
-/// instead of module.forward(x), so that statistics can be taken over ranks.
-using BatchNormFunction = std::function<torch::Tensor(
-    torch::nn::BatchNorm2dImpl& module, const torch::Tensor& x)>;
 
 /// Where a computation first left the finite numbers.
 struct NonFinite {
@@ -32,72 +32,86 @@ struct NonFinite {
   std::string what;   // "input", "output", or "parameter conv1.weight"
 };
 
-/// Runs its layers in order. A module like any other: parameters(), train(),
-/// to(), clone() do what they do on every torch::nn::Module.
+/// Runs the layers [begin, end) of a list in order. parameters(), train(), to(),
+/// clone() do what they do on every torch::nn::Module; names are those of the
+/// whole list ("layer1.0.conv1.weight").
+///
+/// Tied parameters of the slice are one tensor, which is listed once: under the
+/// first of its names that the slice has.
 class Network : public torch::nn::Module {
  public:
-  /// Copies share nothing; `clone_function` builds an empty network of the same
-  /// layers, for clone(). Without it, clone() throws.
-  explicit Network(
-      std::function<std::shared_ptr<Network>()> clone_function = nullptr);
-
-  /// Adds a step behind the others. Modules that it uses are registered by the
-  /// caller (register_module), under names that begin with `name`. Throws Error
-  /// for a name that is taken.
-  void append(
-      std::string name,
-      std::function<torch::Tensor(const torch::Tensor&)> forward);
+  /// See build_network.
+  Network(
+      const LayerList& list,
+      size_t begin,
+      size_t end,
+      std::optional<uint64_t> seed);
 
   const std::vector<Layer>& layers() const { return layers_; }
 
-  /// layers().back().forward(… layers().front().forward(x)).
+  /// The whole list, and which of its layers these are.
+  const LayerList& list() const { return list_; }
+  size_t begin() const { return begin_; }
+  size_t end() const { return begin_ + layers_.size(); }
+
+  /// What the last layer returns. A layer that cannot take what the one before
+  /// it returned is a ConfigError that names both, with shapes.
+  Tensors forward(const Tensors& inputs);
+  /// The same of one tensor. Throws ConfigError when the last layer returns
+  /// more.
   torch::Tensor forward(torch::Tensor x);
 
-  /// Batch statistics by `function` from now on; empty: module.forward(x). The
-  /// layers' functions must call batch_norm() below for it to have an effect.
+  /// Every BatchNorm2d (batch_norm.h) of these layers, at whatever depth,
+  /// computes by `function` from now on; empty: by itself.
   void set_batch_norm(BatchNormFunction function);
-  torch::Tensor
-  batch_norm(torch::nn::BatchNorm2dImpl& module, const torch::Tensor& x) const;
 
   /// The first place in the order of computation that has a NaN or an infinity:
-  /// the input, then of each layer a parameter or the output. Empty when all
-  /// are finite. Runs the layers once more in the current mode, without
-  /// gradients; buffers keep their values. Calls no collective, so one rank
-  /// alone may call it.
+  /// the input, then of each layer a parameter or an output. Empty when all are
+  /// finite. Runs the layers once more in the current mode, without gradients;
+  /// buffers keep their values. Batch statistics are this rank's alone, so one
+  /// rank alone may call it.
+  std::optional<NonFinite> first_nonfinite_layer(const Tensors& inputs);
   std::optional<NonFinite> first_nonfinite_layer(const torch::Tensor& x);
 
   /// A copy with its own parameters, on `device` if given; requires_grad,
-  /// training mode and the batch-normalisation function go along.
+  /// training modes and the batch-normalisation function go along. Throws Error
+  /// when a layer's build returns the same module each time.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
  private:
-  std::function<std::shared_ptr<Network>()> clone_function_;
+  void register_layer(const Layer& layer);
+  void share_ties(
+      const torch::OrderedDict<std::string, torch::Tensor>& parameters,
+      std::optional<uint64_t> seed);
+  void share(
+      const torch::Tensor& parameter,
+      const torch::Tensor& use,
+      const std::string& name);
+  const std::string& giver_of(size_t layer) const;
+  Tensors run(Tensors values);
+
+  LayerList list_;
+  size_t begin_;
   std::vector<Layer> layers_;
   BatchNormFunction batch_norm_;
 };
 
-/// Builds a model on the CPU and gives it first values (initialize.h).
+/// Builds the layers [begin, end) of `list`, and no others.
 ///
-///   input_shape  one sample, without the batch: channels, height, width; for
-///                "mlp" any shape
-///   classes      outputs of the last layer
-///   forward      [batch, *input_shape] -> [batch, classes], unnormalised
-///                scores (logits), in options.dtype
+/// With a seed, first values depend on it and on names alone, never on the cut
+/// or on what other threads do: a layer's `initialize` writes them, or else its
+/// `build` draws them from a generator of its own (seeded_build.h). A parameter
+/// that is tied to one of an earlier slice gets that one's value; for it the
+/// earlier layer is built, read and dropped.
+/// Without, they are whatever the layers' `build` leaves: for weights to come.
 ///
-/// simple_cnn  two 3x3 convolutions of 16 and 32 channels, each with ReLU and
-///             2x2 max-pooling, then one linear layer: conv1 conv2 fc
-/// mlp         linear layers with ReLU between them: fc1 fc2 …
-/// resnetN     torchvision's architecture and names: He et al., 2015,
-///             arXiv:1512.03385, with the stride of a bottleneck in its 3x3
-///             convolution
-///
-/// Throws ConfigError as list_parameters does. Weights from a file are loaded
-/// afterwards: weights.h.
-std::shared_ptr<Network> make_network(
-    const ModelOptions& options,
-    const std::vector<int64_t>& input_shape,
-    int64_t classes,
-    uint64_t seed);
+/// Throws ConfigError for an empty or wrong range, for tied parameters that do
+/// not exist or differ in shape, and for what LibTorch says while a layer is
+/// built, with its name.
+std::shared_ptr<Network>
+build_network(const LayerList& list, size_t begin, size_t end);
+std::shared_ptr<Network> build_network(
+    const LayerList& list, size_t begin, size_t end, uint64_t seed);
 
 }  // namespace echelon

@@ -1,5 +1,6 @@
 #include <optional>
 
+#include "echelon/models/batch_norm.h"
 #include "echelon/models/build.h"
 #include "echelon/models/layers.h"
 
@@ -12,25 +13,22 @@ class ConvNorm {
  public:
   ConvNorm(
       torch::nn::Module& owner,
-      const Network& network,
       const std::string& conv_name,
       const std::string& norm_name,
-      ConvShape shape)
-      : network_(&network) {
+      ConvShape shape) {
     shape.bias = false;
     conv_ = owner.register_module(conv_name, std::make_shared<Conv2d>(shape));
     norm_ = owner.register_module(
-        norm_name, std::make_shared<torch::nn::BatchNorm2dImpl>(shape.out));
+        norm_name, std::make_shared<BatchNorm2d>(shape.out));
   }
 
   torch::Tensor forward(const torch::Tensor& x) const {
-    return network_->batch_norm(*norm_, conv_->forward(x));
+    return norm_->forward(conv_->forward(x));
   }
 
  private:
-  const Network* network_;  // owns the module that owns this
   std::shared_ptr<Conv2d> conv_;
-  std::shared_ptr<torch::nn::BatchNorm2dImpl> norm_;
+  std::shared_ptr<BatchNorm2d> norm_;
 };
 
 struct BlockShape {
@@ -45,12 +43,11 @@ struct BlockShape {
 // x passes a 1x1 convolution ("downsample") where its shape must change.
 class ResidualBlock : public torch::nn::Module {
  public:
-  ResidualBlock(const Network& network, const BlockShape& shape) {
+  explicit ResidualBlock(const BlockShape& shape) {
     auto add = [&](int64_t in, int64_t out, int64_t kernel, int64_t stride) {
       const std::string number = std::to_string(branch_.size() + 1);
       branch_.emplace_back(
           *this,
-          network,
           "conv" + number,
           "bn" + number,
           ConvShape{.in = in, .out = out, .kernel = kernel, .stride = stride});
@@ -68,7 +65,6 @@ class ResidualBlock : public torch::nn::Module {
           register_module("downsample", std::make_shared<torch::nn::Module>());
       shortcut_.emplace(
           *holder,
-          network,
           "0",
           "1",
           ConvShape{
@@ -95,51 +91,45 @@ class ResidualBlock : public torch::nn::Module {
 };
 
 // conv1 7x7, bn1 with ReLU and 3x3 max-pooling: a quarter of the image's size.
-void append_stem(Network& network, int64_t channels) {
-  auto conv = network.register_module(
-      "conv1",
-      std::make_shared<Conv2d>(ConvShape{
-          .in = channels, .out = 64, .kernel = 7, .stride = 2, .bias = false}));
-  auto norm = network.register_module(
-      "bn1", std::make_shared<torch::nn::BatchNorm2dImpl>(64));
-  network.append(
-      "conv1", [conv](const torch::Tensor& x) { return conv->forward(x); });
-  network.append("bn1", [norm, &network](const torch::Tensor& x) {
-    return at::max_pool2d(network.batch_norm(*norm, x).relu_(), 3, 2, 1);
+void add_stem(LayerList& layers, int64_t channels) {
+  layers.add("conv1", [channels] {
+    return std::make_shared<Conv2d>(ConvShape{
+        .in = channels, .out = 64, .kernel = 7, .stride = 2, .bias = false});
   });
+  layers.add(
+      "bn1",
+      [] { return std::make_shared<BatchNorm2d>(64); },
+      [](BatchNorm2d& norm, const torch::Tensor& x) {
+        return at::max_pool2d(norm.forward(x).relu_(), 3, 2, 1);
+      });
 }
 
 }  // namespace
 
-void build_resnet(
-    Network& network,
-    const ResnetPlan& plan,
-    int64_t channels,
-    int64_t classes) {
-  append_stem(network, channels);
+LayerList
+resnet_layers(const ResnetPlan& plan, int64_t channels, int64_t classes) {
+  LayerList layers;
+  add_stem(layers, channels);
   BlockShape shape{.bottleneck = plan.bottleneck};
   for (size_t group = 0; group < plan.blocks.size(); ++group) {
     const std::string name = "layer" + std::to_string(group + 1);
-    auto holder =
-        network.register_module(name, std::make_shared<torch::nn::Module>());
     shape.width = int64_t{64} << group;
     shape.out = plan.bottleneck ? 4 * shape.width : shape.width;
     for (int64_t index = 0; index < plan.blocks[group]; ++index) {
       shape.stride = group > 0 && index == 0 ? 2 : 1;
-      const std::string number = std::to_string(index);
-      auto block = holder->register_module(
-          number, std::make_shared<ResidualBlock>(network, shape));
-      network.append(name + "." + number, [block](const torch::Tensor& x) {
-        return block->forward(x);
+      layers.add(name + "." + std::to_string(index), [shape] {
+        return std::make_shared<ResidualBlock>(shape);
       });
       shape.in = shape.out;
     }
   }
-  auto fc = network.register_module(
-      "fc", std::make_shared<Linear>(shape.in, classes));
-  network.append("fc", [fc](const torch::Tensor& x) {
-    return fc->forward(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
-  });
+  layers.add(
+      "fc",
+      [in = shape.in, classes] { return std::make_shared<Linear>(in, classes); },
+      [](const Linear& fc, const torch::Tensor& x) {
+        return fc.forward(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
+      });
+  return layers;
 }
 
 }  // namespace echelon::models

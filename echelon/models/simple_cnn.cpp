@@ -12,26 +12,35 @@ torch::Tensor with_channels_last(const torch::Tensor& x) {
   return faster ? x.contiguous(at::MemoryFormat::ChannelsLast) : x;
 }
 
-void append_conv(
-    Network& network, const std::string& name, int64_t in, int64_t out) {
-  auto conv = network.register_module(
-      name, std::make_shared<Conv2d>(ConvShape{.in = in, .out = out}));
-  network.append(name, [conv](const torch::Tensor& x) {
-    return at::max_pool2d(at::relu(conv->forward(with_channels_last(x))), 2);
-  });
+void add_conv(
+    LayerList& layers, const std::string& name, int64_t in, int64_t out) {
+  layers.add(
+      name,
+      [in, out] {
+        return std::make_shared<Conv2d>(ConvShape{.in = in, .out = out});
+      },
+      [](const Conv2d& conv, const torch::Tensor& x) {
+        return at::max_pool2d(at::relu(conv.forward(with_channels_last(x))), 2);
+      });
 }
 
 }  // namespace
 
-void build_simple_cnn(
-    Network& network, const std::vector<int64_t>& image, int64_t classes) {
-  append_conv(network, "conv1", image[0], 16);
-  append_conv(network, "conv2", 16, 32);
-  auto fc = network.register_module(
+LayerList
+simple_cnn_layers(const std::vector<int64_t>& image, int64_t classes) {
+  LayerList layers;
+  add_conv(layers, "conv1", image[0], 16);
+  add_conv(layers, "conv2", 16, 32);
+  const int64_t features = 32 * (image[1] / 4) * (image[2] / 4);
+  layers.add(
       "fc",
-      std::make_shared<Linear>(32 * (image[1] / 4) * (image[2] / 4), classes));
-  network.append(
-      "fc", [fc](const torch::Tensor& x) { return fc->forward(x.flatten(1)); });
+      [features, classes] {
+        return std::make_shared<Linear>(features, classes);
+      },
+      [](const Linear& fc, const torch::Tensor& x) {
+        return fc.forward(x.flatten(1));
+      });
+  return layers;
 }
 
 }  // namespace echelon::models

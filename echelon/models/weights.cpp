@@ -1,5 +1,10 @@
 #include "echelon/models/weights.h"
 
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <set>
+
 #include "echelon/checkpoint/tensor_file.h"
 #include "echelon/error.h"
 #include "echelon/models/check_weights.h"
@@ -33,19 +38,99 @@ std::string dtype_name(torch::Dtype dtype) {
   return "int64";
 }
 
-std::vector<ParameterInfo>
-describe(const torch::nn::Module& module, const NamedTensors& tensors) {
-  const auto parameters = module.named_parameters();
-  std::vector<ParameterInfo> list;
-  for (const auto& [name, tensor] : tensors) {
-    list.push_back(
-        {.name = name,
-         .shape = tensor.sizes().vec(),
-         .kind = parameters.contains(name) ? ParameterInfo::Kind::parameter
-                                           : ParameterInfo::Kind::buffer,
-         .dtype = dtype_name(tensor.scalar_type())});
+// A tensor of the model, and how the file may call it.
+struct Target {
+  std::string name;
+  torch::Tensor tensor;
+  std::vector<std::string> names;  // the likeliest first
+};
+
+std::vector<Target> targets_of(const torch::nn::Module& module) {
+  std::vector<Target> targets;
+  for (const auto& [name, tensor] : state_dict(module)) {
+    targets.push_back({name, tensor, {name}});
   }
-  return list;
+  return targets;
+}
+
+bool has(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Reads the file's tensors into the targets; see weights_differences for
+// `expected`.
+class Loader {
+ public:
+  Loader(
+      const std::string& path,
+      const std::vector<std::string>& parameters,
+      std::vector<Target> targets)
+      : path_(path), file_(path), targets_(std::move(targets)) {
+    for (const auto& target : targets_) {
+      for (const auto& name : target.names) {
+        if (file_.find(name) != nullptr) found_.emplace_back(&target, name);
+      }
+      described_.push_back(
+          {.name = name_in_file(target),
+           .shape = target.tensor.sizes().vec(),
+           .kind = has(parameters, target.name) ? ParameterInfo::Kind::parameter
+                                                : ParameterInfo::Kind::buffer,
+           .dtype = dtype_name(target.tensor.scalar_type())});
+    }
+  }
+
+  void check(const std::function<bool(const std::string&)>& expected) const {
+    const auto lines = weights_differences(file_, described_, expected);
+    if (lines.empty()) return;
+    std::string text = path_ + ": does not fit the model";
+    for (const auto& line : lines) text += "\n  " + line;
+    throw DataError(text);
+  }
+
+  void load() const {
+    std::vector<std::string> names;
+    for (const auto& item : found_) names.push_back(item.second);
+    const auto values = load_tensors(path_, names);
+    for (size_t i = 1; i < found_.size(); ++i) {
+      if (found_[i].first != found_[i - 1].first) continue;
+      if (values[i].equal(values[i - 1])) continue;
+      throw DataError(
+          path_ + ": \"" + names[i - 1] + "\" and \"" + names[i] +
+          "\" differ, but are tied in the model; leave one of them out");
+    }
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < found_.size(); ++i) {
+      auto target = found_[i].first->tensor;
+      target.copy_(values[i]);
+    }
+  }
+
+ private:
+  std::string name_in_file(const Target& target) const {
+    for (const auto& name : target.names) {
+      if (file_.find(name) != nullptr) return name;
+    }
+    return target.names.front();
+  }
+
+  std::string path_;
+  safetensors::File file_;
+  std::vector<Target> targets_;
+  std::vector<ParameterInfo> described_;
+  std::vector<std::pair<const Target*, std::string>> found_;
+};
+
+std::vector<std::string> parameter_names(const torch::nn::Module& module) {
+  return module.named_parameters().keys();
+}
+
+// The layer of the list that a name of the file belongs to.
+std::optional<size_t>
+layer_of(const LayerList& list, const std::string& name) {
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (name.starts_with(list[i].name + ".")) return i;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -58,29 +143,40 @@ state_dict(const torch::nn::Module& module) {
 }
 
 void load_weights(torch::nn::Module& module, const std::string& path) {
-  const auto tensors = state_dict(module);
-  const safetensors::File file(path);
-  const auto lines = weights_differences(file, describe(module, tensors));
-  if (!lines.empty()) {
-    std::string text = path + ": does not fit the model";
-    for (const auto& line : lines) {
-      text += "\n  " + line;
+  const Loader loader(path, parameter_names(module), targets_of(module));
+  loader.check({});
+  loader.load();
+}
+
+void load_weights(Network& network, const std::string& path) {
+  const auto groups = tied_groups(network.list());
+  auto targets = targets_of(network);
+  std::set<std::string> names;
+  for (auto& target : targets) {
+    for (const auto& group : groups) {
+      if (has(group.names, target.name)) target.names = group.names;
     }
-    throw DataError(text);
+    names.insert(target.names.begin(), target.names.end());
   }
-  std::vector<std::string> names;
-  NamedTensors targets;
-  for (const auto& item : tensors) {
-    if (file.find(item.first) != nullptr) {
-      names.push_back(item.first);
-      targets.push_back(item);
-    }
+  const Loader loader(path, parameter_names(network), std::move(targets));
+  loader.check([&](const std::string& name) {
+    if (names.contains(name)) return true;
+    const auto layer = layer_of(network.list(), name);
+    return layer && (*layer < network.begin() || *layer >= network.end());
+  });
+  loader.load();
+}
+
+std::vector<std::pair<std::string, torch::Tensor>>
+owned_tensors(const Network& network) {
+  auto tensors = state_dict(network);
+  for (const auto& group : tied_groups(network.list())) {
+    if (group.layers[0] >= network.begin()) continue;
+    std::erase_if(tensors, [&](const auto& item) {
+      return has(group.names, item.first);
+    });
   }
-  const auto values = load_tensors(path, names);
-  const torch::NoGradGuard no_grad;
-  for (size_t i = 0; i < targets.size(); ++i) {
-    targets[i].second.copy_(values[i]);
-  }
+  return tensors;
 }
 
 void save_weights(

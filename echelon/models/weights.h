@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "echelon/checkpoint/safetensors.h"
+#include "echelon/models/network.h"
 
 namespace echelon {
 
@@ -23,6 +24,17 @@ state_dict(const torch::nn::Module& module);
 /// that does not fit, and then changes nothing; CheckpointError when the file
 /// is missing or malformed.
 void load_weights(torch::nn::Module& module, const std::string& path);
+
+/// The same for a network that may be a slice: reads and checks the tensors of
+/// its layers alone, and passes over those of the list's other layers. A tied
+/// parameter may be in the file under any of its names, or under several if they
+/// are equal there.
+void load_weights(Network& network, const std::string& path);
+
+/// What a slice contributes to a file of the whole list: its state_dict without
+/// the parameters that are tied to one of an earlier slice.
+std::vector<std::pair<std::string, torch::Tensor>>
+owned_tensors(const Network& network);
 
 /// Writes state_dict(module), atomically. Throws CheckpointError when the disk
 /// does not take it.

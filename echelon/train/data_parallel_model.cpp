@@ -1,6 +1,7 @@
 // The whole model on every rank.
 #include <algorithm>
 
+#include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
 #include "echelon/train/parallel_model.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "echelon/comm/world.h"
-#include "echelon/models/network.h"
+#include "echelon/models/make_network.h"
 #include "echelon/parallel/data/sync_batch_norm.h"
 
 namespace echelon {

@@ -5,7 +5,7 @@
 #include <iostream>
 
 #include "echelon/checkpoint/tensor_file.h"
-#include "echelon/models/network.h"
+#include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"

@@ -6,7 +6,7 @@
 #include "echelon/checkpoint/tensor_file.h"
 #include "echelon/error.h"
 #include "echelon/models/check_weights.h"
-#include "echelon/models/network.h"
+#include "echelon/models/make_network.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -128,6 +128,105 @@ TEST(Weights, CountersOfBatchesMayBeMissing) {
   EXPECT_THAT(
       error_text<DataError>([&] { load_weights(*network, path); }),
       HasSubstr("\"layer1.0.bn1.running_var\" is missing"));
+}
+
+// A slice takes its layers' tensors out of the whole model's file, and says of
+// them alone what does not fit.
+TEST(Weights, OfASlice) {
+  const TempFolder folder;
+  const std::string path = folder.path("w.safetensors");
+  const auto whole = make("resnet18", 1);
+  save_weights(*whole, path);
+  const auto list = model_layers({.name = "resnet18"}, {3, 8, 8}, 10);
+  size_t count = 0;
+  for (size_t begin = 0; begin < list.size(); begin += 4) {
+    const auto slice = build_network(
+        list, begin, std::min(begin + 4, list.size()), /*seed=*/2);
+    load_weights(*slice, path);
+    for (const auto& [name, tensor] : owned_tensors(*slice)) {
+      ++count;
+      const auto all = state_dict(*whole);
+      const auto found = std::find_if(
+          all.begin(), all.end(), [&name = name](const auto& item) {
+            return item.first == name;
+          });
+      ASSERT_NE(found, all.end()) << name;
+      EXPECT_TRUE(tensor.equal(found->second)) << name;
+    }
+  }
+  EXPECT_EQ(count, state_dict(*whole).size());
+
+  auto tensors = copy_of(*whole);
+  for (auto& tensor : tensors) {
+    if (tensor.first == "fc.bias") tensor.second = torch::zeros({3});
+    if (tensor.first == "conv1.weight") tensor.first = "conv1.weigth";
+  }
+  tensors.emplace_back("stranger", torch::zeros({1}));
+  save_tensors(path, tensors);
+  const auto message = [&](size_t begin, size_t end) {
+    const auto slice = build_network(list, begin, end);
+    return error_text<DataError>([&] { load_weights(*slice, path); });
+  };
+  EXPECT_EQ(
+      message(0, 3),
+      path + ": does not fit the model\n"
+             "  \"conv1.weight\" is missing; the file has \"conv1.weigth\"\n"
+             "  \"conv1.weigth\" is no tensor of the model\n"
+             "  \"stranger\" is no tensor of the model");
+  EXPECT_EQ(
+      message(9, 11),
+      path + ": does not fit the model\n"
+             "  \"fc.bias\" has shape [3], the model needs [10]\n"
+             "  \"stranger\" is no tensor of the model");
+}
+
+// One tensor in the file, for whichever slices use it.
+TEST(Weights, OfTiedParameters) {
+  const TempFolder folder;
+  const std::string path = folder.path("w.safetensors");
+  LayerList list;
+  list.add("embed", [] { return torch::nn::Embedding(5, 3); });
+  list.add("head", [] {
+    return torch::nn::Linear(torch::nn::LinearOptions(3, 5).bias(false));
+  });
+  list.tie("embed.weight", "head.weight");
+  const auto weight = [](const Network& network) {
+    return network.parameters()[0];
+  };
+  const auto whole = build_network(list, 0, 2, 1);
+  const auto first = build_network(list, 0, 1, 2);
+  const auto last = build_network(list, 1, 2, 2);
+  ASSERT_EQ(owned_tensors(*whole).size(), 1u);
+  EXPECT_EQ(owned_tensors(*whole)[0].first, "embed.weight");
+  EXPECT_EQ(owned_tensors(*first).size(), 1u);
+  EXPECT_EQ(owned_tensors(*last).size(), 0u);
+  save_tensors(path, owned_tensors(*whole));
+  load_weights(*first, path);
+  load_weights(*last, path);
+  EXPECT_TRUE(weight(*first).equal(weight(*whole)));
+  EXPECT_TRUE(weight(*last).equal(weight(*whole)));
+
+  // As other programs write it: under the other name, or under both.
+  const auto other = torch::rand({5, 3});
+  save_tensors(path, {{"head.weight", other}});
+  for (const auto& network : {whole, first, last}) {
+    load_weights(*network, path);
+    EXPECT_TRUE(weight(*network).equal(other));
+  }
+  save_tensors(path, {{"embed.weight", other}, {"head.weight", other.clone()}});
+  load_weights(*last, path);
+  save_tensors(path, {{"embed.weight", other}, {"head.weight", other + 1}});
+  for (const auto& network : {whole, first, last}) {
+    EXPECT_THAT(
+        error_text<DataError>([&] { load_weights(*network, path); }),
+        HasSubstr("\"embed.weight\" and \"head.weight\" differ, but are "
+                  "tied"));
+    EXPECT_TRUE(weight(*network).equal(other));
+  }
+  save_tensors(path, {{"head.weigh", other}});
+  EXPECT_THAT(
+      error_text<DataError>([&] { load_weights(*last, path); }),
+      HasSubstr("\"embed.weight\" is missing"));
 }
 
 TEST(Weights, AFileThatIsNotThereIsNamed) {

@@ -1,0 +1,89 @@
+#include "echelon/models/make_network.h"
+
+#include <torch/torch.h>
+
+#include <string>
+#include <utility>
+
+#include "echelon/models/build.h"
+#include "echelon/models/initialize.h"
+#include "echelon/models/parameter_list.h"
+
+namespace echelon {
+namespace {
+
+// Module::to would turn the counters of batches into floating point as well.
+void to_float64(torch::nn::Module& module) {
+  auto convert = [](const auto& tensors) {
+    for (auto tensor : tensors) {
+      if (tensor.is_floating_point()) {
+        tensor.set_data(tensor.detach().to(torch::kFloat64));
+      }
+    }
+  };
+  convert(module.parameters());
+  convert(module.buffers());
+}
+
+LayerList plain_layers(
+    const ModelOptions& options,
+    const std::vector<int64_t>& shape,
+    int64_t classes) {
+  if (options.name == "simple_cnn") {
+    return models::simple_cnn_layers(shape, classes);
+  }
+  if (options.name == "mlp") {
+    return models::mlp_layers(
+        c10::multiply_integers(shape), options.hidden, classes);
+  }
+  return models::resnet_layers(resnet_plan(options.name), shape[0], classes);
+}
+
+// The tensors of one layer, named as its module names them.
+std::vector<ParameterInfo> parameters_of(
+    const std::string& layer, const std::vector<ParameterInfo>& all) {
+  std::vector<ParameterInfo> own;
+  for (const auto& info : all) {
+    if (info.name.starts_with(layer + ".")) own.push_back(info);
+  }
+  return own;
+}
+
+}  // namespace
+
+LayerList model_layers(
+    const ModelOptions& options,
+    const std::vector<int64_t>& input_shape,
+    int64_t classes) {
+  const auto all = list_parameters(options, input_shape, classes);
+  const bool wide = options.dtype == "float64";
+  const auto plain = plain_layers(options, input_shape, classes);
+  LayerList layers;
+  for (auto layer : plain.layers()) {
+    layer.initialize = [name = layer.name,
+                        own = parameters_of(layer.name, all)](
+                           torch::nn::Module& module, uint64_t seed) {
+      initialize(module, name + ".", own, seed);
+    };
+    if (wide) {
+      layer.build = [build = std::move(layer.build)] {
+        BuiltLayer built = build();
+        to_float64(*built.module);
+        return built;
+      };
+    }
+    layers.add_definition(std::move(layer));
+  }
+  return layers;
+}
+
+std::shared_ptr<Network> make_network(
+    const ModelOptions& options,
+    const std::vector<int64_t>& input_shape,
+    int64_t classes,
+    uint64_t seed) {
+  const LayerList layers = model_layers(options, input_shape, classes);
+  return build_network(layers, 0, layers.size(), seed);
+}
+
+}  // namespace echelon

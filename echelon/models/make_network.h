@@ -1,0 +1,44 @@
+// The models that come with Echelon, by name.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "echelon/models/layer_list.h"
+#include "echelon/models/network.h"
+#include "echelon/models/options.h"
+
+namespace echelon {
+
+/// A model as a list of layers, in options.dtype. Their first values are those
+/// of the model's parameter list, by seed and name (initialize.h).
+///
+///   input_shape  one sample, without the batch: channels, height, width; for
+///                "mlp" any shape
+///   classes      outputs of the last layer
+///   its layers   take and return one tensor each: [batch, *input_shape] ->
+///                [batch, classes], unnormalised scores (logits)
+///
+/// simple_cnn  two 3x3 convolutions of 16 and 32 channels, each with ReLU and
+///             2x2 max-pooling, then one linear layer: conv1 conv2 fc
+/// mlp         linear layers with ReLU between them: fc1 fc2 …
+/// resnetN     torchvision's architecture and names: He et al., 2015,
+///             arXiv:1512.03385, with the stride of a bottleneck in its 3x3
+///             convolution: conv1 bn1 layer1.0 layer1.1 … fc
+///
+/// Throws ConfigError as list_parameters does. Nothing is built yet.
+LayerList model_layers(
+    const ModelOptions& options,
+    const std::vector<int64_t>& input_shape,
+    int64_t classes);
+
+/// All of them, built on the CPU. Weights from a file are loaded afterwards:
+/// weights.h.
+std::shared_ptr<Network> make_network(
+    const ModelOptions& options,
+    const std::vector<int64_t>& input_shape,
+    int64_t classes,
+    uint64_t seed);
+
+}  // namespace echelon
