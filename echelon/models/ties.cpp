@@ -164,6 +164,17 @@ tied_groups(const LayerList& list, const std::vector<size_t>& cut) {
   return across;
 }
 
+std::vector<Tie>
+ties_across(const LayerList& list, const std::vector<size_t>& cut) {
+  std::vector<Tie> ties;
+  for (const auto& group : tied_groups(list, cut)) {
+    for (size_t i = 1; i < group.names.size(); ++i) {
+      ties.push_back({group.names[0], group.names[i]});
+    }
+  }
+  return ties;
+}
+
 std::vector<Tie> find_ties(
     const LayerList& list,
     const std::function<BuiltLayer(const LayerDefinition&)>& build) {

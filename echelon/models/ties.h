@@ -30,6 +30,10 @@ std::vector<TiedGroup> tied_groups(const LayerList& list);
 std::vector<TiedGroup>
 tied_groups(const LayerList& list, const std::vector<size_t>& cut);
 
+/// The same as pairs, each of a group's first with another.
+std::vector<Tie>
+ties_across(const LayerList& list, const std::vector<size_t>& cut);
+
 /// The ties that nobody declared: parameters of different layers that share
 /// their memory, since the functions that build them captured one module or
 /// tensor. Builds every layer once, one after the other, so that it needs no

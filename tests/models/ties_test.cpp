@@ -90,6 +90,10 @@ TEST(Ties, GroupsAreTransitiveAndInTheOrderOfLayers) {
       ElementsAre(
           TiedGroup{{"a.weight", "c.weight", "d.weight"}, {0, 2, 3}}));
   EXPECT_THAT(
+      ties_across(list, {0, 1, 3, 5}),
+      ElementsAre(
+          Tie{"a.weight", "c.weight"}, Tie{"a.weight", "d.weight"}));
+  EXPECT_THAT(
       tied_groups(list, {0, 2, 5}),
       ElementsAre(
           TiedGroup{{"a.weight", "c.weight"}, {0, 2}},
