@@ -49,6 +49,9 @@ struct PipelineOptions {
   bool shapes_vary = false;
   /// Receives that are posted at a time. Each holds memory for one tuple.
   int32_t receives_ahead = 2;
+  /// Match messages by their order instead of by tags. Always so on a GPU, whose
+  /// communicator knows no tags; elsewhere receives are posted earlier without.
+  bool messages_in_order = false;
   /// Called before the last action of a step that gives gradients to the
   /// stage's parameters: data parallelism begins to reduce with it.
   std::function<void(int32_t stage)> before_last_backward;

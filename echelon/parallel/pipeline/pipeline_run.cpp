@@ -42,6 +42,8 @@ PipelineRun::PipelineRun(
           {.device = setting.options.device,
            .recorder = setting.options.recorder,
            .ahead = setting.options.receives_ahead,
+           .in_order = setting.options.messages_in_order ||
+                       setting.options.device.is_cuda(),
            .expect = [this](const Transfer& t) { return expect(t); }}) {
   const auto num_microbatches = static_cast<size_t>(plan.num_microbatches);
   for (auto& slots : slots_) slots.resize(num_microbatches);

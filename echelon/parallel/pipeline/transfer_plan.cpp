@@ -13,6 +13,7 @@ namespace {
 struct Place {
   Action action;
   int32_t position = 0;
+  int64_t turn = -1;  // in a run of the whole schedule
 };
 
 // Where each action is; B and I are both "the backward that sends".
@@ -24,9 +25,10 @@ class Places {
         if (actions[i].kind == ActionKind::backward_weight) continue;
         places_[key(
             actions[i].kind != ActionKind::forward, actions[i].stage,
-            actions[i].microbatch)] = {actions[i], static_cast<int32_t>(i)};
+            actions[i].microbatch)] = {actions[i], static_cast<int32_t>(i), -1};
       }
     }
+    take_turns();
   }
 
   const Place& at(bool backward, int32_t stage, const Action& wanted_by) const {
@@ -42,6 +44,36 @@ class Places {
   }
 
  private:
+  // Rank by rank, again and again, the next action of each that is ready.
+  void take_turns() {
+    std::vector<size_t> next(schedule_.ranks.size(), 0);
+    int64_t turn = 0;
+    for (bool any = true; any;) {
+      any = false;
+      for (size_t rank = 0; rank < next.size(); ++rank) {
+        const auto& actions = schedule_.ranks[rank];
+        if (next[rank] == actions.size()) continue;
+        const Action& action = actions[next[rank]];
+        if (!ready(action)) continue;
+        any = true;
+        ++next[rank];
+        if (action.kind == ActionKind::backward_weight) continue;
+        places_
+            .at(key(action.kind != ActionKind::forward, action.stage,
+                    action.microbatch))
+            .turn = turn++;
+      }
+    }
+  }
+
+  bool ready(const Action& action) const {
+    if (action.kind == ActionKind::backward_weight) return true;
+    const bool backward = action.kind != ActionKind::forward;
+    const int32_t stage = action.stage + (backward ? 1 : -1);
+    if (stage < 0 || stage >= schedule_.num_stages()) return true;
+    return at(backward, stage, action).turn >= 0;
+  }
+
   uint64_t key(bool backward, int32_t stage, int32_t microbatch) const {
     return (static_cast<uint64_t>(stage) << 33) |
            (static_cast<uint64_t>(microbatch) << 1) | (backward ? 1 : 0);
@@ -61,6 +93,13 @@ class Planner {
   TransferPlan run() {
     for (const auto& action : schedule_.ranks[static_cast<size_t>(rank_)]) {
       add(action);
+    }
+    for (auto& [peer, messages] : ordered_) {
+      std::sort(
+          messages.begin(), messages.end(),
+          [](const auto& a, const auto& b) { return a.first < b.first; });
+      auto& pair = plan_.pairs[peer];
+      for (const auto& [turn, message] : messages) pair.push_back(message);
     }
     std::set<int32_t> seen;
     for (auto i = plan_.actions.rbegin(); i != plan_.actions.rend(); ++i) {
@@ -93,6 +132,7 @@ class Planner {
     }
     planned.incoming = static_cast<int32_t>(plan_.incoming.size());
     plan_.incoming.push_back({producer.action, peer, producer.position});
+    ordered_[peer].push_back({producer.turn, {true, planned.incoming}});
   }
 
   void give_to(PlannedAction& planned, int32_t stage, bool backward) {
@@ -105,11 +145,15 @@ class Planner {
     }
     planned.outgoing = static_cast<int32_t>(plan_.outgoing.size());
     plan_.outgoing.push_back({planned.action, peer, consumer.position});
+    ordered_[peer].push_back(
+        {places_.at(backward, planned.action.stage, planned.action).turn,
+         {false, planned.outgoing}});
   }
 
   const Schedule& schedule_;
   const int32_t rank_;
   const Places places_;
+  std::map<int32_t, std::vector<std::pair<int64_t, PairMessage>>> ordered_;
   TransferPlan plan_;
 };
 

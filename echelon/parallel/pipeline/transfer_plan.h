@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "echelon/schedule/schedule.h"
@@ -30,11 +31,22 @@ struct PlannedAction {
   bool last_backward = false;
 };
 
+/// A message between this rank and one peer.
+struct PairMessage {
+  bool incoming = false;
+  int32_t index = 0;  // into TransferPlan::incoming or outgoing
+  bool operator==(const PairMessage&) const = default;
+};
+
 struct TransferPlan {
   int32_t num_microbatches = 0;
   std::vector<PlannedAction> actions;
   std::vector<Transfer> incoming;  // in the order in which they are needed
   std::vector<Transfer> outgoing;  // in the order in which they are made
+  /// By peer, the messages of both directions in an order that both sides share:
+  /// that of their producers in one run of the whole schedule. Who posts in this
+  /// order never waits for a message that waits for a later one.
+  std::map<int32_t, std::vector<PairMessage>> pairs;
 };
 
 /// Throws ConfigError when an action that another one takes from is missing.

@@ -15,6 +15,7 @@ Transfers::Transfers(
 
 // One of a kind in a call, so that the order of posting does not matter.
 int Transfers::tag_of(const Transfer& transfer) const {
+  if (settings_.in_order) return 0;
   const int64_t tag =
       (static_cast<int64_t>(transfer.producer.stage) * plan_.num_microbatches +
        transfer.producer.microbatch) * 2 + (transfer.backward() ? 1 : 0);
@@ -71,6 +72,10 @@ void Transfers::advance() {
   std::erase_if(sent_, [](const Sent& sent) { return sent.work.done(); });
   const size_t end = std::min(
       receives_.size(), next_ + static_cast<size_t>(settings_.ahead));
+  if (settings_.in_order) {
+    post_pairs(end);
+    return;
+  }
   for (size_t i = next_; i < end; ++i) {
     Receive& receive = receives_[i];
     if (!receive.posted) post(plan_.incoming[i], receive);
@@ -80,10 +85,48 @@ void Transfers::advance() {
   }
 }
 
+// Of each pair, receives that come next and are needed before `end`.
+void Transfers::post_pairs(size_t end) {
+  for (const auto& [peer, messages] : plan_.pairs) {
+    size_t& next = pair_next_[peer];
+    for (; next < messages.size() && messages[next].incoming; ++next) {
+      const auto index = static_cast<size_t>(messages[next].index);
+      if (index >= end) break;
+      Receive& receive = receives_[index];
+      if (!receive.posted) post(plan_.incoming[index], receive);
+      if (receive.header && receive.work.done()) {
+        read_header(plan_.incoming[index], receive);
+      }
+      if (!receive.posted || receive.header) break;
+    }
+  }
+}
+
+// Posts what both sides post before `message`; waits for headers at most.
+void Transfers::post_before(int32_t peer, const PairMessage& message) {
+  const auto& messages = plan_.pairs.at(peer);
+  size_t& next = pair_next_[peer];
+  for (; !(messages[next] == message); ++next) {
+    const auto index = static_cast<size_t>(messages[next].index);
+    if (!messages[next].incoming) {
+      throw Error(
+          "pipeline: " + to_string(plan_.outgoing[index].producer) +
+          " should have been sent before; the schedule is not in order");
+    }
+    Receive& receive = receives_[index];
+    if (!receive.posted) post(plan_.incoming[index], receive);
+    if (receive.header) read_header(plan_.incoming[index], receive);
+  }
+}
+
 Tensors Transfers::take(int32_t index, TupleShape& shape) {
   const Transfer& transfer = plan_.incoming[static_cast<size_t>(index)];
   Receive& receive = receives_[static_cast<size_t>(index)];
   advance();
+  if (settings_.in_order && !receive.posted) {
+    post_before(transfer.peer, {true, index});
+    post(transfer, receive);
+  }
   if (receive.header || !receive.work.done()) {
     ScopedSpan span(
         settings_.recorder, "compute", "wait " + to_string(transfer.producer),
@@ -102,21 +145,31 @@ Tensors Transfers::take(int32_t index, TupleShape& shape) {
 
 void Transfers::send(int32_t index, const Tensors& tensors, bool headed) {
   const Transfer& transfer = plan_.outgoing[static_cast<size_t>(index)];
-  std::vector<PeerMessage> messages;
-  const auto add = [&](const torch::Tensor& tensor) {
-    messages.push_back(
-        {.tensor = tensor, .peer = transfer.peer, .tag = tag_of(transfer)});
-  };
-  if (headed) {
-    add(encode(shape_of(tensors, "a stage")).to(settings_.device));
+  if (settings_.in_order) {
+    post_before(transfer.peer, {false, index});
+    ++pair_next_[transfer.peer];
   }
+  const std::string label = to_string(transfer.producer);
+  const auto keep = [&](Work work) {
+    sent_.push_back(
+        {transfer.peer, transfer.position_at_peer, std::move(work)});
+  };
+  if (headed) {  // apart from the rest, as it is received
+    keep(group_.send(
+        encode(shape_of(tensors, "a stage")).to(settings_.device),
+        transfer.peer, tag_of(transfer),
+        {.label = label + " shape", .async = true}));
+  }
+  std::vector<PeerMessage> messages;
   for (const auto& tensor : tensors) {
-    if (tensor.numel() > 0) add(tensor.detach().contiguous());
+    if (tensor.numel() == 0) continue;
+    messages.push_back(
+        {.tensor = tensor.detach().contiguous(),
+         .peer = transfer.peer,
+         .tag = tag_of(transfer)});
   }
   if (messages.empty()) return;
-  Work work = group_.batch_send_recv(
-      messages, {.label = to_string(transfer.producer), .async = true});
-  sent_.push_back({transfer.peer, transfer.position_at_peer, std::move(work)});
+  keep(group_.batch_send_recv(messages, {.label = label, .async = true}));
 }
 
 // What the peer needed before it made what has just arrived has arrived there:

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <list>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -33,6 +34,10 @@ class Transfers {
     /// Receives that may be posted at a time: the one that is needed next, and
     /// those that arrive while it is computed on.
     int32_t ahead = 2;
+    /// Messages match by their order instead of by tags (NCCL knows no tags, and
+    /// each message of a pair of ranks waits for the one before it): both sides
+    /// post them in the order of plan.pairs.
+    bool in_order = false;
     std::function<Expected(const Transfer&)> expect;
   };
   Transfers(const Group& group, const TransferPlan& plan, Settings settings);
@@ -62,6 +67,8 @@ class Transfers {
   };
 
   void post(const Transfer& transfer, Receive& receive);
+  void post_pairs(size_t end);
+  void post_before(int32_t peer, const PairMessage& message);
   void post_data(const Transfer& transfer, Receive& receive);
   void read_header(const Transfer& transfer, Receive& receive);
   void release_sent(const Transfer& arrived);
@@ -72,6 +79,7 @@ class Transfers {
   const Settings settings_;
   std::vector<Receive> receives_;
   size_t next_ = 0;  // receive to be taken
+  std::map<int32_t, size_t> pair_next_;  // in_order: to be posted, by peer
   std::list<Sent> sent_;
 };
 

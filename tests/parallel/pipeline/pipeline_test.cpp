@@ -35,6 +35,8 @@ struct Case {
   int ranks;
   BackendKind backend = BackendKind::local;
   Plan plan = {};
+  bool in_order = false;
+  int32_t ahead = 2;
 };
 
 std::string name_of(const testing::TestParamInfo<Case>& info) {
@@ -42,6 +44,8 @@ std::string name_of(const testing::TestParamInfo<Case>& info) {
   std::string name = c.net + "_" + c.kind + "_" + std::to_string(c.ranks);
   if (c.backend == BackendKind::gloo) name += "_gloo";
   if (c.plan.steps > 3) name += "_everything";
+  if (c.in_order) name += "_in_order";
+  if (c.ahead != 2) name += "_ahead_" + std::to_string(c.ahead);
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }
@@ -72,6 +76,19 @@ std::vector<Case> cases() {
       all.push_back({"tied", kind, 3, on, everything});
     }
   }
+  for (const auto& kind : kinds()) {
+    for (auto on : {BackendKind::local, BackendKind::gloo}) {
+      all.push_back({"masked", kind, 2, on, everything, true});
+      all.back().plan.microbatches = 6;
+    }
+    for (int32_t ahead : {1, 5}) {
+      all.push_back({"tied", kind, 3, BackendKind::local, everything, true});
+      all.back().plan.microbatches = 7;
+      all.back().ahead = ahead;
+    }
+    all.push_back(all.back());
+    all.back().in_order = false;
+  }
   return all;
 }
 
@@ -97,7 +114,9 @@ TEST_P(Parity, EqualsOneDevice) {
       c.ranks,
       [&](World& world) {
         const auto actual =
-            training::on_ranks(list, c.plan, schedule, world.group());
+            training::on_ranks(
+                list, c.plan, schedule, world.group(),
+                {.receives_ahead = c.ahead, .messages_in_order = c.in_order});
         std::lock_guard lock(mutex);
         for (const auto& [name, _] : actual.parameters) seen.insert(name);
         training::expect_part(
