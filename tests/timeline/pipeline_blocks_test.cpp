@@ -251,6 +251,9 @@ TEST(PipelineBlocks, TheTypicalStepIsCompleteAndNotTheFirst) {
   EXPECT_NE(typical_pipeline_step(timeline), typical);
   std::erase_if(timeline.spans, [](const Span& s) { return s.step != 1; });
   EXPECT_EQ(typical_pipeline_step(timeline), 1);
+  timeline.spans = {action(0, "0F0", 0, 1), action(0, "0F0", 1, 4)};
+  timeline.spans.back().step = 2;
+  EXPECT_EQ(typical_pipeline_step(timeline), 2);
 }
 
 TEST(PipelineBlocks, TheIdealBubbleIsTheFormulas) {

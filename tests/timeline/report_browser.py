@@ -466,7 +466,7 @@ def play_through(p, width, figure, index, expected):
         check_scene(place, figure, scene, last / 100 * expected["range"])
         for t in scene["tokens"]:
             rows.setdefault(t["text"], []).append(t["row"])
-        p.page.click(".player .next")
+        p.js("document.querySelector('.player .next').click()")
     ends = p.js(SCENE, 0)["value"]
     check(ends == len(steps), f"{figure['id']}: goes on to {ends}")
     for token, way in rows.items():

@@ -320,6 +320,7 @@ TEST_F(ReportInBrowser, HasContrastInLightDarkAndPrint) {
 
 TEST_F(ReportInBrowser, HasNamesForItsPicturesAndPrints) {
   look("structure", typical());
+  look("structure", with_timeline(sample::pipeline_run({})));
 }
 
 TEST(TraceSchema, HoldsForTracesOfRuns) {
