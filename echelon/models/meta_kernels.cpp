@@ -201,9 +201,84 @@ Tensor second_like(const Tensor&, const Tensor& x) {
   return like(x);
 }
 
-Two prelu_backward(
-    const Tensor&, const Tensor& x, const Tensor& weight) {
+Tensor prelu(const Tensor& x, const Tensor&) {
+  return like(x);
+}
+
+Two prelu_backward(const Tensor&, const Tensor& x, const Tensor&) {
   return {like(x), like(x)};
+}
+
+Tensor clamp(const Tensor& x, const at::Scalar&, const at::Scalar&) {
+  return like(x);
+}
+
+Tensor& clamp_in_place(Tensor& x, const at::Scalar&, const at::Scalar&) {
+  return x;
+}
+
+Tensor clamp_backward(
+    const Tensor&, const Tensor& x, const at::Scalar&, const at::Scalar&) {
+  return like(x);
+}
+
+// padding: before and after, the last dimension first.
+Tensor pad(const Tensor& x, Ints padding) {
+  auto sizes = x.sym_sizes().vec();
+  for (size_t i = 0; i < padding.size() / 2; ++i) {
+    sizes[sizes.size() - 1 - i] += padding[2 * i] + padding[2 * i + 1];
+  }
+  return sized(sizes, x);
+}
+
+Tensor pad_backward(const Tensor&, const Tensor& x, Ints) {
+  return like(x);
+}
+
+// x [batch, channels, …] or without batch: a column for each place of the kernel.
+Tensor columns_of_image(
+    const Tensor& x, at::IntArrayRef kernel, at::IntArrayRef dilation,
+    at::IntArrayRef padding, at::IntArrayRef stride) {
+  const int64_t first = x.dim() - 2;
+  int64_t rows = x.size(first - 1);
+  int64_t places = 1;
+  for (size_t i = 0; i < 2; ++i) {
+    rows *= kernel[i];
+    places *= (x.size(first + static_cast<int64_t>(i)) + 2 * padding[i] -
+               dilation[i] * (kernel[i] - 1) - 1) / stride[i] + 1;
+  }
+  std::vector<int64_t> sizes{rows, places};
+  if (first == 2) sizes.insert(sizes.begin(), x.size(0));
+  return at::empty(sizes, x.options());
+}
+
+Tensor image_of_columns(
+    const Tensor& x, Ints output, at::IntArrayRef kernel, at::IntArrayRef,
+    at::IntArrayRef, at::IntArrayRef) {
+  std::vector<SymInt> sizes{
+      x.sym_size(-2) / (kernel[0] * kernel[1]), output[0], output[1]};
+  if (x.dim() == 3) sizes.insert(sizes.begin(), x.sym_size(0));
+  return sized(sizes, x);
+}
+
+Tensor gated_backward(const Tensor&, const Tensor& x, int64_t) {
+  return like(x);
+}
+
+// Attention asks whether its queries are its keys.
+bool equal(const Tensor& a, const Tensor& b) {
+  return a.is_alias_of(b) && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() &&
+         a.storage_offset() == b.storage_offset();
+}
+
+Tensor repeat(const Tensor& x, Ints repeats) {
+  std::vector<SymInt> sizes(repeats.begin(), repeats.end());
+  const size_t front = sizes.size() - static_cast<size_t>(x.dim());
+  for (size_t i = front; i < sizes.size(); ++i) {
+    sizes[i] *= x.sym_size(static_cast<int64_t>(i - front));
+  }
+  return sized(sizes, x);
 }
 
 Two rms_norm(
@@ -259,6 +334,14 @@ Tensor attention(
                      scale, grouped));
 }
 
+Two rms_norm_backward(
+    const Tensor&, const Tensor& x, at::IntArrayRef normalized, const Tensor&,
+    const MaybeTensor&, std::array<bool, 2> mask) {
+  return {
+      like_if(mask[0], x),
+      mask[1] ? at::empty(normalized, x.options()) : Tensor()};
+}
+
 template <class Function>
 void add(torch::Library& library, const char* name, Function* function) {
   const auto op = c10::Dispatcher::singleton().findSchema(
@@ -298,9 +381,24 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   add(library, "_adaptive_avg_pool2d_backward", &second_like);
   add(library, "_adaptive_avg_pool3d", &adaptive_average_pool);
   add(library, "_adaptive_avg_pool3d_backward", &second_like);
-  add(library, "_prelu_kernel", &second_like);
+  add(library, "_prelu_kernel", &prelu);
   add(library, "_prelu_kernel_backward", &prelu_backward);
+  add(library, "hardtanh", &clamp);
+  add(library, "hardtanh_", &clamp_in_place);
+  add(library, "hardtanh_backward", &clamp_backward);
+  for (const char* name :
+       {"reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+        "replication_pad1d", "replication_pad2d", "replication_pad3d"}) {
+    add(library, name, &pad);
+    add(library, (std::string(name) + "_backward").c_str(), &pad_backward);
+  }
+  add(library, "glu_backward", &gated_backward);
+  add(library, "equal", &equal);
+  add(library, "im2col", &columns_of_image);
+  add(library, "col2im", &image_of_columns);
+  add(library, "repeat", &repeat);
   add(library, "_fused_rms_norm", &rms_norm);
+  add(library, "_fused_rms_norm_backward", &rms_norm_backward);
   add(library, "_scaled_dot_product_flash_attention_for_cpu",
       &flash_attention);
   add(library, "_scaled_dot_product_flash_attention_for_cpu_backward",

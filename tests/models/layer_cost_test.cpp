@@ -160,6 +160,85 @@ TEST(LayerCost, AttentionKeepsNoMatrixOfScores) {
   EXPECT_EQ(costs[0].activation_bytes, 4 * 2 * 3 * 64 * (3 * 16 + 16 + 1));
 }
 
+// Layers that people use: all are counted, forwards and backwards.
+TEST(LayerCost, KnowsCommonLayers) {
+  using namespace torch::nn;
+  const std::vector<int64_t> image{2, 8, 16, 16};
+  const std::vector<int64_t> words{2, 6, 8};
+  const auto check = [](const std::string& name, std::vector<int64_t> shape,
+                        auto build) {
+    LayerList layers;
+    layers.add("in", [] { return PReLU(); });  // so that gradients go through
+    layers.add(name, build);
+    try {
+      const auto costs = count(layers, std::move(shape));
+      EXPECT_GT(costs[1].output_bytes, 0) << name;
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.what();
+    }
+  };
+  check("conv1d", {2, 8, 9}, [] { return Conv1d(Conv1dOptions(8, 4, 3)); });
+  check("conv3d", {2, 8, 5, 5, 5}, [] {
+    return Conv3d(Conv3dOptions(8, 4, 3));
+  });
+  check("max_pool", image, [] { return MaxPool2d(MaxPool2dOptions(2)); });
+  check("avg_pool", image, [] { return AvgPool2d(AvgPool2dOptions(2)); });
+  check("adaptive_avg", image, [] {
+    return AdaptiveAvgPool2d(AdaptiveAvgPool2dOptions({3, 3}));
+  });
+  check("adaptive_max", image, [] {
+    return AdaptiveMaxPool2d(AdaptiveMaxPool2dOptions({3, 3}));
+  });
+  check("layer_norm", words, [] { return LayerNorm(LayerNormOptions({8})); });
+  check("group_norm", image, [] { return GroupNorm(GroupNormOptions(4, 8)); });
+  check("instance_norm", image, [] {
+    return InstanceNorm2d(InstanceNorm2dOptions(8).affine(true));
+  });
+  check("batch_norm1d", {4, 8}, [] { return BatchNorm1d(8); });
+  check("dropout", words, [] { return Dropout(0.1); });
+  check("dropout2d", image, [] { return Dropout2d(0.1); });
+  check("gelu", words, [] { return GELU(); });
+  check("silu", words, [] { return SiLU(); });
+  check("elu", words, [] { return ELU(); });
+  check("mish", words, [] { return Mish(); });
+  check("leaky", words, [] { return LeakyReLU(); });
+  check("relu6", words, [] { return ReLU6(); });
+  check("softplus", words, [] { return Softplus(); });
+  check("tanh", words, [] { return Tanh(); });
+  check("glu", words, [] { return GLU(); });
+  check("softmax", words, [] { return Softmax(-1); });
+  check("log_softmax", words, [] { return LogSoftmax(-1); });
+  check("upsample", image, [] {
+    return Upsample(UpsampleOptions().scale_factor(std::vector<double>{2, 2}));
+  });
+  check("bilinear", image, [] {
+    return Upsample(UpsampleOptions()
+                        .scale_factor(std::vector<double>{2, 2})
+                        .mode(torch::kBilinear)
+                        .align_corners(false));
+  });
+  check("pixels", image, [] { return PixelShuffle(2); });
+  check("reflect", image, [] { return ReflectionPad2d(2); });
+  check("unfold", image, [] { return Unfold(UnfoldOptions(2)); });
+  check("flatten", image, [] { return Flatten(); });
+  check("encoder", words, [] {
+    return TransformerEncoderLayer(TransformerEncoderLayerOptions(8, 2));
+  });
+  LayerList functions;
+  functions.add_function("lstm", [](const torch::Tensor& x) {
+    LSTM lstm(8, 5);
+    return std::get<0>(lstm(x));
+  });
+  functions.add_function("norm", [](const torch::Tensor& x) {
+    return at::rms_norm(x, {5}, torch::ones({5}).requires_grad_());
+  });
+  functions.add_function("index", [](const torch::Tensor& x) {
+    return at::where(x > 0, x, x.flip(0)).index_select(1, torch::arange(1));
+  });
+  const auto costs = count(functions, {2, 6, 8});
+  EXPECT_GT(costs[0].forward_flops, 2 * 12 * 8 * 20);
+}
+
 TEST(LayerCost, NeedsNoMemory) {
   LayerList layers;
   for (int i = 0; i < 10; ++i) {  // 40 GiB of parameters
