@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/models/layer_modules.h"
 #include "echelon/models/seeded_build.h"
 #include "echelon/models/shared_parameters.h"
 
@@ -170,29 +171,13 @@ Network::Network(
   for (size_t i = begin; i < end; ++i) {
     auto [module, forward] = initialized_layer(list_[i], seed);
     layers_.push_back({list_[i].name, std::move(module), std::move(forward)});
-    register_layer(layers_.back());
+    if (layers_.back().module != nullptr) {
+      register_under(*this, layers_.back().name, layers_.back().module);
+    }
   }
   const auto parameters = named_parameters();
   list_each_parameter_once(*this);
   share_ties(parameters, seed);
-}
-
-// "layer1.0" is the child "0" of the child "layer1".
-void Network::register_layer(const Layer& layer) {
-  if (layer.module == nullptr) return;
-  torch::nn::Module* owner = this;
-  size_t begin = 0;
-  for (size_t dot; (dot = layer.name.find('.', begin)) != std::string::npos;
-       begin = dot + 1) {
-    const std::string part = layer.name.substr(begin, dot - begin);
-    const auto children = owner->named_children();
-    const auto* child = children.find(part);
-    owner = child != nullptr
-        ? child->get()
-        : owner->register_module(part, std::make_shared<torch::nn::Module>())
-              .get();
-  }
-  owner->register_module(layer.name.substr(begin), layer.module);
 }
 
 // `parameters`: under all of their names.

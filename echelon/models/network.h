@@ -80,7 +80,6 @@ class Network : public torch::nn::Module {
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
  private:
-  void register_layer(const Layer& layer);
   void share_ties(
       const torch::OrderedDict<std::string, torch::Tensor>& parameters,
       std::optional<uint64_t> seed);

@@ -145,6 +145,21 @@ TEST(LayerCost, SkipsInPlaceOperatorsAndSeveralInputs) {
   EXPECT_EQ(activation_bytes(costs, 0, 3), 2 * 4 * 2 * 8);
 }
 
+TEST(LayerCost, ATensorThatTwoLayersKeepCountsOnce) {
+  LayerList layers;
+  layers.add("a", [] { return torch::nn::Linear(8, 8); });
+  for (const char* name : {"b", "c"}) {
+    layers.add_function(name, [](const Tensors& given) {
+      const auto x = given.back();
+      return Tensors{x.square(), x};  // keeps x
+    });
+  }
+  const auto costs = count(layers, {2, 8});
+  EXPECT_EQ(costs[1].activation_bytes, 4 * 2 * 8);
+  EXPECT_EQ(costs[2].activation_bytes, 0);
+  EXPECT_EQ(costs[2].repeated_bytes, 4 * 2 * 8);
+}
+
 TEST(LayerCost, AttentionKeepsNoMatrixOfScores) {
   LayerList layers;
   layers.add_function("attention", [](const torch::Tensor& x) {
