@@ -4,7 +4,8 @@
 //                     [--steps N] [--wait-ms T] [--width D] [--rows R]
 //                     [--backend local|gloo] [--json FILE]
 //
-// waits: each forward, gradient of inputs and gradient of weights is a wait of T
+// waits: each forward, gradient of inputs and gradient of weights is a wait of
+// T
 //        ms, so that 4 and 8 ranks fit on few cores. The ideal is the schedule
 //        with those times and transfers that take none.
 // real:  blocks of linear layers on 2 ranks, one thread each. The ideal is the
@@ -128,8 +129,8 @@ LayerList waiting_layers(const Settings& settings, int32_t num_stages) {
   return list;
 }
 
-std::vector<StageCost> waiting_costs(
-    const Settings& settings, int32_t num_stages) {
+std::vector<StageCost>
+waiting_costs(const Settings& settings, int32_t num_stages) {
   const double wait = settings.wait_seconds;
   std::vector<StageCost> costs(
       static_cast<size_t>(num_stages), {wait, 2 * wait, wait, wait, 0});
@@ -147,9 +148,7 @@ struct BlockImpl : torch::nn::Module {
     up = register_module("up", torch::nn::Linear(width, 4 * width));
     down = register_module("down", torch::nn::Linear(4 * width, width));
   }
-  Tensor forward(const Tensor& x) {
-    return x + down(torch::gelu(up(norm(x))));
-  }
+  Tensor forward(const Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::Linear up{nullptr}, down{nullptr};
 };
@@ -177,8 +176,8 @@ Tensor loss_of(const Tensors& outputs) {
 
 // The least time of each action of a stage, without pipeline. Other work of the
 // machine only adds.
-StageCost measure_stage(
-    const PipelineStage& stage, bool last, const Settings& settings) {
+StageCost
+measure_stage(const PipelineStage& stage, bool last, const Settings& settings) {
   StageCost cost{1e9, 1e9, 1e9, 1e9, 0};
   const Tensor x = torch::randn({settings.rows, settings.width});
   const auto timed = [](double& least, const auto& call) {
@@ -199,8 +198,7 @@ StageCost measure_stage(
         gradients = {torch::ones_like(out[0].detach())};
       });
       if (split) {
-        timed(cost.backward_input,
-              [&] { graph.backward_input(gradients); });
+        timed(cost.backward_input, [&] { graph.backward_input(gradients); });
         timed(cost.backward_weight, [&] { graph.backward_weight(); });
       } else {
         timed(cost.backward, [&] { graph.backward(gradients); });
@@ -219,11 +217,14 @@ std::vector<StageCost> measure(
   Tensor table = torch::zeros({num_stages, 4}, torch::kFloat64);
   world.group().barrier();
   for (const auto& stage : stages) {
-    const auto cost = measure_stage(
-        stage, stage.stage + 1 == num_stages, settings);
+    const auto cost =
+        measure_stage(stage, stage.stage + 1 == num_stages, settings);
     table[stage.stage] = torch::tensor(
-        {cost.forward, cost.backward, cost.backward_input,
-         cost.backward_weight}, torch::kFloat64);
+        {cost.forward,
+         cost.backward,
+         cost.backward_input,
+         cost.backward_weight},
+        torch::kFloat64);
   }
   world.group().all_reduce(table);
   std::vector<StageCost> costs;
@@ -236,15 +237,17 @@ std::vector<StageCost> measure(
 
 // Both -----------------------------------------------------------------------
 
-Result run(const std::string& part, const std::string& kind,
-           const Settings& settings) {
+Result
+run(const std::string& part,
+    const std::string& kind,
+    const Settings& settings) {
   const Schedule schedule = make_schedule(
-      {.kind = kind, .ranks = settings.ranks,
+      {.kind = kind,
+       .ranks = settings.ranks,
        .microbatches = settings.microbatches});
   const bool waits = part == "waits";
-  const LayerList list = waits
-      ? waiting_layers(settings, schedule.num_stages())
-      : real_layers(settings);
+  const LayerList list = waits ? waiting_layers(settings, schedule.num_stages())
+                               : real_layers(settings);
   Result result{part, kind, settings.ranks};
   run_ranks(
       settings.ranks,
@@ -253,12 +256,14 @@ Result run(const std::string& part, const std::string& kind,
         torch::set_num_threads(1);
         const auto build = [&] {
           return build_stages(
-              list, cut_evenly(list, schedule.num_stages()),
-              schedule.rank_of_stage, world.rank());
+              list,
+              cut_evenly(list, schedule.num_stages()),
+              schedule.rank_of_stage,
+              world.rank());
         };
-        const auto costs = waits
-            ? waiting_costs(settings, schedule.num_stages())
-            : measure(world, build(), schedule.num_stages(), settings);
+        const auto costs =
+            waits ? waiting_costs(settings, schedule.num_stages())
+                  : measure(world, build(), schedule.num_stages(), settings);
         if (world.rank() == 0) {
           result.ideal_seconds = time_schedule(schedule, costs).makespan;
         }
@@ -275,7 +280,8 @@ Result run(const std::string& part, const std::string& kind,
           pipeline.step(batch, [](const Tensors& outputs, int64_t) {
             return loss_of(outputs);
           });
-          Tensor seconds = torch::tensor({seconds_since(start)}, torch::kFloat64);
+          Tensor seconds =
+              torch::tensor({seconds_since(start)}, torch::kFloat64);
           world.group().all_reduce(seconds, ReduceOp::max);
           if (world.rank() == 0 && step > 0) {  // the first one warms up
             result.seconds.push_back(seconds.item<double>());
@@ -309,8 +315,8 @@ void run_all(const Arguments& arguments) {
   Settings settings;
   const auto number = [&](const char* name, auto& value) {
     if (arguments.has(name)) {
-      value = static_cast<std::decay_t<decltype(value)>>(
-          arguments.number(name));
+      value =
+          static_cast<std::decay_t<decltype(value)>>(arguments.number(name));
     }
   };
   number("--microbatches", settings.microbatches);
@@ -320,13 +326,17 @@ void run_all(const Arguments& arguments) {
   double wait_ms = 10;
   number("--wait-ms", wait_ms);
   settings.wait_seconds = wait_ms / 1e3;
-  settings.comm.backend = arguments.has("--backend") &&
-                                  arguments.text("--backend") == "gloo"
-                              ? BackendKind::gloo
-                              : BackendKind::local;
+  settings.comm.backend =
+      arguments.has("--backend") && arguments.text("--backend") == "gloo"
+          ? BackendKind::gloo
+          : BackendKind::local;
   std::vector<Result> results;
-  std::printf("%-6s %-14s %5s %10s  step / ideal: median (min to max)\n",
-              "part", "schedule", "ranks", "ideal");
+  std::printf(
+      "%-6s %-14s %5s %10s  step / ideal: median (min to max)\n",
+      "part",
+      "schedule",
+      "ranks",
+      "ideal");
   for (const std::string part : {"waits", "real"}) {
     if (arguments.has("--part") && arguments.text("--part") != part) continue;
     std::vector<int64_t> ranks = {4, 8};
@@ -340,10 +350,15 @@ void run_all(const Arguments& arguments) {
         }
         results.push_back(run(part, kind, settings));
         const Result& r = results.back();
-        std::printf("%-6s %-14s %5d %7.1f ms  %.3f (%.3f to %.3f)\n",
-                    part.c_str(), kind.c_str(), r.ranks,
-                    1e3 * r.ideal_seconds, r.ratio(0.5), r.ratio(0),
-                    r.ratio(1));
+        std::printf(
+            "%-6s %-14s %5d %7.1f ms  %.3f (%.3f to %.3f)\n",
+            part.c_str(),
+            kind.c_str(),
+            r.ranks,
+            1e3 * r.ideal_seconds,
+            r.ratio(0.5),
+            r.ratio(0),
+            r.ratio(1));
         std::fflush(stdout);
       }
     }

@@ -39,9 +39,7 @@ struct BlockImpl : torch::nn::Module {
     up = register_module("up", torch::nn::Linear(width, 4 * width));
     down = register_module("down", torch::nn::Linear(4 * width, width));
   }
-  Tensor forward(const Tensor& x) {
-    return x + down(torch::gelu(up(norm(x))));
-  }
+  Tensor forward(const Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::Linear up{nullptr}, down{nullptr};
 };
@@ -50,7 +48,8 @@ TORCH_MODULE(Block);
 Tensor read_tensor(const safetensors::File& file, const std::string& name) {
   const auto& info = file.at(name);
   return torch::from_blob(
-             const_cast<std::byte*>(file.bytes(info).data()), info.shape,
+             const_cast<std::byte*>(file.bytes(info).data()),
+             info.shape,
              torch::kFloat32)
       .clone();
 }
@@ -116,7 +115,8 @@ void run(const Arguments& arguments) {
   const auto microbatches =
       static_cast<int32_t>(arguments.integer("--microbatches"));
   const Schedule schedule = make_schedule(
-      {.kind = arguments.text("--kind"), .ranks = world.size(),
+      {.kind = arguments.text("--kind"),
+       .ranks = world.size(),
        .microbatches = microbatches});
 
   LayerList layers;
@@ -134,7 +134,8 @@ void run(const Arguments& arguments) {
 
   const auto cuts = cut_evenly(layers, schedule.num_stages());
   Pipeline pipeline(
-      world.group(), schedule,
+      world.group(),
+      schedule,
       build_stages(layers, cuts, schedule.rank_of_stage, world.rank()));
   if (arguments.has("--weights")) {
     load(pipeline.stages(), arguments.text("--weights"));
@@ -167,8 +168,7 @@ void run(const Arguments& arguments) {
   }
   const auto targets_of = targets.chunk(microbatches);
   const auto loss = [&](const Tensors& outputs, int64_t m) {
-    return torch::mse_loss(
-               outputs[0], targets_of[static_cast<size_t>(m)]) /
+    return torch::mse_loss(outputs[0], targets_of[static_cast<size_t>(m)]) /
            static_cast<double>(microbatches);
   };
 
@@ -201,9 +201,8 @@ void run(const Arguments& arguments) {
     activations += stored[i] * static_cast<double>(cuts[i + 1] - cuts[i]) *
                    activation_bytes(rows, width);
   }
-  const double share =
-      parameter_bytes * (adam ? 4 : 2) + activations +
-      static_cast<double>(inputs.nbytes() + targets.nbytes());
+  const double share = parameter_bytes * (adam ? 4 : 2) + activations +
+                       static_cast<double>(inputs.nbytes() + targets.nbytes());
   const auto peaks = gather(world, peak_bytes);
   const auto bases = gather(world, base_bytes);
   const auto shares = gather(world, share);

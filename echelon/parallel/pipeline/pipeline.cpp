@@ -51,10 +51,11 @@ int64_t fingerprint(const Schedule& schedule) {
 }  // namespace
 
 struct Pipeline::Impl {
-  Impl(Group group_,
-       Schedule schedule_,
-       std::vector<PipelineStage> stages_,
-       PipelineOptions options_)
+  Impl(
+      Group group_,
+      Schedule schedule_,
+      std::vector<PipelineStage> stages_,
+      PipelineOptions options_)
       : group(std::move(group_)),
         schedule(std::move(schedule_)),
         stages(std::move(stages_)),
@@ -120,20 +121,20 @@ struct Pipeline::Impl {
     const int64_t size = setting.num_stages * kNameLength;
     torch::Tensor own = torch::zeros({size}, torch::kByte);
     for (const auto& stage : stages) {
-      const std::string name =
-          stage.layers.back().name.substr(0, kNameLength);
-      std::copy(name.begin(), name.end(),
-                own.data_ptr<uint8_t>() + stage.stage * kNameLength);
+      const std::string name = stage.layers.back().name.substr(0, kNameLength);
+      std::copy(
+          name.begin(),
+          name.end(),
+          own.data_ptr<uint8_t>() + stage.stage * kNameLength);
     }
     own = own.to(options.device);
-    torch::Tensor all =
-        torch::empty({size * group.size()}, like(torch::kByte));
+    torch::Tensor all = torch::empty({size * group.size()}, like(torch::kByte));
     group.all_gather(all, own, {.label = "names of layers"});
     all = all.cpu();
     for (int32_t stage = 0; stage < setting.num_stages; ++stage) {
       const auto* at = reinterpret_cast<const char*>(
-          all.data_ptr<uint8_t>() +
-          schedule.rank_of_stage[stage] * size + stage * kNameLength);
+          all.data_ptr<uint8_t>() + schedule.rank_of_stage[stage] * size +
+          stage * kNameLength);
       setting.last_layers.emplace_back(at, strnlen(at, kNameLength));
     }
   }
@@ -155,23 +156,25 @@ struct Pipeline::Impl {
 
   // Tells the others what this rank does; learns how many microbatches there
   // are, and which shapes it will meet.
-  LearntShapes& agree(
-      size_t call, const std::vector<Tensors>& microbatches, int64_t& count) {
+  LearntShapes&
+  agree(size_t call, const std::vector<Tensors>& microbatches, int64_t& count) {
     Fingerprint shapes;
     for (const auto& microbatch : microbatches) {
       shapes.add(pipeline::shape_of(microbatch, "a microbatch"));
     }
     const Words own = {
-        static_cast<int64_t>(call), schedule_print,
-        static_cast<int64_t>(microbatches.size()), shapes.value(), flags()};
+        static_cast<int64_t>(call),
+        schedule_print,
+        static_cast<int64_t>(microbatches.size()),
+        shapes.value(),
+        flags()};
     torch::Tensor row =
         torch::tensor(std::vector<int64_t>(own.begin(), own.end()))
             .to(options.device);
     torch::Tensor table = torch::empty(
         {static_cast<int64_t>(kWords) * group.size()}, like(torch::kInt64));
     group.all_gather(
-        table, row,
-        {.label = std::string("pipeline ") + kCalls.at(call)});
+        table, row, {.label = std::string("pipeline ") + kCalls.at(call)});
     table = table.cpu();
     const int64_t* words = table.data_ptr<int64_t>();
     check_agreement(words, own);
@@ -231,8 +234,8 @@ struct Pipeline::Impl {
     return result;
   }
 
-  PipelineResult step(
-      const std::vector<Tensors>& microbatches, const Loss& loss) {
+  PipelineResult
+  step(const std::vector<Tensors>& microbatches, const Loss& loss) {
     check_microbatches(microbatches, true);
     if (setting.local.back() >= 0 && !loss) {
       throw ConfigError(
@@ -241,8 +244,7 @@ struct Pipeline::Impl {
     }
     int64_t count = 0;
     LearntShapes& shapes = agree(0, microbatches, count);
-    pipeline::PipelineRun run(
-        setting, plan, shapes, true, microbatches, loss);
+    pipeline::PipelineRun run(setting, plan, shapes, true, microbatches, loss);
     run.run();
     if (options.after_backwards) options.after_backwards();
     tied.sum_gradients();
@@ -256,7 +258,8 @@ struct Pipeline::Impl {
     if (forward_plan.num_microbatches != count) {
       forward_plan = pipeline::plan_transfers(
           pipeline::forward_schedule(
-              schedule.rank_of_stage, schedule.num_ranks(),
+              schedule.rank_of_stage,
+              schedule.num_ranks(),
               static_cast<int32_t>(count)),
           group.rank());
     }
@@ -285,20 +288,22 @@ Pipeline::Pipeline(
     std::vector<PipelineStage> stages,
     PipelineOptions options)
     : impl_(std::make_unique<Impl>(
-          std::move(group), std::move(schedule), std::move(stages),
+          std::move(group),
+          std::move(schedule),
+          std::move(stages),
           std::move(options))) {}
 
 Pipeline::~Pipeline() = default;
 Pipeline::Pipeline(Pipeline&&) noexcept = default;
 Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
 
-PipelineResult Pipeline::step(
-    const std::vector<Tensors>& microbatches, const Loss& loss) {
+PipelineResult
+Pipeline::step(const std::vector<Tensors>& microbatches, const Loss& loss) {
   return impl_->once([&] { return impl_->step(microbatches, loss); });
 }
 
-std::vector<Tensors> Pipeline::evaluate(
-    const std::vector<Tensors>& microbatches) {
+std::vector<Tensors>
+Pipeline::evaluate(const std::vector<Tensors>& microbatches) {
   return impl_->once([&] { return impl_->evaluate(microbatches); });
 }
 
@@ -314,7 +319,9 @@ void Pipeline::set_schedule(Schedule schedule) {
   impl_->use_schedule();
 }
 
-const Schedule& Pipeline::schedule() const { return impl_->schedule; }
+const Schedule& Pipeline::schedule() const {
+  return impl_->schedule;
+}
 const std::vector<PipelineStage>& Pipeline::stages() const {
   return impl_->stages;
 }

@@ -12,11 +12,11 @@
 // needed, and sends run while the next microbatch computes. What a rank stores
 // of a microbatch is freed as soon as its backward is done.
 //
-// Shapes are learnt in the first step and checked in all others; when the shapes
-// of the microbatches change, they are learnt again.
-// Sources: Huang et al., "GPipe", 2018, arXiv:1811.06965; Narayanan et al.,
-// "PipeDream", 2018, arXiv:1806.03377; Qi et al., "Zero Bubble Pipeline
-// Parallelism", 2023, arXiv:2401.10241.
+// Shapes are learnt in the first step and checked in all others; when the
+// shapes of the microbatches change, they are learnt again. Sources: Huang et
+// al., "GPipe", 2018, arXiv:1811.06965; Narayanan et al., "PipeDream", 2018,
+// arXiv:1806.03377; Qi et al., "Zero Bubble Pipeline Parallelism", 2023,
+// arXiv:2401.10241.
 #pragma once
 
 #include <torch/types.h>
@@ -49,8 +49,9 @@ struct PipelineOptions {
   bool shapes_vary = false;
   /// Receives that are posted at a time. Each holds memory for one tuple.
   int32_t receives_ahead = 2;
-  /// Match messages by their order instead of by tags. Always so on a GPU, whose
-  /// communicator knows no tags; elsewhere receives are posted earlier without.
+  /// Match messages by their order instead of by tags. Always so on a GPU,
+  /// whose communicator knows no tags; elsewhere receives are posted earlier
+  /// without.
   bool messages_in_order = false;
   /// Called before the last action of a step that gives gradients to the
   /// stage's parameters: data parallelism begins to reduce with it.
@@ -73,11 +74,11 @@ struct PipelineResult {
 /// CommError when another rank failed. After either the pipeline is unusable.
 class Pipeline {
  public:
-  /// The loss of one microbatch, a scalar, scaled as the caller wants: gradients
-  /// of all microbatches add up. For a mean over the batch divide by the number
-  /// of samples of the batch.
-  using Loss = std::function<torch::Tensor(
-      const Tensors& outputs, int64_t microbatch)>;
+  /// The loss of one microbatch, a scalar, scaled as the caller wants:
+  /// gradients of all microbatches add up. For a mean over the batch divide by
+  /// the number of samples of the batch.
+  using Loss =
+      std::function<torch::Tensor(const Tensors& outputs, int64_t microbatch)>;
 
   /// `stages`: those that the schedule puts on this rank, ascending.
   Pipeline(
@@ -91,9 +92,10 @@ class Pipeline {
 
   /// Forwards and backwards of one batch; gradients accumulate in .grad.
   /// `microbatches`: as many as the schedule has, on the rank of stage 0; they
-  /// may differ in size. Elsewhere empty. `loss`: on the rank of the last stage.
-  PipelineResult step(
-      const std::vector<Tensors>& microbatches, const Loss& loss = nullptr);
+  /// may differ in size. Elsewhere empty. `loss`: on the rank of the last
+  /// stage.
+  PipelineResult
+  step(const std::vector<Tensors>& microbatches, const Loss& loss = nullptr);
 
   /// Forwards alone, without gradients: what the last stage returns, by
   /// microbatch, on its rank; elsewhere empty. Any number of microbatches.

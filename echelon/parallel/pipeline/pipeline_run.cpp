@@ -38,7 +38,8 @@ PipelineRun::PipelineRun(
       slots_(setting.stages.size()),
       stored_(setting.stages.size()),
       transfers_(
-          setting.group, plan,
+          setting.group,
+          plan,
           {.device = setting.options.device,
            .recorder = setting.options.recorder,
            .ahead = setting.options.receives_ahead,
@@ -123,7 +124,9 @@ void PipelineRun::forward(const PlannedAction& planned) {
       setting_.stages[static_cast<size_t>(setting_.local[action.stage])];
   Tensors tensors = inputs_of(planned, slot);
   ScopedSpan span(
-      setting_.options.recorder, "compute", to_string(action),
+      setting_.options.recorder,
+      "compute",
+      to_string(action),
       kind_of(action, training_));
   if (training_) {
     count(action.stage, 1);
@@ -173,8 +176,9 @@ void PipelineRun::give_outputs(
   const Action& action = planned.action;
   const auto local = static_cast<size_t>(setting_.local[action.stage]);
   slot.outputs = shape_of(
-      outputs, "layer " + quoted(setting_.stages[local].layers.back().name) +
-                   ", the end of stage " + std::to_string(action.stage));
+      outputs,
+      "layer " + quoted(setting_.stages[local].layers.back().name) +
+          ", the end of stage " + std::to_string(action.stage));
   check_outputs(action, slot.outputs);
   if (training_) slot.graph.set_outputs(outputs);
   if (planned.to_here) {
@@ -188,8 +192,8 @@ void PipelineRun::give_outputs(
 
 void PipelineRun::check_outputs(const Action& action, const TupleShape& shape) {
   const auto local = static_cast<size_t>(setting_.local[action.stage]);
-  auto& learnt = learnt_.stages[local]
-                     .outputs[static_cast<size_t>(action.microbatch)];
+  auto& learnt =
+      learnt_.stages[local].outputs[static_cast<size_t>(action.microbatch)];
   if (!headed() && learnt != shape) {
     throw ConfigError(
         "layer " + quoted(setting_.stages[local].layers.back().name) +
@@ -225,13 +229,16 @@ void PipelineRun::backward(const PlannedAction& planned) {
     setting_.options.before_last_backward(action.stage);
   }
   ScopedSpan span(
-      setting_.options.recorder, "compute", to_string(action),
+      setting_.options.recorder,
+      "compute",
+      to_string(action),
       kind_of(action, true));
   if (weights_only) {
     slot.graph.backward_weight();
   } else {
     give_gradients(
-        planned, slot,
+        planned,
+        slot,
         inputs_only ? slot.graph.backward_input(gradients)
                     : slot.graph.backward(gradients));
   }
@@ -251,9 +258,10 @@ void PipelineRun::give_gradients(
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) continue;
     gradients[i] = torch::zeros(
-        shape[i].sizes, torch::TensorOptions()
-                            .dtype(shape[i].dtype)
-                            .device(setting_.options.device));
+        shape[i].sizes,
+        torch::TensorOptions()
+            .dtype(shape[i].dtype)
+            .device(setting_.options.device));
   }
   transfers_.send(planned.outgoing, gradients, false);
 }

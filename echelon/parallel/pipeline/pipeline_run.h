@@ -16,7 +16,7 @@ namespace echelon::pipeline {
 /// What the shapes of the microbatches lead to at this rank's stages.
 struct LearntShapes {
   struct Stage {
-    std::vector<TupleShape> inputs;   // by microbatch
+    std::vector<TupleShape> inputs;  // by microbatch
     std::vector<TupleShape> outputs;
   };
   std::vector<Stage> stages;  // by this rank's stages
@@ -53,7 +53,7 @@ class PipelineRun {
  private:
   // One microbatch at one stage.
   struct Slot {
-    Tensors handed;         // inputs, or gradients of outputs, from this rank
+    Tensors handed;  // inputs, or gradients of outputs, from this rank
     TupleShape inputs;
     TupleShape outputs;
     StageGraph graph;
@@ -74,8 +74,8 @@ class PipelineRun {
 
   void backward(const PlannedAction& planned);
   Tensors gradients_for(const PlannedAction& planned, Slot& slot);
-  void give_gradients(
-      const PlannedAction& planned, Slot& slot, Tensors gradients);
+  void
+  give_gradients(const PlannedAction& planned, Slot& slot, Tensors gradients);
   void count(int32_t stage, int32_t change);
 
   const Setting& setting_;

@@ -18,8 +18,8 @@ PipelineStage::named_parameters() const {
   return all;
 }
 
-PipelineStage build_stage(
-    const LayerList& list, int32_t stage, size_t begin, size_t end) {
+PipelineStage
+build_stage(const LayerList& list, int32_t stage, size_t begin, size_t end) {
   PipelineStage built{.stage = stage};
   for (size_t i = begin; i < end; ++i) {
     built.layers.push_back({list[i].name, list[i].build()});

@@ -28,11 +28,12 @@ struct PipelineStage {
 };
 
 /// Builds layers [begin, end) of `list`.
-PipelineStage build_stage(
-    const LayerList& list, int32_t stage, size_t begin, size_t end);
+PipelineStage
+build_stage(const LayerList& list, int32_t stage, size_t begin, size_t end);
 
 /// Where each stage begins, and the end: `num_stages` slices of as equal a
-/// number of layers as possible. Throws ConfigError for more stages than layers.
+/// number of layers as possible. Throws ConfigError for more stages than
+/// layers.
 std::vector<size_t> cut_evenly(const LayerList& list, int32_t num_stages);
 
 /// Builds the stages that lie on `rank`; stage i holds the layers

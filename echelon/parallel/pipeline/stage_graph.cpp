@@ -18,8 +18,8 @@ using autograd::Node;
 using autograd::variable_list;
 using NodePtr = std::shared_ptr<Node>;
 
-// Where a stage's graph ends. Unlike a leaf it holds no tensor, so an input that
-// no operation saved is freed; and the input may be changed in place.
+// Where a stage's graph ends. Unlike a leaf it holds no tensor, so an input
+// that no operation saved is freed; and the input may be changed in place.
 struct InputNode : Node {
   variable_list apply(variable_list&& gradients) override {
     gradient = std::move(gradients[0]);
@@ -47,8 +47,8 @@ struct Capture : autograd::FunctionPreHook {
 
 struct Release : autograd::FunctionPostHook {
   explicit Release(Node* node) : node(node) {}
-  variable_list operator()(
-      const variable_list& results, const variable_list&) override {
+  variable_list
+  operator()(const variable_list& results, const variable_list&) override {
     node->release_variables();
     return results;
   }
@@ -127,8 +127,7 @@ struct StageGraph::Impl {
       if (!reaches || dynamic_cast<InputNode*>(node) != nullptr) continue;
       bool leads_to_weights = false;
       for (const auto& edge : node->next_edges()) {
-        leads_to_weights |=
-            edge.is_valid() && !on_path.at(edge.function.get());
+        leads_to_weights |= edge.is_valid() && !on_path.at(edge.function.get());
       }
       if (leads_to_weights) {
         auto gradients = std::make_shared<variable_list>();

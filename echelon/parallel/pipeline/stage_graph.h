@@ -1,13 +1,12 @@
-// The autograd graph of one microbatch through one stage, run backwards whole or
-// in two halves: gradients of the inputs first, of the weights later.
+// The autograd graph of one microbatch through one stage, run backwards whole
+// or in two halves: gradients of the inputs first, of the weights later.
 //
 // The halves work for any module, without recomputing: nodes on the path from
 // the outputs to the inputs run in the first half; those among them that also
 // lead to weights keep the gradient that reached them, and run again for their
-// weights alone in the second. Gradients accumulate in the second half, so hooks
-// on parameters fire there.
-// Source of the split: Qi et al., "Zero Bubble Pipeline Parallelism", 2023,
-// arXiv:2401.10241, section 2.
+// weights alone in the second. Gradients accumulate in the second half, so
+// hooks on parameters fire there. Source of the split: Qi et al., "Zero Bubble
+// Pipeline Parallelism", 2023, arXiv:2401.10241, section 2.
 #pragma once
 
 #include <torch/types.h>

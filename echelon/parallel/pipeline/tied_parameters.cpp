@@ -57,7 +57,8 @@ using Ours = std::map<std::string, std::pair<int32_t, Tensor>>;
 
 // By rank, name.
 std::vector<std::vector<Sight>> exchange(
-    const Group& group, const std::vector<std::string>& names,
+    const Group& group,
+    const std::vector<std::string>& names,
     const Ours& ours) {
   std::vector<int64_t> own;
   torch::Device device = torch::kCPU;
@@ -97,7 +98,8 @@ TiedParameters::TiedParameters(
     }
   }
   std::vector<std::string> names;
-  for (const auto& set : sets) names.insert(names.end(), set.begin(), set.end());
+  for (const auto& set : sets)
+    names.insert(names.end(), set.begin(), set.end());
   const auto sights = exchange(group, names, ours);
   size_t column = 0;
   for (const auto& set : sets) {
@@ -122,8 +124,10 @@ TiedParameters::TiedParameters(
       const auto here = ours.find(name);
       by_stage.emplace(
           sight.stage,
-          Member{name, owner,
-                 here == ours.end() ? Tensor() : here->second.second});
+          Member{
+              name,
+              owner,
+              here == ours.end() ? Tensor() : here->second.second});
       ++column;
     }
     Set members;
@@ -139,8 +143,8 @@ TiedParameters::TiedParameters(
 
 // What all members of the set hold, in their order, on each rank that has one;
 // elsewhere empty.
-std::vector<Tensor> TiedParameters::gather(
-    const Set& set, size_t index, bool gradients) const {
+std::vector<Tensor>
+TiedParameters::gather(const Set& set, size_t index, bool gradients) const {
   std::vector<Tensor> values(set.size());
   Tensor like;
   for (size_t i = 0; i < set.size(); ++i) {
@@ -149,7 +153,8 @@ std::vector<Tensor> TiedParameters::gather(
     like = tensor;
     // Stages of one rank may share the tensor itself: it counts once.
     const bool counted = std::any_of(
-        set.begin(), set.begin() + static_cast<std::ptrdiff_t>(i),
+        set.begin(),
+        set.begin() + static_cast<std::ptrdiff_t>(i),
         [&](const Member& earlier) { return earlier.tensor.is_same(tensor); });
     if (!gradients) {
       values[i] = tensor.detach().contiguous();
@@ -171,13 +176,14 @@ std::vector<Tensor> TiedParameters::gather(
   for (size_t i = 0; i < set.size(); ++i) {
     if (set[i].tensor.defined()) {
       for (int peer : peers) {
-        messages.push_back(
-            {.tensor = values[i], .peer = peer, .tag = tag(i)});
+        messages.push_back({.tensor = values[i], .peer = peer, .tag = tag(i)});
       }
     } else {
       values[i] = torch::empty(like.sizes(), like.options());
       messages.push_back(
-          {.send = false, .tensor = values[i], .peer = set[i].rank,
+          {.send = false,
+           .tensor = values[i],
+           .peer = set[i].rank,
            .tag = tag(i)});
     }
   }

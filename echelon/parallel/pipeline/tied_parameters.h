@@ -43,8 +43,8 @@ class TiedParameters {
   };
   using Set = std::vector<Member>;  // by stage
 
-  std::vector<torch::Tensor> gather(
-      const Set& set, size_t index, bool gradients) const;
+  std::vector<torch::Tensor>
+  gather(const Set& set, size_t index, bool gradients) const;
 
   Group group_;
   std::vector<Set> sets_;

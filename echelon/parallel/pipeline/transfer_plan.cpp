@@ -24,7 +24,8 @@ class Places {
       for (size_t i = 0; i < actions.size(); ++i) {
         if (actions[i].kind == ActionKind::backward_weight) continue;
         places_[key(
-            actions[i].kind != ActionKind::forward, actions[i].stage,
+            actions[i].kind != ActionKind::forward,
+            actions[i].stage,
             actions[i].microbatch)] = {actions[i], static_cast<int32_t>(i), -1};
       }
     }
@@ -59,7 +60,9 @@ class Places {
         ++next[rank];
         if (action.kind == ActionKind::backward_weight) continue;
         places_
-            .at(key(action.kind != ActionKind::forward, action.stage,
+            .at(
+                key(action.kind != ActionKind::forward,
+                    action.stage,
                     action.microbatch))
             .turn = turn++;
       }
@@ -96,8 +99,9 @@ class Planner {
     }
     for (auto& [peer, messages] : ordered_) {
       std::sort(
-          messages.begin(), messages.end(),
-          [](const auto& a, const auto& b) { return a.first < b.first; });
+          messages.begin(), messages.end(), [](const auto& a, const auto& b) {
+            return a.first < b.first;
+          });
       auto& pair = plan_.pairs[peer];
       for (const auto& [turn, message] : messages) pair.push_back(message);
     }

@@ -13,8 +13,8 @@ namespace echelon::pipeline {
 /// A tuple of tensors from one rank to another: what `producer` made.
 struct Transfer {
   Action producer;
-  int32_t peer = 0;               // the other pipeline rank
-  int32_t position_at_peer = 0;   // of the peer's action in its list
+  int32_t peer = 0;              // the other pipeline rank
+  int32_t position_at_peer = 0;  // of the peer's action in its list
   bool backward() const { return producer.kind != ActionKind::forward; }
 };
 
@@ -43,9 +43,9 @@ struct TransferPlan {
   std::vector<PlannedAction> actions;
   std::vector<Transfer> incoming;  // in the order in which they are needed
   std::vector<Transfer> outgoing;  // in the order in which they are made
-  /// By peer, the messages of both directions in an order that both sides share:
-  /// that of their producers in one run of the whole schedule. Who posts in this
-  /// order never waits for a message that waits for a later one.
+  /// By peer, the messages of both directions in an order that both sides
+  /// share: that of their producers in one run of the whole schedule. Who posts
+  /// in this order never waits for a message that waits for a later one.
   std::map<int32_t, std::vector<PairMessage>> pairs;
 };
 

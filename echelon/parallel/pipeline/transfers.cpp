@@ -18,7 +18,9 @@ int Transfers::tag_of(const Transfer& transfer) const {
   if (settings_.in_order) return 0;
   const int64_t tag =
       (static_cast<int64_t>(transfer.producer.stage) * plan_.num_microbatches +
-       transfer.producer.microbatch) * 2 + (transfer.backward() ? 1 : 0);
+       transfer.producer.microbatch) *
+          2 +
+      (transfer.backward() ? 1 : 0);
   if (tag >= int64_t{1} << 30) {  // tied parameters use those above
     throw ConfigError(
         "pipeline: stage " + std::to_string(transfer.producer.stage) +
@@ -57,7 +59,9 @@ void Transfers::post(const Transfer& transfer, Receive& receive) {
       {kHeaderLength},
       torch::TensorOptions().dtype(torch::kInt64).device(settings_.device));
   receive.work = group_.recv(
-      *receive.header, transfer.peer, tag_of(transfer),
+      *receive.header,
+      transfer.peer,
+      tag_of(transfer),
       {.label = to_string(transfer.producer) + " shape", .async = true});
 }
 
@@ -70,8 +74,8 @@ void Transfers::read_header(const Transfer& transfer, Receive& receive) {
 
 void Transfers::advance() {
   std::erase_if(sent_, [](const Sent& sent) { return sent.work.done(); });
-  const size_t end = std::min(
-      receives_.size(), next_ + static_cast<size_t>(settings_.ahead));
+  const size_t end =
+      std::min(receives_.size(), next_ + static_cast<size_t>(settings_.ahead));
   if (settings_.in_order) {
     post_pairs(end);
     return;
@@ -129,7 +133,9 @@ Tensors Transfers::take(int32_t index, TupleShape& shape) {
   }
   if (receive.header || !receive.work.done()) {
     ScopedSpan span(
-        settings_.recorder, "compute", "wait " + to_string(transfer.producer),
+        settings_.recorder,
+        "compute",
+        "wait " + to_string(transfer.producer),
         SpanKind::communication);
     if (receive.header) read_header(transfer, receive);
     receive.work.wait();
@@ -157,7 +163,8 @@ void Transfers::send(int32_t index, const Tensors& tensors, bool headed) {
   if (headed) {  // apart from the rest, as it is received
     keep(group_.send(
         encode(shape_of(tensors, "a stage")).to(settings_.device),
-        transfer.peer, tag_of(transfer),
+        transfer.peer,
+        tag_of(transfer),
         {.label = label + " shape", .async = true}));
   }
   std::vector<PeerMessage> messages;

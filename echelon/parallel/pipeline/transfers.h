@@ -18,9 +18,9 @@ namespace echelon::pipeline {
 /// What is known of a tuple that will arrive.
 struct Expected {
   enum class Kind {
-    later,     // ask again
-    shape,     // `shape`
-    headed,    // a header comes before it
+    later,   // ask again
+    shape,   // `shape`
+    headed,  // a header comes before it
   };
   Kind kind = Kind::later;
   TupleShape shape;
@@ -34,9 +34,9 @@ class Transfers {
     /// Receives that may be posted at a time: the one that is needed next, and
     /// those that arrive while it is computed on.
     int32_t ahead = 2;
-    /// Messages match by their order instead of by tags (NCCL knows no tags, and
-    /// each message of a pair of ranks waits for the one before it): both sides
-    /// post them in the order of plan.pairs.
+    /// Messages match by their order instead of by tags (NCCL knows no tags,
+    /// and each message of a pair of ranks waits for the one before it): both
+    /// sides post them in the order of plan.pairs.
     bool in_order = false;
     std::function<Expected(const Transfer&)> expect;
   };
@@ -78,7 +78,7 @@ class Transfers {
   const TransferPlan& plan_;
   const Settings settings_;
   std::vector<Receive> receives_;
-  size_t next_ = 0;  // receive to be taken
+  size_t next_ = 0;                      // receive to be taken
   std::map<int32_t, size_t> pair_next_;  // in_order: to be posted, by peer
   std::list<Sent> sent_;
 };

@@ -26,8 +26,8 @@ constexpr size_t kMaxTensors = 16;
 constexpr size_t kMaxDims = 8;
 constexpr int64_t kHeaderLength = 1 + kMaxTensors * (3 + kMaxDims);
 
-/// Throws ConfigError, beginning with `giver`, for an undefined tensor and for a
-/// tuple that no header holds.
+/// Throws ConfigError, beginning with `giver`, for an undefined tensor and for
+/// a tuple that no header holds.
 TupleShape shape_of(const Tensors& tensors, const std::string& giver);
 
 /// The entries that want a gradient: the shape of the tuple of gradients.

@@ -28,12 +28,15 @@ Holder with_values(const std::string& name, Holder holder) {
   return holder;
 }
 
-inline void add_linear(LayerList& list, const std::string& name, int in,
-                       int out, bool bias = true) {
+inline void add_linear(
+    LayerList& list,
+    const std::string& name,
+    int in,
+    int out,
+    bool bias = true) {
   list.add(name, [=] {
     return with_values(
-        name, torch::nn::Linear(
-                  torch::nn::LinearOptions(in, out).bias(bias)));
+        name, torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(bias)));
   });
 }
 
@@ -41,8 +44,7 @@ inline void add_linear(LayerList& list, const std::string& name, int in,
 inline LayerList mlp() {
   LayerList list;
   add_linear(list, "fc1", 6, 10);
-  list.add_function(
-      "act1", [](const Tensor& x) { return torch::tanh(x); });
+  list.add_function("act1", [](const Tensor& x) { return torch::tanh(x); });
   add_linear(list, "fc2", 10, 12);
   list.add_function("act2", [](const Tensor& x) {
     Tensor y = x;
@@ -61,20 +63,20 @@ inline LayerList mlp() {
 /// 8 layers, images [N, 2, 6, 3] flattened to [N, 36] outside.
 inline LayerList conv() {
   LayerList list;
-  list.add_function(
-      "image", [](const Tensor& x) { return x.view({-1, 1, 2, 3}); });
+  list.add_function("image", [](const Tensor& x) {
+    return x.view({-1, 1, 2, 3});
+  });
   const auto convolution = [&](const std::string& name, int in, int out) {
     list.add(name, [=] {
       return with_values(
-          name, torch::nn::Conv2d(
-                    torch::nn::Conv2dOptions(in, out, 3).padding(1)));
+          name,
+          torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).padding(1)));
     });
   };
   const auto norm = [&](const std::string& name, int channels) {
     list.add(name, [=] {
       return with_values(
-          name, torch::nn::GroupNorm(
-                    torch::nn::GroupNormOptions(2, channels)));
+          name, torch::nn::GroupNorm(torch::nn::GroupNormOptions(2, channels)));
     });
   };
   convolution("conv1", 1, 4);
@@ -98,8 +100,8 @@ struct SkipBlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(SkipBlock);
 
-/// 8 layers; what "fork" makes is added by "join", five layers later, and one of
-/// the tensors that pass is used by nobody.
+/// 8 layers; what "fork" makes is added by "join", five layers later, and one
+/// of the tensors that pass is used by nobody.
 inline LayerList skip() {
   LayerList list;
   add_linear(list, "fc1", 6, 8);
@@ -151,8 +153,8 @@ inline LayerList masked() {
   };
   struct Impl : torch::nn::Module {
     Impl() { fc = register_module("fc", torch::nn::Linear(8, 8)); }
-    std::tuple<Tensor, Tensor, Tensor> forward(
-        const Tensor& x, const Tensor& mask, const Tensor& rows) {
+    std::tuple<Tensor, Tensor, Tensor>
+    forward(const Tensor& x, const Tensor& mask, const Tensor& rows) {
       return {fc(x) * mask, mask, rows};
     }
     torch::nn::Linear fc{nullptr};

@@ -47,7 +47,8 @@ struct Alive {
     add(stage, 1);
     auto* value = new double(1.0);
     return torch::from_blob(
-        value, {1},
+        value,
+        {1},
         [this, stage, value](void*) {
           delete value;
           add(stage, -1);
@@ -80,7 +81,9 @@ LayerList counted_layers(Alive& alive, int32_t num_stages) {
 
 class Memory : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
-    Pipeline, Memory, testing::ValuesIn(schedule_kinds()),
+    Pipeline,
+    Memory,
+    testing::ValuesIn(schedule_kinds()),
     [](const auto& info) {
       std::string name = info.param;
       std::replace(name.begin(), name.end(), '-', '_');
@@ -98,9 +101,13 @@ TEST_P(Memory, StoresWhatTheScheduleClaims) {
       4,
       [&](World& world) {
         Pipeline pipeline(
-            world.group(), schedule,
-            build_stages(list, cut_evenly(list, schedule.num_stages()),
-                         schedule.rank_of_stage, world.rank()));
+            world.group(),
+            schedule,
+            build_stages(
+                list,
+                cut_evenly(list, schedule.num_stages()),
+                schedule.rank_of_stage,
+                world.rank()));
         for (int step = 0; step < plan.steps; ++step) {
           const auto result = pipeline.step(
               pipeline.has_first_stage() ? training::batch_of(plan, step)
@@ -137,8 +144,8 @@ TEST(Pipeline, RecordsActionsWaitsAndTransfers) {
         std::vector<std::string> others;
         for (const auto& span : recorder.take()) {
           EXPECT_EQ(span.track, "compute");
-          const bool action = span.kind == SpanKind::forward ||
-                              span.kind == SpanKind::backward;
+          const bool action =
+              span.kind == SpanKind::forward || span.kind == SpanKind::backward;
           EXPECT_EQ(action, !span.name.starts_with("wait ")) << span.name;
           (action ? actions : others).push_back(span.name);
         }
@@ -167,7 +174,8 @@ TEST(Pipeline, ReceivesArePostedAhead) {
         Recorder recorder(world.rank(), 0, 1);
         int64_t before_step = 0;
         Pipeline pipeline(
-            world.group(), schedule,
+            world.group(),
+            schedule,
             build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()),
             {.recorder = &recorder});
         for (int step = 0; step < plan.steps; ++step) {
@@ -217,7 +225,10 @@ TEST(Pipeline, CallsBackAroundTheLastBackward) {
           std::map<int32_t, size_t> calls;  // actions done before
           size_t after = 0;
           training::on_ranks(
-              list, plan, schedule, world.group(),
+              list,
+              plan,
+              schedule,
+              world.group(),
               {.recorder = &recorder,
                .before_last_backward =
                    [&](int32_t stage) {
@@ -251,11 +262,12 @@ TEST(Pipeline, ReducesOnceOverReplicas) {
         [&](World& world) {
           const int replica = world.rank() / 2;
           const Group pp = world.new_group(
-              "pp", replica == 0 ? std::vector<int>{0, 1}
-                                 : std::vector<int>{2, 3});
+              "pp",
+              replica == 0 ? std::vector<int>{0, 1} : std::vector<int>{2, 3});
           const Group dp = world.new_group(
-              "dp", world.rank() % 2 == 0 ? std::vector<int>{0, 2}
-                                          : std::vector<int>{1, 3});
+              "dp",
+              world.rank() % 2 == 0 ? std::vector<int>{0, 2}
+                                    : std::vector<int>{1, 3});
           auto stages = build_stages(
               list, cut_evenly(list, 2), schedule.rank_of_stage, pp.rank());
           training::Parameters parameters;
@@ -263,7 +275,8 @@ TEST(Pipeline, ReducesOnceOverReplicas) {
             parameters.push_back(item);
           }
           int reductions = 0;
-          PipelineOptions options{.ties = list.ties(), .copy_tied_values = true};
+          PipelineOptions options{
+              .ties = list.ties(), .copy_tied_values = true};
           options.after_backwards = [&] {
             ++reductions;
             for (const auto& [_, tensor] : parameters) {
@@ -282,8 +295,9 @@ TEST(Pipeline, ReducesOnceOverReplicas) {
             const auto whole = [&](const Tensors& outputs, int64_t m) {
               const Tensor target =
                   parity::random(
-                      {plan.rows, 4}, 5000 + 1000 * static_cast<uint64_t>(step) +
-                                          static_cast<uint64_t>(m))
+                      {plan.rows, 4},
+                      5000 + 1000 * static_cast<uint64_t>(step) +
+                          static_cast<uint64_t>(m))
                       .narrow(0, begin, rows);
               return (outputs[0] - target).square().sum() /
                      static_cast<double>(plan.rows * plan.microbatches);
@@ -313,7 +327,8 @@ TEST(Pipeline, FrozenLayersMayChangeBetweenSteps) {
       3,
       [&](World& world) {
         Pipeline pipeline(
-            world.group(), schedule,
+            world.group(),
+            schedule,
             build_stages(list, cut_evenly(list, 3), {0, 1, 2}, world.rank()));
         const auto parameters = pipeline.stages()[0].named_parameters();
         const auto step = [&] {
@@ -362,7 +377,8 @@ TEST(Pipeline, ScheduleMayChangeBetweenSteps) {
       2,
       [&](World& world) {
         Pipeline pipeline(
-            world.group(), schedules::named("gpipe", 2, 2),
+            world.group(),
+            schedules::named("gpipe", 2, 2),
             build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()));
         pipeline.set_schedule(schedules::named("zb-h2", 2, 4));
         EXPECT_EQ(pipeline.schedule().name, "zb-h2");
@@ -372,14 +388,13 @@ TEST(Pipeline, ScheduleMayChangeBetweenSteps) {
             training::loss_of(plan, 0));
         for (const auto& [name, tensor] :
              pipeline.stages()[0].named_parameters()) {
-          EXPECT_TRUE(torch::equal(
-              tensor.grad(), expected.gradients[0].at(name)))
+          EXPECT_TRUE(
+              torch::equal(tensor.grad(), expected.gradients[0].at(name)))
               << name;
         }
         EXPECT_THAT(
-            error_text<ConfigError>([&] {
-              pipeline.set_schedule(schedules::named("zb-v", 2, 4));
-            }),
+            error_text<ConfigError>(
+                [&] { pipeline.set_schedule(schedules::named("zb-v", 2, 4)); }),
             HasSubstr("other ranks"));
       },
       quick());
@@ -388,8 +403,7 @@ TEST(Pipeline, ScheduleMayChangeBetweenSteps) {
 // Errors ----------------------------------------------------------------------
 
 // What the first rank that fails says, of all ranks.
-std::string first_error(
-    int ranks, const std::function<void(World&)>& body) {
+std::string first_error(int ranks, const std::function<void(World&)>& body) {
   return error_text([&] { run_ranks(ranks, body, quick()); });
 }
 
@@ -400,8 +414,11 @@ std::string error_of(
     const PipelineOptions& options = {}) {
   return first_error(2, [&](World& world) {
     training::on_ranks(
-        list, plan, schedules::named(kind, 2, plan.microbatches),
-        world.group(), options);
+        list,
+        plan,
+        schedules::named(kind, 2, plan.microbatches),
+        world.group(),
+        options);
   });
 }
 
@@ -411,8 +428,11 @@ TEST(PipelineErrors, OutputIsNotWhatTheNextLayerTakes) {
   nets::add_linear(list, "head", 12, 4);
   EXPECT_THAT(
       error_of(list, {}),
-      AllOf(HasSubstr("rank 1"), HasSubstr("\"head\""),
-            HasSubstr("\"encoder\""), HasSubstr("float64 [3, 10]")));
+      AllOf(
+          HasSubstr("rank 1"),
+          HasSubstr("\"head\""),
+          HasSubstr("\"encoder\""),
+          HasSubstr("float64 [3, 10]")));
 }
 
 // A layer whose output depends on more than its input.
@@ -432,14 +452,18 @@ TEST(PipelineErrors, ShapeChangesOnOneRankOnly) {
   const Plan plan{.steps = 3, .microbatches = 2};
   EXPECT_THAT(
       error_of(moody(3), plan),
-      AllOf(HasSubstr("\"moody\", the end of stage 0"),
-            HasSubstr("float64 [2, 8]"), HasSubstr("float64 [3, 8]"),
-            HasSubstr("microbatch 1"), HasSubstr("shapes_vary")));
+      AllOf(
+          HasSubstr("\"moody\", the end of stage 0"),
+          HasSubstr("float64 [2, 8]"),
+          HasSubstr("float64 [3, 8]"),
+          HasSubstr("microbatch 1"),
+          HasSubstr("shapes_vary")));
 }
 
 TEST(Pipeline, ShapesMayVaryWhenToldSo) {
   const Plan plan{.steps = 3, .microbatches = 2};
-  EXPECT_EQ(error_of(moody(3), plan, "zb-h1", {.shapes_vary = true}), "no error");
+  EXPECT_EQ(
+      error_of(moody(3), plan, "zb-h1", {.shapes_vary = true}), "no error");
 }
 
 TEST(PipelineErrors, RanksCallDifferentThings) {
@@ -447,7 +471,8 @@ TEST(PipelineErrors, RanksCallDifferentThings) {
   const auto run = [&](const std::function<void(Pipeline&, int)>& body) {
     return first_error(2, [&](World& world) {
       Pipeline pipeline(
-          world.group(), schedules::named("gpipe", 2, 5),
+          world.group(),
+          schedules::named("gpipe", 2, 5),
           build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()));
       body(pipeline, world.rank());
     });
@@ -490,7 +515,9 @@ TEST(PipelineErrors, RanksCallDifferentThings) {
       run([&](Pipeline& pipeline, int rank) {
         pipeline.step(
             rank == 0 ? training::batch_of(plan, 0) : std::vector<Tensors>{},
-            [](const Tensors& outputs, int64_t) { return outputs[0].detach(); });
+            [](const Tensors& outputs, int64_t) {
+              return outputs[0].detach();
+            });
       }),
       AllOf(HasSubstr("the loss of microbatch 0"), HasSubstr("one number")));
 }
@@ -499,13 +526,15 @@ TEST(PipelineErrors, AfterAFailedCall) {
   const LayerList list = nets::mlp();
   run_ranks(1, [&](World& world) {
     Pipeline pipeline(
-        world.group(), schedules::named("gpipe", 1, 5),
+        world.group(),
+        schedules::named("gpipe", 1, 5),
         build_stages(list, cut_evenly(list, 1), {0}, 0));
     const Plan plan;
     EXPECT_ANY_THROW(pipeline.step({}, training::loss_of(plan, 0)));
     EXPECT_THAT(
         error_text([&] {
-          pipeline.step(training::batch_of(plan, 0), training::loss_of(plan, 0));
+          pipeline.step(
+              training::batch_of(plan, 0), training::loss_of(plan, 0));
         }),
         HasSubstr("build a new one"));
   });
@@ -515,9 +544,13 @@ TEST(PipelineErrors, StagesThatDoNotFitTheSchedule) {
   const LayerList list = nets::mlp();
   const auto build = [&](World& world, const Schedule& schedule, int32_t rank) {
     Pipeline pipeline(
-        world.group(), schedule,
-        build_stages(list, cut_evenly(list, schedule.num_stages()),
-                     schedule.rank_of_stage, rank));
+        world.group(),
+        schedule,
+        build_stages(
+            list,
+            cut_evenly(list, schedule.num_stages()),
+            schedule.rank_of_stage,
+            rank));
   };
   run_ranks(1, [&](World& world) {
     EXPECT_THAT(
@@ -558,7 +591,9 @@ TEST(PipelineErrors, StageThatFailsMidStep) {
           [&](World& world) {
             try {
               training::on_ranks(
-                  list, plan, schedules::named("zb-h1", 3, plan.microbatches),
+                  list,
+                  plan,
+                  schedules::named("zb-h1", 3, plan.microbatches),
                   world.group());
             } catch (const CommError& error) {
               std::lock_guard lock(mutex);
@@ -576,7 +611,8 @@ TEST(PipelineErrors, TiesThatDoNotFit) {
   const auto build = [](const LayerList& list, const std::vector<Tie>& ties) {
     return first_error(2, [&](World& world) {
       Pipeline pipeline(
-          world.group(), schedules::named("gpipe", 2, 2),
+          world.group(),
+          schedules::named("gpipe", 2, 2),
           build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()),
           {.ties = ties});
     });
@@ -591,8 +627,9 @@ TEST(PipelineErrors, TiesThatDoNotFit) {
       build(list, {{"in.weight", "out.bias"}}), HasSubstr("shape or dtype"));
   EXPECT_THAT(
       build(list, {{"in.weight", "out.weight"}}),
-      AllOf(HasSubstr("\"in.weight\" and \"out.weight\""),
-            HasSubstr("different values")));
+      AllOf(
+          HasSubstr("\"in.weight\" and \"out.weight\""),
+          HasSubstr("different values")));
 }
 
 }  // namespace

@@ -14,8 +14,14 @@ using testing::HasSubstr;
 using testing_support::Command;
 
 std::vector<std::string> command(int ranks, const std::string& test) {
-  return {LAUNCH_RUN, "-n", std::to_string(ranks), "--plain", "--",
-          PIPELINE_RANK, "--gtest_filter=" + test};
+  return {
+      LAUNCH_RUN,
+      "-n",
+      std::to_string(ranks),
+      "--plain",
+      "--",
+      PIPELINE_RANK,
+      "--gtest_filter=" + test};
 }
 
 void expect_passes(int ranks, const std::string& test) {

@@ -15,13 +15,13 @@ void train(World& world, const char* kind) {
   const training::Plan plan{
       .steps = 3, .uneven = true, .growing = true, .evaluate = true};
   const LayerList list = nets::tied();
-  const auto schedule =
-      schedules::named(kind, world.size(), plan.microbatches);
+  const auto schedule = schedules::named(kind, world.size(), plan.microbatches);
   const auto expected = training::on_one_device(list, plan);
-  const auto actual =
-      training::on_ranks(list, plan, schedule, world.group());
+  const auto actual = training::on_ranks(list, plan, schedule, world.group());
   training::expect_part(
-      expected, actual, schedule.rank_of_stage.back() == world.rank(),
+      expected,
+      actual,
+      schedule.rank_of_stage.back() == world.rank(),
       parity::kRounding);
 }
 
@@ -52,7 +52,9 @@ TEST(Rank, IsKilledMidStep) {
   nets::add_linear(list, "head", 8, 4);
   EXPECT_THROW(
       training::on_ranks(
-          list, plan, schedules::named("1f1b", 3, plan.microbatches),
+          list,
+          plan,
+          schedules::named("1f1b", 3, plan.microbatches),
           world.group()),
       CommError);
 }

@@ -97,8 +97,7 @@ void PrintTo(const Case& c, std::ostream* out) {
 }
 
 class Parity : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(
-    Pipeline, Parity, testing::ValuesIn(cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(Pipeline, Parity, testing::ValuesIn(cases()), name_of);
 
 TEST_P(Parity, EqualsOneDevice) {
   const Case& c = GetParam();
@@ -113,15 +112,19 @@ TEST_P(Parity, EqualsOneDevice) {
   run_ranks(
       c.ranks,
       [&](World& world) {
-        const auto actual =
-            training::on_ranks(
-                list, c.plan, schedule, world.group(),
-                {.receives_ahead = c.ahead, .messages_in_order = c.in_order});
+        const auto actual = training::on_ranks(
+            list,
+            c.plan,
+            schedule,
+            world.group(),
+            {.receives_ahead = c.ahead, .messages_in_order = c.in_order});
         std::lock_guard lock(mutex);
         for (const auto& [name, _] : actual.parameters) seen.insert(name);
         training::expect_part(
-            expected, actual,
-            schedule.rank_of_stage.back() == world.rank(), parity::kRounding);
+            expected,
+            actual,
+            schedule.rank_of_stage.back() == world.rank(),
+            parity::kRounding);
       },
       backend(c.backend));
   EXPECT_EQ(seen.size(), expected.parameters.size());

@@ -1,5 +1,5 @@
-// Schedules for tests: every kind that is generated, and valid ones in which each
-// rank computes, tick by tick, anything that is ready.
+// Schedules for tests: every kind that is generated, and valid ones in which
+// each rank computes, tick by tick, anything that is ready.
 #pragma once
 
 #include <map>
@@ -27,8 +27,8 @@ inline Schedule make_random(
     const auto found = done.find(to_string(action));
     return found != done.end() && found->second < tick;
   };
-  const ActionKind gives = split ? ActionKind::backward_input
-                                       : ActionKind::backward;
+  const ActionKind gives =
+      split ? ActionKind::backward_input : ActionKind::backward;
   const auto ready = [&](const Action& action, int tick) {
     const int32_t s = action.stage;
     const int32_t m = action.microbatch;
@@ -44,8 +44,8 @@ inline Schedule make_random(
   };
   std::vector<ActionKind> kinds = {ActionKind::forward, gives};
   if (split) kinds.push_back(ActionKind::backward_weight);
-  const size_t total = static_cast<size_t>(num_stages) * num_microbatches *
-                       kinds.size();
+  const size_t total =
+      static_cast<size_t>(num_stages) * num_microbatches * kinds.size();
   for (int tick = 0; done.size() < total; ++tick) {
     for (int32_t rank = 0; rank < num_ranks; ++rank) {
       std::vector<Action> order;
@@ -83,7 +83,8 @@ inline Schedule named(const std::string& kind, int32_t p, int32_t m) {
   if (kind != "random") {
     return make_schedule({.kind = kind, .ranks = p, .microbatches = m});
   }
-  return make_random(vee(p), p, m, p % 2 == 1, static_cast<uint32_t>(10 * p + m));
+  return make_random(
+      vee(p), p, m, p % 2 == 1, static_cast<uint32_t>(10 * p + m));
 }
 
 }  // namespace echelon::schedules

@@ -103,14 +103,20 @@ void expect_same(const Work& work, const Tensors& gradients) {
   expect_equal(weights, whole.weights, "plain weight");
 }
 
-Tensor input() { return parity::random({5, 4}, 1); }
-Tensor gradient() { return parity::random({5, 4}, 2); }
+Tensor input() {
+  return parity::random({5, 4}, 1);
+}
+Tensor gradient() {
+  return parity::random({5, 4}, 2);
+}
 
 TEST(StageGraph, LayersInARow) {
   const Tensor w1 = weight({4, 4}, 3), w2 = weight({4, 4}, 4),
                b = weight({4}, 5);
   expect_same(
-      {{input()}, {true}, {w1, w2, b},
+      {{input()},
+       {true},
+       {w1, w2, b},
        [=](const Tensors& in) -> Tensors {
          return {torch::tanh(torch::addmm(b, in[0], w1)).mm(w2)};
        }},
@@ -120,7 +126,9 @@ TEST(StageGraph, LayersInARow) {
 TEST(StageGraph, OneWeightUsedManyTimes) {
   const Tensor w = weight({4, 4}, 3);
   expect_same(
-      {{input()}, {true}, {w},
+      {{input()},
+       {true},
+       {w},
        [=](const Tensors& in) -> Tensors {
          Tensor x = in[0];
          for (int i = 0; i < 4; ++i) x = torch::tanh(x.mm(w)) + x;
@@ -132,7 +140,9 @@ TEST(StageGraph, OneWeightUsedManyTimes) {
 TEST(StageGraph, WeightsThatAreComputed) {
   const Tensor v = weight({4, 4}, 3), g = weight({4, 1}, 4);
   expect_same(
-      {{input()}, {true}, {v, g},
+      {{input()},
+       {true},
+       {v, g},
        [=](const Tensors& in) -> Tensors {
          const Tensor w = g * v / v.norm(2, {1}, true);  // used twice
          return {torch::tanh(in[0].mm(w)).mm(w)};
@@ -143,7 +153,9 @@ TEST(StageGraph, WeightsThatAreComputed) {
 TEST(StageGraph, OutputsThatPassOrNeedNoInput) {
   const Tensor w = weight({4, 4}, 3), b = weight({5, 4}, 4);
   expect_same(
-      {{input(), input() * 2}, {true, true}, {w, b},
+      {{input(), input() * 2},
+       {true, true},
+       {w, b},
        [=](const Tensors& in) -> Tensors {
          return {in[1], in[0].mm(w) + b.exp(), b * 3, in[0].detach()};
        }},
@@ -153,7 +165,9 @@ TEST(StageGraph, OutputsThatPassOrNeedNoInput) {
 TEST(StageGraph, GradientsThatAreMissing) {
   const Tensor w = weight({4, 4}, 3), u = weight({4, 4}, 4);
   expect_same(
-      {{input(), input() * 2}, {true, true}, {w, u},
+      {{input(), input() * 2},
+       {true, true},
+       {w, u},
        [=](const Tensors& in) -> Tensors {
          return {in[0].mm(w), in[1].mm(u)};
        }},
@@ -163,7 +177,9 @@ TEST(StageGraph, GradientsThatAreMissing) {
 TEST(StageGraph, InputsWithoutGradient) {
   const Tensor w = weight({4, 4}, 3);
   expect_same(
-      {{input(), input() > 0}, {false, false}, {w},
+      {{input(), input() > 0},
+       {false, false},
+       {w},
        [=](const Tensors& in) -> Tensors { return {in[0].mm(w) * in[1]}; }},
       {gradient()});
 }
@@ -187,8 +203,8 @@ TEST(StageGraph, ChangesInPlace) {
 
 // Computes both gradients at once, whatever is asked for.
 struct Whole : torch::autograd::Function<Whole> {
-  static Tensor forward(
-      torch::autograd::AutogradContext* context, Tensor x, Tensor w) {
+  static Tensor
+  forward(torch::autograd::AutogradContext* context, Tensor x, Tensor w) {
     context->save_for_backward({x, w});
     return x.mm(w);
   }
@@ -203,7 +219,9 @@ struct Whole : torch::autograd::Function<Whole> {
 TEST(StageGraph, FunctionsOfTheUser) {
   const Tensor w = weight({4, 4}, 3), u = weight({4, 4}, 4);
   expect_same(
-      {{input()}, {true}, {w, u},
+      {{input()},
+       {true},
+       {w, u},
        [=](const Tensors& in) -> Tensors {
          return {Whole::apply(torch::tanh(Whole::apply(in[0], w)), u)};
        }},
@@ -214,12 +232,20 @@ TEST(StageGraph, HooksSeeEachGradientOnce) {
   const Tensor w = weight({4, 4}, 3);
   int on_activation = 0;
   int on_weight = 0;
-  w.register_hook([&](const Tensor& g) { ++on_weight; return g; });
+  w.register_hook([&](const Tensor& g) {
+    ++on_weight;
+    return g;
+  });
   expect_same(
-      {{input()}, {true}, {w},
+      {{input()},
+       {true},
+       {w},
        [&](const Tensors& in) -> Tensors {
          Tensor y = in[0].mm(w);
-         y.register_hook([&](const Tensor& g) { ++on_activation; return g * 2; });
+         y.register_hook([&](const Tensor& g) {
+           ++on_activation;
+           return g * 2;
+         });
          return {torch::tanh(y)};
        }},
       {gradient()});
@@ -230,7 +256,9 @@ TEST(StageGraph, HooksSeeEachGradientOnce) {
 TEST(StageGraph, DeepGraphs) {
   const Tensor w = weight({4}, 3);
   expect_same(
-      {{input()}, {true}, {w},
+      {{input()},
+       {true},
+       {w},
        [=](const Tensors& in) -> Tensors {
          Tensor x = in[0] * w;
          for (int i = 0; i < 30000; ++i) x = x + 0.001;
@@ -250,7 +278,9 @@ TEST(StageGraph, WholeModels) {
       for (auto& p : layers.back().module->parameters()) weights.push_back(p);
     }
     expect_same(
-        {{parity::random({5, 6}, 1)}, {true}, weights,
+        {{parity::random({5, 6}, 1)},
+         {true},
+         weights,
          [=](const Tensors& in) {
            // An input that the first layer may change.
            Tensors tensors = {in[0] * 1.0};
@@ -267,7 +297,12 @@ Tensor counted(int& alive) {
   std::fill(values, values + 20, 0.5);
   ++alive;
   return torch::from_blob(
-      values, {5, 4}, [&alive, values](void*) { delete[] values; --alive; },
+      values,
+      {5, 4},
+      [&alive, values](void*) {
+        delete[] values;
+        --alive;
+      },
       torch::kFloat64);
 }
 

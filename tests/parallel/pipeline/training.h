@@ -20,10 +20,10 @@ using torch::Tensor;
 struct Plan {
   int steps = 3;
   int32_t microbatches = 5;
-  int64_t rows = 3;             // of a microbatch
-  bool uneven = false;          // the last one is smaller
-  bool growing = false;         // rows change from step to step, and back
-  bool evaluate = false;        // between the steps
+  int64_t rows = 3;       // of a microbatch
+  bool uneven = false;    // the last one is smaller
+  bool growing = false;   // rows change from step to step, and back
+  bool evaluate = false;  // between the steps
 };
 
 inline int64_t rows_of(const Plan& plan, int step, int32_t microbatch) {
@@ -47,8 +47,9 @@ inline Pipeline::Loss loss_of(const Plan& plan, int step) {
   }
   return [=](const Tensors& outputs, int64_t microbatch) {
     const Tensor target = parity::random(
-        outputs[0].sizes(), 5000 + 1000 * static_cast<uint64_t>(step) +
-                                static_cast<uint64_t>(microbatch));
+        outputs[0].sizes(),
+        5000 + 1000 * static_cast<uint64_t>(step) +
+            static_cast<uint64_t>(microbatch));
     return (outputs[0] - target).square().sum() / static_cast<double>(samples);
   };
 }
@@ -65,8 +66,8 @@ inline void update(const Parameters& parameters) {
   }
 }
 
-inline void record_step(
-    parity::Record& record, const Parameters& parameters, double loss) {
+inline void
+record_step(parity::Record& record, const Parameters& parameters, double loss) {
   parity::NamedTensors gradients;
   for (const auto& [name, tensor] : parameters) {
     gradients[name] = tensor.grad();
@@ -74,8 +75,7 @@ inline void record_step(
   record.step(gradients, loss);
 }
 
-inline void record_end(
-    parity::Record& record, const Parameters& parameters) {
+inline void record_end(parity::Record& record, const Parameters& parameters) {
   for (const auto& [name, tensor] : parameters) {
     record.parameters[name] = tensor.detach().clone();
   }
@@ -96,8 +96,9 @@ inline Plan evaluation_of(const Plan& plan) {
 inline void record_evaluation(
     parity::Record& record, int step, const std::vector<Tensors>& outputs) {
   for (size_t m = 0; m < outputs.size(); ++m) {
-    record.buffers["evaluation " + std::to_string(step) + " " +
-                   std::to_string(m)] = outputs[m][0];
+    record.buffers
+        ["evaluation " + std::to_string(step) + " " + std::to_string(m)] =
+        outputs[m][0];
   }
 }
 
@@ -164,9 +165,13 @@ inline parity::Record on_ranks(
   options.ties = list.ties();
   options.copy_tied_values = true;
   Pipeline pipeline(
-      group, schedule,
-      build_stages(list, cut_evenly(list, schedule.num_stages()),
-                   schedule.rank_of_stage, group.rank()),
+      group,
+      schedule,
+      build_stages(
+          list,
+          cut_evenly(list, schedule.num_stages()),
+          schedule.rank_of_stage,
+          group.rank()),
       options);
   Parameters parameters;
   for (const auto& stage : pipeline.stages()) {
@@ -181,9 +186,11 @@ inline parity::Record on_ranks(
     record_step(record, parameters, sum_of(result.losses));
     if (plan.evaluate) {
       record_evaluation(
-          record, step,
-          pipeline.evaluate(first ? batch_of(evaluation_of(plan), step)
-                                  : std::vector<Tensors>{}));
+          record,
+          step,
+          pipeline.evaluate(
+              first ? batch_of(evaluation_of(plan), step)
+                    : std::vector<Tensors>{}));
     }
     update(parameters);
   }

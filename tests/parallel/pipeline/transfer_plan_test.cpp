@@ -29,7 +29,8 @@ std::string label(const TransferPlan& plan, const PairMessage& message) {
 }
 
 // Runs the ranks with a channel per pair on which nothing overtakes: a message
-// passes when it is next on both sides. Ranks post receives as late as they may.
+// passes when it is next on both sides. Ranks post receives as late as they
+// may.
 void expect_no_halt(const Schedule& schedule) {
   const auto plans = plans_of(schedule);
   std::vector<size_t> next(plans.size(), 0);
@@ -97,8 +98,7 @@ TEST(TransferPlan, BothSidesOfAPairHaveOneOrder) {
 }
 
 TEST(TransferPlan, LastBackwards) {
-  const auto plan =
-      plan_transfers(schedules::named("zb-v", 2, 4), 0);
+  const auto plan = plan_transfers(schedules::named("zb-v", 2, 4), 0);
   std::map<int32_t, std::string> last;
   for (const auto& planned : plan.actions) {
     if (!planned.last_backward) continue;
@@ -111,11 +111,16 @@ TEST(TransferPlan, LastBackwards) {
 
 TEST(TransferPlan, EvaluationOfAnyPlacement) {
   const std::vector<std::vector<int32_t>> placements = {
-      {0}, {0, 1, 2}, {0, 1, 0, 1}, {0, 1, 1, 0}, {0, 0, 1}, {2, 0, 1, 0, 0, 2},
+      {0},
+      {0, 1, 2},
+      {0, 1, 0, 1},
+      {0, 1, 1, 0},
+      {0, 0, 1},
+      {2, 0, 1, 0, 0, 2},
       {1, 0, 0, 1, 1, 0}};
   for (const auto& placement : placements) {
-    const int32_t ranks = 1 + *std::max_element(
-                                  placement.begin(), placement.end());
+    const int32_t ranks =
+        1 + *std::max_element(placement.begin(), placement.end());
     const Schedule schedule = forward_schedule(placement, ranks, 5);
     std::set<std::string> actions;
     for (const auto& list : schedule.ranks) {
@@ -130,8 +135,9 @@ TEST(TransferPlan, MissingActionIsNamed) {
   Schedule schedule = schedules::named("gpipe", 2, 2);
   schedule.ranks[0].erase(schedule.ranks[0].begin());
   EXPECT_NE(
-      error_text<ConfigError>([&] { plan_transfers(schedule, 1); })
-          .find("1F0 needs the forward of stage 0, microbatch 0"),
+      error_text<ConfigError>([&] {
+        plan_transfers(schedule, 1);
+      }).find("1F0 needs the forward of stage 0, microbatch 0"),
       std::string::npos);
 }
 
