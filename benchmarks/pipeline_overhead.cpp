@@ -10,7 +10,8 @@
 //        with those times and transfers that take none.
 // real:  blocks of linear layers on 2 ranks, one thread each. The ideal is the
 //        schedule with the times that each stage takes without the executor and
-//        without transfers, measured on both ranks at once.
+//        without transfers: medians, measured on both ranks at once before each
+//        step, since a machine is not equally quick all the time.
 //
 // Ranks are threads of this process. A step's time is that of the slowest rank;
 // a ratio is one step's time over the ideal.
@@ -57,14 +58,21 @@ struct Result {
   std::string part;
   std::string kind;
   int32_t ranks = 0;
-  double ideal_seconds = 0;
+  std::vector<double> ideals;   // of each step, in seconds
   std::vector<double> seconds;  // of each step
 
-  double ratio(double of) const {
-    auto sorted = seconds;
+  std::vector<double> ratios() const {
+    std::vector<double> sorted;
+    for (size_t i = 0; i < seconds.size(); ++i) {
+      sorted.push_back(seconds[i] / ideals[i]);
+    }
     std::sort(sorted.begin(), sorted.end());
-    const auto last = static_cast<double>(sorted.size() - 1);
-    return sorted[static_cast<size_t>(of * last)] / ideal_seconds;
+    return sorted;
+  }
+  double ratio(double of) const {
+    const auto sorted = ratios();
+    return sorted[static_cast<size_t>(
+        of * static_cast<double>(sorted.size() - 1))];
   }
 };
 
@@ -174,22 +182,26 @@ Tensor loss_of(const Tensors& outputs) {
   return outputs[0].square().mean();
 }
 
-// The least time of each action of a stage, without pipeline. Other work of the
-// machine only adds.
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// The median time of each action of a stage, without pipeline.
 StageCost
 measure_stage(const PipelineStage& stage, bool last, const Settings& settings) {
-  StageCost cost{1e9, 1e9, 1e9, 1e9, 0};
+  std::vector<double> forward, backward, input, weight;
   const Tensor x = torch::randn({settings.rows, settings.width});
-  const auto timed = [](double& least, const auto& call) {
+  const auto timed = [](std::vector<double>& times, const auto& call) {
     const auto start = Clock::now();
     call();
-    least = std::min(least, seconds_since(start));
+    times.push_back(seconds_since(start));
   };
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 7; ++round) {
     for (bool split : {false, true}) {
       pipeline::StageGraph graph;
       Tensors gradients;
-      timed(cost.forward, [&] {
+      timed(forward, [&] {
         const auto in = graph.track(
             {x}, {{torch::kFloat32, x.sizes().vec(), stage.stage > 0}});
         Tensors out = run_stage(stage, in);
@@ -198,14 +210,14 @@ measure_stage(const PipelineStage& stage, bool last, const Settings& settings) {
         gradients = {torch::ones_like(out[0].detach())};
       });
       if (split) {
-        timed(cost.backward_input, [&] { graph.backward_input(gradients); });
-        timed(cost.backward_weight, [&] { graph.backward_weight(); });
+        timed(input, [&] { graph.backward_input(gradients); });
+        timed(weight, [&] { graph.backward_weight(); });
       } else {
-        timed(cost.backward, [&] { graph.backward(gradients); });
+        timed(backward, [&] { graph.backward(gradients); });
       }
     }
   }
-  return cost;
+  return {median(forward), median(backward), median(input), median(weight), 0};
 }
 
 // Every stage's costs, on every rank.
@@ -261,12 +273,13 @@ run(const std::string& part,
               schedule.rank_of_stage,
               world.rank());
         };
-        const auto costs =
-            waits ? waiting_costs(settings, schedule.num_stages())
-                  : measure(world, build(), schedule.num_stages(), settings);
-        if (world.rank() == 0) {
-          result.ideal_seconds = time_schedule(schedule, costs).makespan;
-        }
+        const auto alone = build();
+        const auto ideal = [&] {
+          const auto costs =
+              waits ? waiting_costs(settings, schedule.num_stages())
+                    : measure(world, alone, schedule.num_stages(), settings);
+          return time_schedule(schedule, costs).makespan;
+        };
         Pipeline pipeline(world.group(), schedule, build());
         std::vector<Tensors> batch;
         if (pipeline.has_first_stage()) {
@@ -275,6 +288,7 @@ run(const std::string& part,
           }
         }
         for (int step = 0; step <= settings.steps; ++step) {
+          const double least = ideal();
           world.group().barrier();
           const auto start = Clock::now();
           pipeline.step(batch, [](const Tensors& outputs, int64_t) {
@@ -284,12 +298,21 @@ run(const std::string& part,
               torch::tensor({seconds_since(start)}, torch::kFloat64);
           world.group().all_reduce(seconds, ReduceOp::max);
           if (world.rank() == 0 && step > 0) {  // the first one warms up
+            result.ideals.push_back(least);
             result.seconds.push_back(seconds.item<double>());
           }
         }
       },
       settings.comm);
   return result;
+}
+
+std::string list(const std::vector<double>& values) {
+  std::string text;
+  for (double value : values) {
+    text += (text.empty() ? "" : ", ") + std::to_string(value);
+  }
+  return "[" + text + "]";
 }
 
 void write_json(const std::string& path, const std::vector<Result>& results) {
@@ -299,12 +322,9 @@ void write_json(const std::string& path, const std::vector<Result>& results) {
     const Result& r = results[i];
     out << (i == 0 ? "\n" : ",\n") << " {\"part\": \"" << r.part
         << "\", \"schedule\": \"" << r.kind << "\", \"ranks\": " << r.ranks
-        << ", \"ideal_seconds\": " << r.ideal_seconds
-        << ", \"step_seconds\": [";
-    for (size_t s = 0; s < r.seconds.size(); ++s) {
-      out << (s == 0 ? "" : ", ") << r.seconds[s];
-    }
-    out << "], \"ratio\": {\"min\": " << r.ratio(0)
+        << ", \"ideal_seconds\": " << list(r.ideals)
+        << ", \"step_seconds\": " << list(r.seconds)
+        << ", \"ratio\": {\"min\": " << r.ratio(0)
         << ", \"median\": " << r.ratio(0.5) << ", \"max\": " << r.ratio(1)
         << "}}";
   }
@@ -355,7 +375,7 @@ void run_all(const Arguments& arguments) {
             part.c_str(),
             kind.c_str(),
             r.ranks,
-            1e3 * r.ideal_seconds,
+            1e3 * median(r.ideals),
             r.ratio(0.5),
             r.ratio(0),
             r.ratio(1));
