@@ -34,6 +34,7 @@ std::unique_ptr<CLI::App> make_tree(Action& action) {
        {add_train,
         add_run,
         add_verify,
+        add_compare,
         add_export,
         add_bench,
         add_schedule,

@@ -19,6 +19,7 @@ using Action = std::function<int()>;
 void add_train(CLI::App& app, Action& action);
 void add_run(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
+void add_compare(CLI::App& app, Action& action);
 void add_export(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_schedule(CLI::App& app, Action& action);

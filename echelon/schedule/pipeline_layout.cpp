@@ -62,8 +62,8 @@ void bind(config::Section& section, PipelineLayout& options) {
       .field(
           "microbatches",
           options.microbatches,
-          "pieces of a batch that pass the pipeline one after the other; 0: 4 "
-          "for each pipeline rank")
+          "pieces of a batch that pass the pipeline one after the other; 0: as "
+          "many as divide it, up to 4 for each pipeline rank")
       .at_least(0)
       .at_most(1 << 20);
   section

@@ -8,8 +8,10 @@
 
 #include "echelon/error.h"
 #include "echelon/layout/layout.h"
+#include "echelon/layout/partition.h"
 #include "echelon/models/check_weights.h"
 #include "echelon/models/parameter_list.h"
+#include "echelon/train/pipeline_schedule.h"
 
 namespace echelon {
 namespace {
@@ -28,6 +30,8 @@ class Checker {
 
   JobFacts run() {
     check_layout();
+    if (job_.layout.pp > 1) check_pipeline();
+    if (!job_.model.devices.empty()) check_devices();
     check_batch();
     check_length();
     check_optimizer();
@@ -57,10 +61,13 @@ class Checker {
   }
 
   void check_layout() {
-    for (const char* axis : {"fsdp", "tp", "pp", "cp", "ep"}) {
+    for (const char* axis : {"fsdp", "tp", "cp", "ep"}) {
       const std::string key = std::string("layout.") + axis;
       if (document_.entry(key).value != "1") {
-        fail(key, "this version has data parallelism alone; use dp instead");
+        fail(
+            key,
+            "this version has data and pipeline parallelism; use dp or pp "
+            "instead");
       }
     }
     if (num_ranks_ < 1) {
@@ -73,6 +80,95 @@ class Checker {
     }
   }
 
+  void check_pipeline() {
+    if (job_.train.accumulate > 1) {
+      fail(
+          "train.accumulate",
+          "a pipeline accumulates over its microbatches; leave it out and set "
+          "[layout] microbatches");
+    }
+    if (!job_.model.devices.empty()) {
+      fail(
+          "model.devices",
+          "a rank of a pipeline drives one device; set either [layout] pp or "
+          "devices");
+    }
+    Schedule schedule;
+    try {
+      schedule = pipeline_schedule(job_);
+    } catch (const ConfigError& error) {
+      throw ConfigError(
+          place(
+              job_.pipeline.schedule_file.empty() ? "layout.schedule"
+                                                  : "layout.schedule_file") +
+          error.what());
+    }
+    microbatches_ = schedule.num_microbatches;
+    check_cut(
+        "layout.pp",
+        schedule.num_stages(),
+        schedule.num_stages() == job_.layout.pp
+            ? "stages"
+            : "stages, " + number(schedule.num_stages() / job_.layout.pp) +
+                  " on each rank");
+  }
+
+  // Whether the model's layers can be cut into so many slices.
+  void check_cut(
+      const std::string& key, int64_t slices, const std::string& what) {
+    const auto layers = list_layers(job_.model);
+    const auto count = static_cast<int64_t>(layers.size());
+    if (slices > count) {
+      fail(
+          key,
+          "makes " + number(slices) + " " + what + ", but " + job_.model.name +
+              " has " + number(count) + " layers; at most " + number(count));
+    }
+    if (job_.model.cut.empty()) return;
+    try {
+      cut_at(layers, job_.model.cut, static_cast<size_t>(slices));
+    } catch (const ConfigError& error) {
+      throw ConfigError(place("model.cut") + "[model] " + error.what());
+    }
+  }
+
+  void check_devices() {
+    const auto& model = job_.model;
+    const bool gpus = ::access("/dev/nvidiactl", F_OK) == 0;
+    for (const auto& device : model.devices) {
+      const bool cuda = device.rfind("cuda:", 0) == 0 && device.size() > 5 &&
+                        device.size() < 9 &&
+                        device.find_first_not_of("0123456789", 5) ==
+                            std::string::npos;
+      if (device != "cpu" && !cuda) {
+        fail(
+            "model.devices",
+            "\"" + device + "\" is not a device; write \"cpu\" or \"cuda:0\"");
+      }
+      if (cuda && !gpus) {
+        fail(
+            "model.devices",
+            "this machine shows no NVIDIA GPU; use \"cpu\", as often as the "
+            "model is to be cut");
+      }
+    }
+    if (!model.device_bytes.empty() &&
+        model.device_bytes.size() != model.devices.size()) {
+      fail(
+          "model.device_bytes",
+          "must have an entry for each of the " +
+              number(static_cast<int64_t>(model.devices.size())) +
+              " devices, or none");
+    }
+    check_cut(
+        "model.devices", static_cast<int64_t>(model.devices.size()), "slices");
+  }
+
+  // Passes of one step over the parameters, each with its part of the batch.
+  int64_t passes_per_step() const {
+    return job_.layout.pp > 1 ? microbatches_ : job_.train.accumulate;
+  }
+
   void check_batch() {
     const auto& train = job_.train;
     const int64_t degree = job_.layout.data_degree();
@@ -81,32 +177,39 @@ class Checker {
       return;
     }
     int64_t divisor = 0;
-    if (__builtin_mul_overflow(degree, train.accumulate, &divisor) ||
+    if (__builtin_mul_overflow(degree, passes_per_step(), &divisor) ||
         divisor > train.batch) {
-      const std::string rule = "is less than 1 sample for each of " +
-                               ranks(degree) + passes() + "; ";
+      const std::string rule =
+          "is less than 1 sample for each of " + shares(degree) + "; ";
       fail(
           "train.batch",
           rule + (divisor > 0 && divisor <= 1 << 30
                       ? "the smallest batch is " + number(divisor)
-                      : "lower accumulate"));
+                      : "lower " + passes_name()));
     }
     if (train.batch % divisor == 0) return;
     const int64_t below = train.batch / divisor * divisor;
     fail(
         "train.batch",
-        "does not divide by " + ranks(degree) + passes() +
-            (train.accumulate > 1 ? " = " + number(divisor) : "") + "; " +
+        "does not divide by " + shares(degree) +
+            (degree > 1 && passes_per_step() > 1 ? " = " + number(divisor)
+                                                 : "") +
+            "; " +
             number(below) + " or " + number(below + divisor) + " does");
   }
 
   static std::string ranks(int64_t degree) {
     return number(degree) + (degree == 1 ? " rank" : " ranks");
   }
-  std::string passes() const {
-    return job_.train.accumulate == 1
-               ? ""
-               : " * accumulate " + number(job_.train.accumulate);
+  // "2 ranks * microbatches 4", "microbatches 4"
+  std::string shares(int64_t degree) const {
+    const int64_t passes = passes_per_step();
+    if (passes == 1) return ranks(degree);
+    const std::string name = passes_name() + " " + number(passes);
+    return degree == 1 ? name : ranks(degree) + " * " + name;
+  }
+  std::string passes_name() const {
+    return job_.layout.pp > 1 ? "microbatches" : "accumulate";
   }
 
   void check_rank_batch() {
@@ -132,11 +235,11 @@ class Checker {
               "; set batch = " + number(sum) + " or change the entries");
     }
     for (int64_t batch : train.rank_batch) {
-      if (batch % train.accumulate != 0) {
+      if (batch % passes_per_step() != 0) {
         fail(
             "train.rank_batch",
-            number(batch) + " does not divide by accumulate " +
-                number(train.accumulate) + "; each entry must");
+            number(batch) + " does not divide by " + passes_name() + " " +
+                number(passes_per_step()) + "; each entry must");
       }
     }
   }
@@ -297,6 +400,7 @@ class Checker {
   const Job& job_;
   int64_t num_ranks_;
   config::Document document_;
+  int64_t microbatches_ = 1;
 };
 
 }  // namespace
@@ -347,6 +451,25 @@ std::vector<std::string> find_unused(const Job& job) {
       model.rfind("resnet", 0) == 0,
       "with model \"" + model + "\"",
       {"model.sync_batch_norm"});
+
+  const bool pipeline = job.layout.pp > 1;
+  unless(
+      pipeline,
+      "without a pipeline (pp is 1)",
+      {"layout.microbatches",
+       "layout.schedule",
+       "layout.stages_per_rank",
+       "layout.schedule_file"});
+  unless(
+      pipeline || !job.model.devices.empty(),
+      "without a pipeline or devices",
+      {"model.cut"});
+  unless(
+      (pipeline || !job.model.devices.empty()) && job.model.cut.empty(),
+      job.model.cut.empty() ? "without a pipeline or devices" : "with cut",
+      {"model.balance"});
+  unless(
+      !job.model.devices.empty(), "without devices", {"model.device_bytes"});
 
   const auto& data = job.data.name;
   const std::string by_data = "with data \"" + data + "\"";

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +13,9 @@
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/data/dataset.h"
+#include "echelon/models/layer_list.h"
 #include "echelon/models/network.h"
+#include "echelon/models/parameter_list.h"
 #include "echelon/optim/clip.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/data/distributed_data_parallel.h"
@@ -40,12 +43,12 @@ class ParallelModel {
 
   /// Forward and backward over this rank's part of a global batch, in
   /// microbatches; on return the gradients are those of the mean loss over the
-  /// global batch. `recorder` may be null.
+  /// global batch.
   ///
   /// `count_samples` asks the other ranks how many samples there are; needed
   /// when a rank may have left some out. Otherwise batch.global_count says it.
-  virtual Score forward_backward(
-      const Batch& batch, bool count_samples, Recorder* recorder) = 0;
+  virtual Score
+  forward_backward(const Batch& batch, bool count_samples) = 0;
 
   /// The model as it is, without gradients, in evaluation mode.
   virtual Score evaluate(const Batch& batch) = 0;
@@ -54,8 +57,8 @@ class ParallelModel {
   /// the same on all ranks of one pipeline.
   virtual std::optional<NonFinite> find_nonfinite(const Batch& batch) = 0;
 
-  /// The parameters that this rank updates, by the whole model's names, each
-  /// tensor once.
+  /// The parameters that this rank updates, by name, each tensor once. One that
+  /// is tied to an earlier layer of another part has its own name here.
   virtual NamedTensors parameters() const = 0;
   /// Parameters and buffers that live here, as a state dict has them.
   virtual NamedTensors state() const = 0;
@@ -68,14 +71,46 @@ class ParallelModel {
   virtual std::vector<std::string> describe() const { return {}; }
 };
 
-/// Builds what job.layout asks for. Every rank of the world calls. Throws what
-/// the model, its weights and the strategy's constructor throw.
-std::unique_ptr<ParallelModel> make_parallel_model(
+/// A model to train: its layers, and every parameter and buffer by name, in the
+/// order of a state dict; tied ones once, by the first of their names.
+struct ModelSource {
+  LayerList layers;
+  std::vector<ParameterInfo> parameters;
+  std::vector<int64_t> input_shape;  // of one sample
+  /// The other names of tied parameters, and the first one of each.
+  std::map<std::string, std::string> first_names;
+
+  /// The name in `parameters` of the tensor that a part calls `name`.
+  const std::string& first_name(const std::string& name) const;
+
+  /// Elements of all parameters, buffers left out.
+  int64_t num_parameters() const;
+};
+
+/// The model that job.model names.
+ModelSource model_source(
+    const Job& job, const std::vector<int64_t>& input_shape, int64_t classes);
+/// A user's own list, whose first layer takes [batch, *input_shape] and whose
+/// last returns [batch, classes]. Ties that were not declared are found.
+ModelSource model_source(
     const Job& job,
-    const std::vector<int64_t>& input_shape,
-    int64_t classes,
-    const MeshGroups& groups,
-    torch::Device device);
+    const LayerList& layers,
+    const std::vector<int64_t>& input_shape);
+
+/// What a model is built from, beside the job.
+struct ModelPlace {
+  const ModelSource& source;
+  World& world;
+  const MeshGroups& groups;  // of the job's layout
+  Recorder* recorder = nullptr;  // gets the spans of forward and backward
+};
+
+/// Builds what job.layout asks for. Every rank of the world calls (the ranks of
+/// place.groups alone when the layout is one device). Throws what the model, its
+/// weights and the strategy's constructor throw. What `place` refers to outlives
+/// the result.
+std::unique_ptr<ParallelModel>
+make_parallel_model(const Job& job, const ModelPlace& place);
 
 /// A batch on `device`, its inputs in `dtype`.
 Batch prepared(const Batch& batch, torch::Device device, torch::Dtype dtype);
@@ -86,16 +121,20 @@ loss_sum_of(const torch::Tensor& scores, const torch::Tensor& targets);
 int64_t
 count_correct(const torch::Tensor& scores, const torch::Tensor& targets);
 
+/// Floating-point parameters and buffers; Module::to would turn the counters of
+/// batches into floating point as well.
+void to_dtype(torch::nn::Module& module, torch::Dtype dtype);
+
 /// "float64" -> torch::kFloat64.
 torch::Dtype dtype_of(const std::string& name);
 
 /// One constructor per strategy; make_parallel_model chooses.
-std::unique_ptr<ParallelModel> make_data_parallel_model(
-    const Job& job,
-    const std::vector<int64_t>& input_shape,
-    int64_t classes,
-    const MeshGroups& groups,
-    torch::Device device);
+std::unique_ptr<ParallelModel>
+make_data_parallel_model(const Job& job, const ModelPlace& place);
+std::unique_ptr<ParallelModel>
+make_placed_model(const Job& job, const ModelPlace& place);
+std::unique_ptr<ParallelModel>
+make_pipeline_model(const Job& job, const ModelPlace& place);
 
 /// What data parallelism does with the gradients of one part of the model.
 DistributedDataParallelOptions data_parallel_options(const Job& job);

@@ -6,6 +6,7 @@
 #include "echelon/timeline/recorder.h"
 #include "echelon/timeline/report.h"
 #include "echelon/train/gather_spans.h"
+#include "echelon/train/pipeline_schedule.h"
 
 namespace echelon {
 namespace {
@@ -46,6 +47,19 @@ std::vector<std::pair<std::string, std::string>> facts(
   list.emplace_back("Parameters", grouped(summary.num_parameters));
   list.emplace_back("Data", job.data.name);
   list.emplace_back("Layout", to_string(job.layout));
+  if (job.layout.pp > 1) {
+    const std::string name = job.pipeline.schedule_file.empty()
+                                 ? job.pipeline.schedule
+                                 : job.pipeline.schedule_file;
+    list.emplace_back(
+        "Pipeline", name + ", " + std::to_string(microbatches_of(job)) +
+                        " microbatches");
+  }
+  for (const auto& line : summary.cut) {
+    const size_t colon = line.find(": ");
+    if (colon == std::string::npos) continue;  // the sum of all
+    list.emplace_back(line.substr(0, colon), line.substr(colon + 2));
+  }
   list.emplace_back("Ranks", std::to_string(world.size()) + " (" +
                                  job.train.ranks + ", " + world.backend() +
                                  ")");

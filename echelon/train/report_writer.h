@@ -18,6 +18,7 @@ struct RunSummary {
   std::vector<StepMetrics> steps;              // rank 0
   std::vector<EvaluationMetrics> evaluations;
   int64_t num_parameters = 0;
+  std::vector<std::string> cut;                // ParallelModel::describe()
   int64_t skipped = 0;                         // samples left out
   std::string outcome;                         // empty: finished
 };

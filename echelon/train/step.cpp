@@ -10,14 +10,9 @@ int64_t total_steps(const Job& job, int64_t batches_per_epoch) {
 }
 
 TrainingState::TrainingState(
-    const Job& job,
-    const std::vector<int64_t>& input_shape,
-    int64_t classes,
-    int64_t total_steps,
-    const MeshGroups& groups,
-    torch::Device device)
+    const Job& job, const ModelPlace& place, int64_t total_steps)
     : options_(job.optimizer),
-      model_(make_parallel_model(job, input_shape, classes, groups, device)),
+      model_(make_parallel_model(job, place)),
       optimizer_(make_optimizer(job.optimizer, model_->parameters())),
       schedule_(job.optimizer, total_steps) {}
 

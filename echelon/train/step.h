@@ -5,9 +5,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
-#include "echelon/comm/mesh_groups.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/learning_rate.h"
 #include "echelon/timeline/recorder.h"
@@ -22,12 +20,7 @@ class TrainingState {
   /// Every rank of the world calls. Loads [model] weights when set. Throws what
   /// the model, its weights, the strategy and the optimizer throw.
   TrainingState(
-      const Job& job,
-      const std::vector<int64_t>& input_shape,
-      int64_t classes,
-      int64_t total_steps,
-      const MeshGroups& groups,
-      torch::Device device);
+      const Job& job, const ModelPlace& place, int64_t total_steps);
 
   ParallelModel& model() { return *model_; }
   const Optimizer& optimizer() const { return *optimizer_; }

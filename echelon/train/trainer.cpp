@@ -77,9 +77,9 @@ class Loop {
   Loader loader_;
   int64_t total_steps_;
   int64_t classes_;
-  std::vector<ParameterInfo> parameters_;  // of the whole model
-  TrainingState state_;
+  ModelSource source_;
   Recorder recorder_;
+  TrainingState state_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<Progress> progress_;
   std::vector<StepMetrics> steps_;
@@ -118,20 +118,22 @@ Loop::Loop(const Job& job, World& world, std::filesystem::path folder)
       total_steps_(total_steps(job, loader_.batches_per_epoch())),
       classes_(job.model.classes > 0 ? job.model.classes
                                      : data_.train->spec().classes),
-      parameters_(list_parameters(
-          job.model, data_.train->spec().input_shape, classes_)),
-      state_(
-          job, data_.train->spec().input_shape, classes_, total_steps_,
-          groups_, world.device()),
+      source_(
+          model_source(job, data_.train->spec().input_shape, classes_)),
       // The first steps are not typical: buckets are cut anew, memory is new.
       recorder_(
           world.rank(), total_steps_ > job.train.timeline_steps + 3 ? 3 : 0,
-          job.train.timeline_steps) {
+          job.train.timeline_steps),
+      state_(
+          job,
+          {source_, world_, groups_, &recorder_},
+          total_steps_) {
   if (!first()) return;
   metrics_ = std::make_unique<MetricsWriter>(folder_ / "metrics.jsonl");
   ProgressOptions options = progress_options_for(1);
   options.every = job.train.log_every;
   progress_ = std::make_unique<Progress>(total_steps_, options);
+  for (const auto& line : state_.model().describe()) progress_->message(line);
 }
 
 TrainResult Loop::run() {
@@ -174,8 +176,8 @@ bool Loop::one_step(Position position) {
   }
   if (!batch) return false;
   const double loaded = seconds();
-  const Score score = state_.model().forward_backward(
-      *batch, data_.train->may_skip(), &recorder_);
+  const Score score =
+      state_.model().forward_backward(*batch, data_.train->may_skip());
   const StepSums sums = share_sums(score, batch->skipped, seconds() - started);
   for (const auto& reason : batch->skip_reasons) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
@@ -361,7 +363,8 @@ void Loop::finish() {
   if (first()) progress_->finish();
   const auto folder = folder_ / "checkpoints";
   const auto weights =
-      gather_state(state_.model(), parameters_, groups_, world_.device());
+      gather_state(
+          state_.model(), source_.parameters, groups_, world_.device());
   if (first()) {
     keeping(folder_, [&] {
       std::filesystem::create_directories(folder);
@@ -375,11 +378,8 @@ void Loop::finish() {
   summary.evaluations = evaluations_;
   summary.skipped = skipped_;
   if (stop_) summary.outcome = "stopped by the user";
-  for (const auto& info : parameters_) {
-    if (info.kind == ParameterInfo::Kind::parameter) {
-      summary.num_parameters += info.num_elements();
-    }
-  }
+  summary.cut = state_.model().describe();
+  summary.num_parameters = source_.num_parameters();
   keeping(folder_, [&] {
     write_run_report(job_, world_, folder_, recorder_.take(), summary);
   });

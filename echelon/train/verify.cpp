@@ -12,6 +12,7 @@
 #include "echelon/data/loader.h"
 #include "echelon/error.h"
 #include "echelon/models/parameter_list.h"
+#include "echelon/train/pipeline_schedule.h"
 #include "echelon/train/step.h"
 
 namespace echelon {
@@ -28,13 +29,14 @@ struct Snapshot {
 /// The job's steps as the layout of `groups` does them.
 class Run {
  public:
-  Run(const Job& job, const TrainingData& data, const MeshGroups& groups,
-      int64_t classes, torch::Device device, int64_t steps)
+  Run(const Job& job, const TrainingData& data, const ModelPlace& place,
+      int64_t steps)
       : data_(data),
-        loader_(*data.train, loader_options(job, data, groups)),
-        state_(job, data.train->spec().input_shape, classes,
-               std::max(steps, total_steps(job, loader_.batches_per_epoch())),
-               groups, device) {}
+        loader_(*data.train, loader_options(job, data, place.groups)),
+        source_(place.source),
+        state_(
+            job, place,
+            std::max(steps, total_steps(job, loader_.batches_per_epoch()))) {}
 
   Snapshot step(int64_t index, const std::string& planted) {
     auto batch = loader_.next();
@@ -48,7 +50,8 @@ class Run {
     snapshot.loss_sum = score.loss_sum;
     snapshot.count = static_cast<double>(score.count);
     const NamedTensors parameters = state_.model().parameters();
-    for (const auto& [name, parameter] : parameters) {
+    for (const auto& [own_name, parameter] : parameters) {
+      const std::string& name = source_.first_name(own_name);
       auto& gradient = parameter.mutable_grad();
       if (gradient.defined() && name == planted) gradient.mul_(2);
       snapshot.gradients[name] =
@@ -56,7 +59,7 @@ class Run {
     }
     state_.update(index, false, nullptr);
     for (const auto& [name, parameter] : parameters) {
-      snapshot.parameters[name] = parameter.detach().clone();
+      snapshot.parameters[source_.first_name(name)] = parameter.detach().clone();
     }
     return snapshot;
   }
@@ -64,8 +67,7 @@ class Run {
  private:
   Score forward_backward(const Batch& batch) {
     const torch::AutoGradMode grad(true);
-    return state_.model().forward_backward(
-        batch, data_.train->may_skip(), nullptr);
+    return state_.model().forward_backward(batch, data_.train->may_skip());
   }
 
   static LoaderOptions loader_options(
@@ -84,6 +86,7 @@ class Run {
 
   const TrainingData& data_;
   Loader loader_;
+  const ModelSource& source_;
   TrainingState state_;
   int64_t epoch_ = 0;
 };
@@ -126,14 +129,10 @@ std::vector<double> compare(
   return differences;
 }
 
-std::vector<ParameterInfo> trained_parameters(
-    const Job& job, const TrainingData& data, int64_t classes) {
+std::vector<ParameterInfo> trained_parameters(const ModelSource& source) {
   std::vector<ParameterInfo> list;
-  for (auto& info : list_parameters(
-           job.model, data.train->spec().input_shape, classes)) {
-    if (info.kind == ParameterInfo::Kind::parameter) {
-      list.push_back(std::move(info));
-    }
+  for (const auto& info : source.parameters) {
+    if (info.kind == ParameterInfo::Kind::parameter) list.push_back(info);
   }
   return list;
 }
@@ -145,14 +144,21 @@ bool has_batch_norm(const Job& job) {
 }  // namespace
 
 VerifyResult verify(
-    const Job& given, World& world, const VerifyOptions& options) {
+    const Job& given,
+    World& world,
+    const VerifyOptions& options,
+    const LayerList* layers) {
   Job job = given;
   job.model.dtype = "float64";
   const MeshGroups groups(world, job.layout);
   const TrainingData data = open_data(job.data, job.train.seed);
   const int64_t classes = job.model.classes > 0 ? job.model.classes
                                                 : data.train->spec().classes;
-  const auto list = trained_parameters(job, data, classes);
+  const auto shape = data.train->spec().input_shape;
+  const ModelSource source = layers == nullptr
+      ? model_source(job, shape, classes)
+      : model_source(job, *layers, shape);
+  const auto list = trained_parameters(source);
   const MeshGroups alone = MeshGroups::alone(world);
 
   std::unique_ptr<Run> reference;
@@ -160,10 +166,16 @@ VerifyResult verify(
     Job one = job;
     one.layout = Layout{};
     one.train.accumulate = 1;
+    one.model.devices.clear();
     reference = std::make_unique<Run>(
-        one, data, alone, classes, world.device(), options.steps);
+        one, data,
+        ModelPlace{source, world, alone},
+        options.steps);
   }
-  Run layout(job, data, groups, classes, world.device(), options.steps);
+  Run layout(
+      job, data,
+      ModelPlace{source, world, groups},
+      options.steps);
   std::vector<std::string> names;
   for (const auto& info : list) names.push_back(info.name);
   std::string planted = options.plant_error;
@@ -208,7 +220,13 @@ VerifyResult verify(
   result.passed = all.front().relative <= options.tolerance;
   all.resize(std::min<size_t>(all.size(), 10));
   result.worst = std::move(all);
-  if (!result.passed && world.size() > 1 && has_batch_norm(job) &&
+  if (!result.passed && job.layout.pp > 1 && has_batch_norm(job) &&
+      microbatches_of(job) > 1) {
+    result.hint =
+        "this model normalises by batch statistics, which a pipeline takes over "
+        "each microbatch; [layout] microbatches = 1 takes them over the batch";
+  } else if (
+      !result.passed && world.size() > 1 && has_batch_norm(job) &&
       !job.model.sync_batch_norm) {
     result.hint =
         "this model normalises by batch statistics, which each rank takes over "

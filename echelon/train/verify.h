@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
+#include "echelon/models/layer_list.h"
 #include "echelon/train/job.h"
 
 namespace echelon {
@@ -39,8 +40,14 @@ struct VerifyResult {
 /// update and parameters after it, by name, on every rank. Every rank of the
 /// world calls this and gets the same result. Random augmentations depend on
 /// the sample alone, so they agree.
+///
+/// `layers`: a list of the caller's own in place of job.model; its first layer
+/// takes the data's samples.
 VerifyResult verify(
-    const Job& job, World& world, const VerifyOptions& options);
+    const Job& job,
+    World& world,
+    const VerifyOptions& options,
+    const LayerList* layers = nullptr);
 
 /// As a table for people, the verdict in its last line, or as one JSON object.
 std::string to_text(const VerifyResult& result, const VerifyOptions& options);

@@ -13,6 +13,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "echelon/timeline/chrome_trace.h"
+
 namespace echelon {
 namespace {
 
@@ -95,6 +97,7 @@ TEST_F(CommandLine, HelpStartsWithExamples) {
         "train",
         "run",
         "verify",
+        "compare",
         "export",
         "bench",
         "bench collectives",
@@ -405,6 +408,29 @@ TEST_F(CommandLine, ExportPassesItsArguments) {
       "rank none of none: export runs/first out.safetensors\n");
   EXPECT_THAT(
       run("export runs/first nowhere/out.safetensors").err,
+      HasSubstr("make it first"));
+}
+
+TEST_F(CommandLine, CompareNeedsRunsThatEnded) {
+  write(folder_ / "runs/first/config.toml", "");
+  EXPECT_EQ(
+      run("compare runs/first").err,
+      "runs/first: is no run folder, it has no timeline.json; name a folder "
+      "that `echelon train` wrote to its end\n");
+  Timeline timeline{.title = "digits", .rank_names = {"rank 0"}};
+  timeline.spans = {
+      {.track = "compute",
+       .name = "forward",
+       .kind = SpanKind::forward,
+       .end_ns = 1000,
+       .step = 1}};
+  write_chrome_trace(folder_ / "runs/first/timeline.json", timeline);
+  const auto outcome = run("compare runs/first -o page.html --title 'A <b>'");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "report: page.html\n");
+  EXPECT_THAT(read(folder_ / "page.html"), HasSubstr("A &lt;b&gt;"));
+  EXPECT_THAT(
+      run("compare runs/first -o nowhere/page.html").err,
       HasSubstr("make it first"));
 }
 

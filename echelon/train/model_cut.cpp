@@ -1,0 +1,204 @@
+#include "echelon/train/model_cut.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <limits>
+#include <sstream>
+
+#include "echelon/layout/partition.h"
+#include "echelon/schedule/memory.h"
+#include "echelon/timeline/units.h"
+#include "echelon/train/parallel_model.h"
+
+namespace echelon {
+namespace {
+
+constexpr int kTimedRuns = 3;
+
+std::string number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof(text), "%.17g", value);
+  return text;
+}
+
+// Rank 0's numbers on every rank.
+std::vector<double> agree(std::vector<double> values, World& world) {
+  std::string text;
+  for (const double value : values) text += number(value) + " ";
+  std::istringstream agreed(world.exchange(text)[0]);
+  values.clear();
+  for (double value = 0; agreed >> value;) values.push_back(value);
+  return values;
+}
+
+Tensors random_tensors(
+    const std::vector<TensorSpec>& specs, torch::Device device) {
+  Tensors tensors;
+  for (const auto& spec : specs) {
+    const auto options = torch::dtype(spec.dtype).device(device);
+    tensors.push_back(
+        c10::isFloatingType(spec.dtype) ? torch::rand(spec.shape, options)
+                                        : torch::zeros(spec.shape, options));
+  }
+  return tensors;
+}
+
+// One forward and backward; the outputs, detached, go to the next layer.
+Tensors run_once(const BuiltLayer& layer, const Tensors& given) {
+  Tensors inputs;
+  for (const auto& tensor : given) {
+    inputs.push_back(
+        tensor.detach().requires_grad_(tensor.is_floating_point()));
+  }
+  const Tensors outputs = layer.forward(inputs);
+  torch::Tensor sum;
+  for (const auto& output : outputs) {
+    if (!output.requires_grad()) continue;
+    sum = sum.defined() ? sum + output.sum() : output.sum();
+  }
+  if (sum.defined()) sum.backward();
+  Tensors results;
+  for (const auto& output : outputs) results.push_back(output.detach());
+  return results;
+}
+
+std::vector<double> balancing_costs(
+    const Job& job,
+    const LayerList& layers,
+    const std::vector<TensorSpec>& inputs,
+    const std::vector<LayerCost>& costs,
+    World& world) {
+  if (job.model.balance != "measured") return flops_of(costs);
+  std::vector<double> seconds;
+  if (world.rank() == 0) seconds = time_layers(layers, inputs, world.device());
+  return agree(std::move(seconds), world);
+}
+
+SliceMemory memory_of(
+    const Job& job,
+    const std::vector<LayerCost>& costs,
+    const Schedule& schedule) {
+  SliceMemory memory;
+  for (const auto& cost : costs) {
+    memory.bytes.push_back(state_bytes(
+        cost, job.optimizer.name, job.optimizer.momentum > 0));
+    memory.stored_bytes.push_back(
+        cost.activation_bytes + cost.repeated_bytes);
+    memory.names.push_back(cost.name);
+  }
+  for (const int32_t stored : stored_activations(schedule).stages) {
+    memory.stored.push_back(stored);
+  }
+  return memory;
+}
+
+std::vector<std::string> describe_stages(
+    const ModelCut& cut,
+    const std::vector<double>& work,
+    const SliceMemory& memory,
+    const Schedule& schedule) {
+  double total = 0;
+  for (const double one : work) total += one;
+  const auto bytes = slice_bytes(cut.boundaries, memory);
+  std::vector<std::string> lines;
+  for (size_t i = 0; i + 1 < cut.boundaries.size(); ++i) {
+    const size_t begin = cut.boundaries[i];
+    const size_t end = cut.boundaries[i + 1];
+    double own = 0;
+    int64_t parameters = 0;
+    for (size_t layer = begin; layer < end; ++layer) {
+      own += work[layer];
+      parameters += cut.costs[layer].parameters;
+    }
+    lines.push_back(
+        "stage " + std::to_string(i) + " (pipeline rank " +
+        std::to_string(schedule.rank_of_stage[i]) + "): " + cut.layers[begin] +
+        (end - begin > 1 ? " to " + cut.layers[end - 1] : "") + ", " +
+        format_percent(total > 0 ? own / total : 0) + " of the work, " + std::to_string(parameters) +
+        " parameters, " + format_bytes(bytes[i]));
+  }
+  return lines;
+}
+
+}  // namespace
+
+int64_t state_bytes(
+    const LayerCost& layer, const std::string& optimizer, bool momentum) {
+  // Parameters and gradients; Adam's two moments, or a momentum.
+  const int64_t copies = optimizer == "sgd" ? (momentum ? 3 : 2) : 4;
+  return copies * layer.parameter_bytes + layer.buffer_bytes;
+}
+
+std::vector<std::string> measured_cut(
+    const LayerList& layers,
+    const std::vector<TensorSpec>& inputs,
+    size_t slices,
+    World& world) {
+  std::vector<double> seconds;
+  if (world.rank() == 0) seconds = time_layers(layers, inputs, world.device());
+  const auto cut = balance(agree(std::move(seconds), world), slices);
+  std::vector<std::string> first;
+  for (size_t i = 1; i < slices; ++i) first.push_back(layers[cut[i]].name);
+  return first;
+}
+
+std::vector<double> time_layers(
+    const LayerList& layers,
+    const std::vector<TensorSpec>& inputs,
+    torch::Device device) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> seconds;
+  Tensors values = random_tensors(inputs, device);
+  for (const auto& definition : layers.layers()) {
+    const BuiltLayer layer = definition.build();
+    if (layer.module) {
+      layer.module->to(device);
+      to_dtype(*layer.module, inputs[0].dtype);
+    }
+    double best = std::numeric_limits<double>::max();
+    Tensors outputs = run_once(layer, values);  // not timed: first touch
+    for (int run = 0; run < kTimedRuns; ++run) {
+      const auto begin = Clock::now();
+      outputs = run_once(layer, values);
+      if (device.is_cuda()) outputs[0].flatten()[0].item();
+      best = std::min(
+          best, std::chrono::duration<double>(Clock::now() - begin).count());
+    }
+    seconds.push_back(best);
+    values = std::move(outputs);
+  }
+  return seconds;
+}
+
+ModelCut cut_into_stages(
+    const Job& job,
+    const LayerList& layers,
+    const std::vector<int64_t>& input_shape,
+    const Schedule& schedule,
+    World& world) {
+  const int64_t pieces =
+      job.layout.data_degree() * schedule.num_microbatches;
+  std::vector<int64_t> shape = {
+      std::max<int64_t>(1, job.train.batch / pieces)};
+  shape.insert(shape.end(), input_shape.begin(), input_shape.end());
+  const std::vector<TensorSpec> inputs = {{shape, dtype_of(job.model.dtype)}};
+
+  ModelCut cut;
+  cut.layers = layers.names();
+  cut.costs = count_layers(layers, inputs);
+  const auto slices = static_cast<size_t>(schedule.num_stages());
+  const SliceMemory memory = memory_of(job, cut.costs, schedule);
+  const auto work = balancing_costs(job, layers, inputs, cut.costs, world);
+  if (!job.model.cut.empty()) {
+    cut.boundaries = cut_at(cut.layers, job.model.cut, slices);
+  } else if (job.model.balance == "memory") {
+    cut.boundaries = balance_memory(slices, memory);
+  } else {
+    cut.boundaries = balance(work, slices, memory);
+  }
+  cut.lines = describe_stages(cut, work, memory, schedule);
+  return cut;
+}
+
+}  // namespace echelon

@@ -1,0 +1,394 @@
+// Pipelines in the training loop and in verify: against one device, and beside
+// data parallelism.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <set>
+
+#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/error.h"
+#include "echelon/schedule/options.h"
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/train/pipeline_schedule.h"
+#include "echelon/train/trainer.h"
+#include "echelon/train/verify.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+using torch::Tensor;
+
+Job mlp_job(int64_t pp, const std::string& schedule, int64_t dp = 1) {
+  Job job;
+  job.model.name = "mlp";
+  job.model.hidden = {20, 18, 16, 14, 12, 11, 10, 10, 10};  // 10 layers
+  job.layout.pp = pp;
+  job.layout.dp_replicate = dp;
+  job.pipeline.schedule = schedule;
+  job.train.steps = 5;
+  job.train.batch = 48;
+  job.optimizer.clip_norm = 0.1;
+  return job;
+}
+
+VerifyResult result_of(
+    const Job& job,
+    const VerifyOptions& options = {.steps = 2},
+    const LayerList* layers = nullptr) {
+  VerifyResult result;
+  run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+    const VerifyResult mine = verify(job, world, options, layers);
+    if (world.rank() == 0) result = mine;
+  });
+  return result;
+}
+
+std::string text_of(const Job& job, const VerifyResult& result) {
+  return job.pipeline.schedule + " " + to_string(job.layout) + "\n" +
+         to_text(result, {});
+}
+
+class EverySchedule : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(
+    Kinds,
+    EverySchedule,
+    testing::ValuesIn(schedule_kinds()),
+    [](const auto& info) {
+      std::string name = info.param;
+      std::erase(name, '-');
+      return name;
+    });
+
+TEST_P(EverySchedule, EqualsOneDevice) {
+  for (const int64_t pp : {2, 3, 4}) {
+    const Job job = mlp_job(pp, GetParam());
+    const auto result = result_of(job);
+    EXPECT_TRUE(result.passed) << text_of(job, result);
+    EXPECT_EQ(result.num_compared, 2 * (1 + 2 * 20));
+  }
+}
+
+TEST_P(EverySchedule, EqualsOneDeviceWithDataParallelism) {
+  const Job job = mlp_job(2, GetParam(), 2);
+  const auto result = result_of(job);
+  EXPECT_TRUE(result.passed) << text_of(job, result);
+}
+
+TEST(VerifyPipeline, FindsAPlantedFactorOfTwo) {
+  VerifyOptions options{.steps = 2};
+  options.plant_error = "fc7.weight";
+  const auto result = result_of(mlp_job(3, "1f1b"), options);
+  EXPECT_FALSE(result.passed);
+  EXPECT_THAT(to_text(result, options), HasSubstr("fc7.weight"));
+}
+
+TEST(VerifyPipeline, SimpleCnnAndResnet) {
+  Job job = mlp_job(3, "1f1b");
+  job.model.name = "simple_cnn";
+  auto result = result_of(job);
+  EXPECT_TRUE(result.passed) << text_of(job, result);
+
+  job = mlp_job(2, "gpipe");
+  job.model.name = "resnet18";
+  job.data.name = "dummy";
+  job.data.samples = 32;
+  job.data.shape = {3, 32, 32};
+  job.train.batch = 4;
+  job.pipeline.microbatches = 1;  // batch statistics are a microbatch's
+  result = result_of(job);
+  EXPECT_TRUE(result.passed) << text_of(job, result);
+
+  job.pipeline.microbatches = 2;
+  result = result_of(job);
+  EXPECT_FALSE(result.passed);
+  EXPECT_THAT(result.hint, HasSubstr("microbatch"));
+}
+
+// ------------------------------------------------------- lists of one's own
+
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(int64_t width) {
+    fc = register_module("fc", torch::nn::Linear(width, width));
+  }
+  std::tuple<Tensor, Tensor> forward(const Tensor& x, const Tensor& skip) {
+    return {torch::tanh(fc(x)), skip};
+  }
+  torch::nn::Linear fc{nullptr};
+};
+TORCH_MODULE(Block);
+
+// The input of the first block is added behind the last one.
+LayerList skip_list() {
+  LayerList list;
+  list.add_function("flatten", [](const Tensor& x) { return x.flatten(1); });
+  list.add("in", [] { return torch::nn::Linear(64, 12); });
+  list.add_function("fork", [](const Tensor& x) {
+    return std::make_tuple(x, x.tanh());
+  });
+  for (const char* name : {"b1", "b2", "b3", "b4"}) {
+    list.add(name, [] { return Block(12); });
+  }
+  list.add_function("join", [](const Tensor& x, const Tensor& skip) {
+    return x + skip;
+  });
+  list.add("out", [] { return torch::nn::Linear(12, 10); });
+  return list;
+}
+
+struct ProjectImpl : torch::nn::Module {
+  ProjectImpl(int64_t out, int64_t in) {
+    weight = register_parameter("weight", torch::randn({out, in}) * 0.2);
+  }
+  Tensor forward(const Tensor& x) { return torch::tanh(x.mm(weight.t())); }
+  Tensor weight;
+};
+TORCH_MODULE(Project);
+
+// Three parameters of three layers are one.
+LayerList tied_list() {
+  LayerList list;
+  list.add_function("flatten", [](const Tensor& x) { return x.flatten(1); });
+  list.add("in", [] { return torch::nn::Linear(64, 12); });
+  for (const char* name : {"p1", "p2", "p3", "p4"}) {
+    list.add(name, [] { return Project(12, 12); });
+  }
+  list.add("out", [] { return torch::nn::Linear(12, 10); });
+  list.tie("p1.weight", "p3.weight").tie("p3.weight", "p4.weight");
+  return list;
+}
+
+TEST_P(EverySchedule, SkipConnectionAcrossCuts) {
+  const LayerList list = skip_list();
+  for (const int64_t pp : {2, 3, 4}) {
+    const Job job = mlp_job(pp, GetParam());
+    const auto result = result_of(job, {.steps = 2}, &list);
+    EXPECT_TRUE(result.passed) << text_of(job, result);
+  }
+}
+
+TEST_P(EverySchedule, TiedWeightsAcrossCuts) {
+  const LayerList list = tied_list();
+  for (const int64_t pp : {2, 3}) {
+    const Job job = mlp_job(pp, GetParam());
+    const auto result = result_of(job, {.steps = 3}, &list);
+    EXPECT_TRUE(result.passed) << text_of(job, result);
+    EXPECT_EQ(result.num_compared, 3 * (1 + 2 * 6));
+  }
+  const Job job = mlp_job(2, GetParam(), 2);
+  const auto result = result_of(job, {.steps = 3}, &list);
+  EXPECT_TRUE(result.passed) << text_of(job, result);
+}
+
+TEST(VerifyPipeline, EveryBalanceAndCut) {
+  for (const char* balance : {"time", "memory", "measured"}) {
+    Job job = mlp_job(3, "1f1b");
+    job.model.balance = balance;
+    const auto result = result_of(job);
+    EXPECT_TRUE(result.passed) << balance << text_of(job, result);
+  }
+  Job job = mlp_job(3, "1f1b");
+  job.model.cut = {"fc2", "fc9"};
+  const auto result = result_of(job);
+  EXPECT_TRUE(result.passed) << text_of(job, result);
+}
+
+// ------------------------------------------------------------ model parallel
+
+Job placed_job(int64_t devices, int64_t dp = 1) {
+  Job job = mlp_job(1, "1f1b", dp);
+  job.model.devices.assign(static_cast<size_t>(devices), "cpu");
+  return job;
+}
+
+TEST(VerifyPlacement, EqualsOneDevice) {
+  for (const int64_t devices : {1, 2, 3, 4}) {
+    for (const int64_t dp : {1, 2}) {
+      const Job job = placed_job(devices, dp);
+      const auto result = result_of(job);
+      EXPECT_TRUE(result.passed) << devices << text_of(job, result);
+    }
+  }
+  for (const char* balance : {"memory", "measured"}) {
+    Job job = placed_job(3);
+    job.model.balance = balance;
+    const auto result = result_of(job);
+    EXPECT_TRUE(result.passed) << balance << text_of(job, result);
+  }
+  for (const LayerList& list : {skip_list(), tied_list()}) {
+    const Job job = placed_job(3);
+    const auto result = result_of(job, {.steps = 3}, &list);
+    EXPECT_TRUE(result.passed) << text_of(job, result);
+  }
+}
+
+TEST(VerifyPlacement, WhatDoesNotFitIsRefusedWithNumbers) {
+  Job job = placed_job(2);
+  job.model.device_bytes = {1000, 1000};
+  try {
+    result_of(job);
+    FAIL() << "no error";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("of its 1,000 B"));
+  }
+}
+
+// ------------------------------------------------------------------ training
+
+class PipelineTraining : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() /
+              ("echelon-pipeline-" + std::to_string(::getpid()) + "-" +
+               testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::filesystem::path
+  run(const Job& job, const std::string& name) {
+    const auto folder = folder_ / name;
+    std::filesystem::create_directories(folder);
+    run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+      train(job, world, folder);
+    });
+    return folder;
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(PipelineTraining, FollowsTheCurveOfOneDeviceAndSavesTheSameModel) {
+  Job one = mlp_job(1, "1f1b");
+  one.model.dtype = "float64";
+  one.train.steps = 30;
+  one.optimizer.learning_rate = 3e-3;
+  const auto expected = run(one, "one");
+  const auto curve = read_metrics(expected / "metrics.jsonl");
+  const auto weights =
+      load_tensors((expected / "checkpoints/last.safetensors").string());
+  for (const auto& [pp, dp, schedule] :
+       std::vector<std::tuple<int64_t, int64_t, std::string>>{
+           {2, 1, "1f1b"}, {2, 2, "zb-h1"}, {4, 1, "gpipe"}}) {
+    Job job = one;
+    job.layout.pp = pp;
+    job.layout.dp_replicate = dp;
+    job.pipeline.schedule = schedule;
+    const auto folder = run(job, schedule);
+    const auto file = read_metrics(folder / "metrics.jsonl");
+    ASSERT_EQ(file.steps.size(), curve.steps.size());
+    for (size_t i = 0; i < curve.steps.size(); ++i) {
+      EXPECT_NEAR(
+          file.steps[i].loss, curve.steps[i].loss, 1e-9 * curve.steps[i].loss);
+    }
+    EXPECT_EQ(file.evaluations.back().samples,
+              curve.evaluations.back().samples);
+    EXPECT_NEAR(file.evaluations.back().loss, curve.evaluations.back().loss,
+                1e-9);
+    EXPECT_EQ(file.evaluations.back().accuracy,
+              curve.evaluations.back().accuracy);
+    const auto saved =
+        load_tensors((folder / "checkpoints/last.safetensors").string());
+    ASSERT_EQ(saved.size(), weights.size());
+    for (size_t i = 0; i < saved.size(); ++i) {
+      EXPECT_EQ(saved[i].first, weights[i].first);
+      EXPECT_TRUE(saved[i].second.allclose(weights[i].second, 1e-8, 1e-10))
+          << saved[i].first;
+    }
+  }
+}
+
+TEST_F(PipelineTraining, TheTimelineHasEveryActionOfTheSchedule) {
+  Job job = mlp_job(2, "interleaved");
+  job.train.steps = 12;
+  const auto folder = run(job, "run");
+  const Timeline timeline = read_chrome_trace(folder / "timeline.json");
+  const Schedule schedule = pipeline_schedule(job);
+  int64_t last = 0;
+  for (const auto& span : timeline.spans) last = std::max(last, span.step);
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    std::set<std::string> names;
+    for (const auto& span : timeline.spans) {
+      if (span.rank == rank && span.step == last) names.insert(span.name);
+    }
+    for (const auto& action : schedule.ranks[static_cast<size_t>(rank)]) {
+      EXPECT_TRUE(names.count(to_string(action)) > 0) << to_string(action);
+    }
+  }
+}
+
+TEST_F(PipelineTraining, DevicesOfOneProcessShowInTheTimeline) {
+  Job job = placed_job(2);
+  job.train.steps = 12;
+  const auto folder = run(job, "run");
+  const Timeline timeline = read_chrome_trace(folder / "timeline.json");
+  std::set<std::string> seen;
+  for (const auto& span : timeline.spans) {
+    seen.insert(span.track + " " + span.name);
+  }
+  for (const char* name :
+       {"device 0 forward", "device 1 forward", "device 1 backward",
+        "device 0 backward"}) {
+    EXPECT_EQ(seen.count(name), 1u) << name;
+  }
+}
+
+TEST_F(PipelineTraining, ANanNamesTheStepTheRankAndTheLayer) {
+  auto inputs = torch::rand({32, 1, 8, 8});
+  inputs[20] = std::numeric_limits<float>::quiet_NaN();
+  const auto path = (folder_ / "data.safetensors").string();
+  save_tensors(
+      path, {{"inputs", inputs}, {"targets", torch::arange(32) % 4}});
+  Job job = mlp_job(2, "1f1b");
+  job.data.name = "tensors";
+  job.data.path = path;
+  job.data.shuffle = false;
+  job.data.holdout = 0;
+  job.train.batch = 32;
+  try {
+    run(job, "nan");
+    FAIL() << "no error";
+  } catch (const NumericError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("step 1: the loss of rank 1"));
+    EXPECT_THAT(error.what(), HasSubstr("the input batch"));
+  }
+}
+
+TEST_F(PipelineTraining, DivergenceNamesTheFirstLayerOfAnEarlierStage) {
+  Job job = mlp_job(3, "1f1b");
+  job.optimizer.name = "sgd";
+  job.optimizer.clip_norm = 0;
+  job.optimizer.learning_rate = 1e38;
+  job.train.steps = 20;
+  try {
+    run(job, "diverges");
+    FAIL() << "no error";
+  } catch (const NumericError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("the loss of rank 2"));
+    EXPECT_THAT(error.what(), HasSubstr("layer fc2 (output)"));
+  }
+}
+
+TEST_F(PipelineTraining, WeightsOfOneDeviceAreAStart) {
+  Job one = mlp_job(1, "1f1b");
+  one.train.steps = 60;
+  one.optimizer.learning_rate = 1e-2;
+  one.optimizer.clip_norm = 0;
+  const auto first = run(one, "one");
+  const double trained = read_metrics(first / "metrics.jsonl").steps.back().loss;
+  Job job = mlp_job(2, "1f1b");
+  job.train.steps = 1;
+  job.model.weights = (first / "checkpoints/last.safetensors").string();
+  const auto again = run(job, "again");
+  EXPECT_LT(
+      read_metrics(again / "metrics.jsonl").steps[0].loss, trained * 1.5);
+}
+
+}  // namespace
+}  // namespace echelon
