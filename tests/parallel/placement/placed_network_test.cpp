@@ -186,7 +186,9 @@ TEST(PlacedNetwork, RecordsWhichDeviceWorksWhen) {
     EXPECT_EQ(passes[i].track, "device " + std::to_string(device));
     EXPECT_EQ(passes[i].name, i < 3 ? "forward" : "backward");
     EXPECT_GT(passes[i].end, passes[i].begin);
-    if (i > 0) EXPECT_GE(passes[i].begin, passes[i - 1].end);
+    if (i > 0) {
+      EXPECT_GE(passes[i].begin, passes[i - 1].end);
+    }
   }
 }
 
