@@ -144,18 +144,15 @@ void PipelineModel::build_stages(const Job& job) {
 }
 
 PipelineStage PipelineModel::pipeline_stage(int32_t index, const Stage& stage) {
-  PipelineStage result{.stage = index};
+  PipelineStage result = stage_of(*stage.network, index);
   bool first = index == 0;
-  for (const auto& layer : stage.network->layers()) {
-    result.layers.push_back(
-        {layer.name,
-         {layer.module,
-          [probe = probe_, layer, first](const Tensors& inputs) {
-            Tensors outputs = layer.forward(inputs);
-            probe->look(
-                layer.name, layer.module.get(), inputs, outputs, first);
-            return outputs;
-          }}});
+  for (auto& [name, layer] : result.layers) {
+    layer.forward = [probe = probe_, name = name, layer = layer,
+                     first](const Tensors& inputs) {
+      Tensors outputs = layer.forward(inputs);
+      probe->look(name, layer.module.get(), inputs, outputs, first);
+      return outputs;
+    };
     first = false;
   }
   return result;

@@ -5,11 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "echelon/models/layer_list.h"
+#include "echelon/models/network.h"
 
 namespace echelon {
 
@@ -23,13 +25,23 @@ struct PipelineStage {
   int32_t stage = 0;
   std::vector<PipelineLayer> layers;
 
-  /// ("layer.parameter", tensor), in order.
+  /// ("layer.parameter", tensor), in order; a tensor of two layers once.
   std::vector<std::pair<std::string, torch::Tensor>> named_parameters() const;
 };
 
-/// Builds layers [begin, end) of `list`.
-PipelineStage
-build_stage(const LayerList& list, int32_t stage, size_t begin, size_t end);
+/// The layers of a network as a stage: what it holds, it shares.
+PipelineStage stage_of(const Network& network, int32_t stage);
+
+/// Builds layers [begin, end) of `list`. With a seed, first values and ties
+/// within the stage are those of build_network (models/network.h), so they do
+/// not depend on the cut; without, they are what the layers' `build` leaves, for
+/// values to come.
+PipelineStage build_stage(
+    const LayerList& list,
+    int32_t stage,
+    size_t begin,
+    size_t end,
+    std::optional<uint64_t> seed = std::nullopt);
 
 /// Where each stage begins, and the end: `num_stages` slices of as equal a
 /// number of layers as possible. Throws ConfigError for more stages than
@@ -42,6 +54,7 @@ std::vector<PipelineStage> build_stages(
     const LayerList& list,
     const std::vector<size_t>& cuts,
     const std::vector<int32_t>& rank_of_stage,
-    int32_t rank);
+    int32_t rank,
+    std::optional<uint64_t> seed = std::nullopt);
 
 }  // namespace echelon
