@@ -57,8 +57,8 @@ void bind(config::Section& section, ModelOptions& options) {
       .field(
           "device_bytes",
           options.device_bytes,
-          "model parallel: memory of each of the devices; empty: what a GPU "
-          "has, no limit on CPUs")
+          "memory of each of the devices, or of each pipeline rank; empty: what "
+          "a GPU has, no limit on CPUs")
       .at_least(1)
       .length(0, 1024);
 }

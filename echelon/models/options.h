@@ -24,7 +24,8 @@ struct ModelOptions {
   /// Devices of one process that share out the layers: "cpu", "cuda:1". Empty:
   /// the rank's one device.
   std::vector<std::string> devices;
-  /// Memory of each of `devices`; empty: what a GPU has, no limit on CPUs.
+  /// Memory of each of `devices`, or of each pipeline rank; empty: what a GPU
+  /// has, no limit on CPUs.
   std::vector<int64_t> device_bytes;
 };
 

@@ -104,6 +104,7 @@ class Checker {
           error.what());
     }
     microbatches_ = schedule.num_microbatches;
+    check_device_bytes(job_.layout.pp, "pipeline ranks");
     check_cut(
         "layout.pp",
         schedule.num_stages(),
@@ -132,6 +133,15 @@ class Checker {
     }
   }
 
+  void check_device_bytes(int64_t count, const std::string& what) {
+    const auto entries = static_cast<int64_t>(job_.model.device_bytes.size());
+    if (entries == 0 || entries == count) return;
+    fail(
+        "model.device_bytes",
+        "must have an entry for each of the " + number(count) + " " + what +
+            ", or none");
+  }
+
   void check_devices() {
     const auto& model = job_.model;
     const bool gpus = ::access("/dev/nvidiactl", F_OK) == 0;
@@ -152,14 +162,7 @@ class Checker {
             "model is to be cut");
       }
     }
-    if (!model.device_bytes.empty() &&
-        model.device_bytes.size() != model.devices.size()) {
-      fail(
-          "model.device_bytes",
-          "must have an entry for each of the " +
-              number(static_cast<int64_t>(model.devices.size())) +
-              " devices, or none");
-    }
+    check_device_bytes(static_cast<int64_t>(model.devices.size()), "devices");
     check_cut(
         "model.devices", static_cast<int64_t>(model.devices.size()), "slices");
   }
@@ -469,7 +472,9 @@ std::vector<std::string> find_unused(const Job& job) {
       job.model.cut.empty() ? "without a pipeline or devices" : "with cut",
       {"model.balance"});
   unless(
-      !job.model.devices.empty(), "without devices", {"model.device_bytes"});
+      pipeline || !job.model.devices.empty(),
+      "without a pipeline or devices",
+      {"model.device_bytes"});
 
   const auto& data = job.data.name;
   const std::string by_data = "with data \"" + data + "\"";

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "echelon/layout/partition.h"
+#include "echelon/parallel/placement/placement.h"
 #include "echelon/schedule/memory.h"
 #include "echelon/timeline/units.h"
 #include "echelon/train/parallel_model.h"
@@ -75,11 +76,34 @@ std::vector<double> balancing_costs(
   return agree(std::move(seconds), world);
 }
 
+// What each stage may take: its share of its rank's memory, where that is known.
+std::vector<int64_t> limits_of(
+    const Job& job, const Schedule& schedule, World& world) {
+  std::vector<double> ranks(
+      job.model.device_bytes.begin(), job.model.device_bytes.end());
+  const auto here = placement::device_memory(world.device());
+  if (ranks.empty() && here) {
+    ranks.assign(
+        static_cast<size_t>(schedule.num_ranks()), static_cast<double>(*here));
+    ranks = agree(std::move(ranks), world);
+  }
+  std::vector<int64_t> limits;
+  for (size_t stage = 0; !ranks.empty() && stage < schedule.rank_of_stage.size();
+       ++stage) {
+    const int32_t rank = schedule.rank_of_stage[stage];
+    const auto sharers = static_cast<double>(schedule.stages_of(rank).size());
+    limits.push_back(
+        static_cast<int64_t>(ranks.at(static_cast<size_t>(rank)) / sharers));
+  }
+  return limits;
+}
+
 SliceMemory memory_of(
     const Job& job,
     const std::vector<LayerCost>& costs,
-    const Schedule& schedule) {
-  SliceMemory memory;
+    const Schedule& schedule,
+    World& world) {
+  SliceMemory memory{.limits = limits_of(job, schedule, world)};
   for (const auto& cost : costs) {
     memory.bytes.push_back(state_bytes(
         cost, job.optimizer.name, job.optimizer.momentum > 0));
@@ -188,10 +212,11 @@ ModelCut cut_into_stages(
   cut.layers = layers.names();
   cut.costs = count_layers(layers, inputs);
   const auto slices = static_cast<size_t>(schedule.num_stages());
-  const SliceMemory memory = memory_of(job, cut.costs, schedule);
+  const SliceMemory memory = memory_of(job, cut.costs, schedule, world);
   const auto work = balancing_costs(job, layers, inputs, cut.costs, world);
   if (!job.model.cut.empty()) {
     cut.boundaries = cut_at(cut.layers, job.model.cut, slices);
+    check_fits(cut.boundaries, memory);
   } else if (job.model.balance == "memory") {
     cut.boundaries = balance_memory(slices, memory);
   } else {

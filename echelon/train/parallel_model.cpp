@@ -115,6 +115,12 @@ ModelSource model_source(
   return source;
 }
 
+void announce(
+    const ModelPlace& place, const std::vector<std::string>& lines) {
+  if (!place.announce) return;
+  for (const auto& line : lines) place.announce(line);
+}
+
 Batch prepared(const Batch& batch, torch::Device device, torch::Dtype dtype) {
   Batch ready = batch;
   ready.inputs = batch.inputs.to(device, dtype, /*non_blocking=*/true);

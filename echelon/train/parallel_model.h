@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -103,6 +104,8 @@ struct ModelPlace {
   World& world;
   const MeshGroups& groups;  // of the job's layout
   Recorder* recorder = nullptr;  // gets the spans of forward and backward
+  /// Told how the model will be cut, a line per part, before anything is built.
+  std::function<void(const std::string& line)> announce = nullptr;
 };
 
 /// Builds what job.layout asks for. Every rank of the world calls (the ranks of
@@ -111,6 +114,10 @@ struct ModelPlace {
 /// the result.
 std::unique_ptr<ParallelModel>
 make_parallel_model(const Job& job, const ModelPlace& place);
+
+/// Tells place.announce, where there is one.
+void announce(
+    const ModelPlace& place, const std::vector<std::string>& lines);
 
 /// A batch on `device`, its inputs in `dtype`.
 Batch prepared(const Batch& batch, torch::Device device, torch::Dtype dtype);

@@ -106,6 +106,7 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
       layers_(place.source.layers),
       cut_(cut_into_stages(
           job, layers_, place.source.input_shape, schedule_, place.world)) {
+  announce(place, cut_.lines);
   build_stages(job);
   std::vector<PipelineStage> stages;
   for (const auto& [index, stage] : stages_) {

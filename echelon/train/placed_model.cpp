@@ -69,6 +69,7 @@ std::unique_ptr<ParallelModel>
 make_placed_model(const Job& job, const ModelPlace& place) {
   const Placement placement = placement::plan_placement(
       place.source.layers, placement_options(job, place));
+  announce(place, placement::describe(placement));
   auto network = std::make_shared<PlacedNetwork>(
       place.source.layers, placement, job.train.seed);
   if (!job.model.weights.empty()) load_weights(*network, job.model.weights);

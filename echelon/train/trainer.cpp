@@ -46,7 +46,11 @@ struct StepSums {
 
 class Loop {
  public:
-  Loop(const Job& job, World& world, std::filesystem::path folder);
+  Loop(
+      const Job& job,
+      World& world,
+      std::filesystem::path folder,
+      const LayerList* layers);
   TrainResult run();
 
  private:
@@ -108,7 +112,11 @@ LoaderOptions Loop::loader_options(
   return options;
 }
 
-Loop::Loop(const Job& job, World& world, std::filesystem::path folder)
+Loop::Loop(
+    const Job& job,
+    World& world,
+    std::filesystem::path folder,
+    const LayerList* layers)
     : job_(job),
       world_(world),
       folder_(std::move(folder)),
@@ -119,21 +127,26 @@ Loop::Loop(const Job& job, World& world, std::filesystem::path folder)
       classes_(job.model.classes > 0 ? job.model.classes
                                      : data_.train->spec().classes),
       source_(
-          model_source(job, data_.train->spec().input_shape, classes_)),
+          layers == nullptr
+              ? model_source(job, data_.train->spec().input_shape, classes_)
+              : model_source(job, *layers, data_.train->spec().input_shape)),
       // The first steps are not typical: buckets are cut anew, memory is new.
       recorder_(
           world.rank(), total_steps_ > job.train.timeline_steps + 3 ? 3 : 0,
           job.train.timeline_steps),
       state_(
           job,
-          {source_, world_, groups_, &recorder_},
+          {source_, world_, groups_, &recorder_,
+           [this](const std::string& line) {
+             if (first()) std::printf("%s\n", line.c_str());
+             std::fflush(stdout);
+           }},
           total_steps_) {
   if (!first()) return;
   metrics_ = std::make_unique<MetricsWriter>(folder_ / "metrics.jsonl");
   ProgressOptions options = progress_options_for(1);
   options.every = job.train.log_every;
   progress_ = std::make_unique<Progress>(total_steps_, options);
-  for (const auto& line : state_.model().describe()) progress_->message(line);
 }
 
 TrainResult Loop::run() {
@@ -395,9 +408,12 @@ void install_stop_signals() {
 }
 
 TrainResult train(
-    const Job& job, World& world, const std::filesystem::path& folder) {
+    const Job& job,
+    World& world,
+    const std::filesystem::path& folder,
+    const LayerList* layers) {
   at::set_num_threads(threads_per_rank(job, world));
-  return Loop(job, world, folder).run();
+  return Loop(job, world, folder, layers).run();
 }
 
 }  // namespace echelon

@@ -13,6 +13,7 @@
 #include "echelon/comm/world.h"
 #include "echelon/data/dataset.h"
 #include "echelon/data/loader.h"
+#include "echelon/models/layer_list.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/progress.h"
 #include "echelon/timeline/recorder.h"
@@ -33,8 +34,14 @@ struct TrainResult {
 ///
 /// Throws NumericError (step, rank, first layer) when the loss is not finite,
 /// DataError for a broken sample, CommError when a peer is lost.
+///
+/// `layers`: a list of the caller's own in place of job.model; its first layer
+/// takes the data's samples, its last returns a score for each class.
 TrainResult train(
-    const Job& job, World& world, const std::filesystem::path& folder);
+    const Job& job,
+    World& world,
+    const std::filesystem::path& folder,
+    const LayerList* layers = nullptr);
 
 /// From now on SIGINT and SIGTERM ask the loop to end after the current step; a
 /// second one ends the process at once.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "echelon/checkpoint/tensor_file.h"
@@ -198,6 +199,24 @@ TEST(VerifyPipeline, EveryBalanceAndCut) {
   EXPECT_TRUE(result.passed) << text_of(job, result);
 }
 
+TEST(VerifyPipeline, WhatDoesNotFitIsRefusedWithNumbers) {
+  const auto message_of = [](const Job& job) -> std::string {
+    try {
+      result_of(job);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  Job job = mlp_job(2, "1f1b");
+  job.model.device_bytes = {1 << 20, 2000};
+  EXPECT_THAT(message_of(job), HasSubstr("of its 1.95 KiB"));
+  job.model.cut = {"fc5"};
+  EXPECT_THAT(message_of(job), HasSubstr("of its 1.95 KiB"));
+  job.model.device_bytes = {1 << 20, 1 << 20};
+  EXPECT_TRUE(result_of(job).passed);
+}
+
 // ------------------------------------------------------------ model parallel
 
 Job placed_job(int64_t devices, int64_t dp = 1) {
@@ -252,11 +271,13 @@ class PipelineTraining : public testing::Test {
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
   std::filesystem::path
-  run(const Job& job, const std::string& name) {
+  run(const Job& job,
+      const std::string& name,
+      const LayerList* layers = nullptr) {
     const auto folder = folder_ / name;
     std::filesystem::create_directories(folder);
     run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
-      train(job, world, folder);
+      train(job, world, folder, layers);
     });
     return folder;
   }
@@ -300,6 +321,29 @@ TEST_F(PipelineTraining, FollowsTheCurveOfOneDeviceAndSavesTheSameModel) {
       EXPECT_EQ(saved[i].first, weights[i].first);
       EXPECT_TRUE(saved[i].second.allclose(weights[i].second, 1e-8, 1e-10))
           << saved[i].first;
+    }
+  }
+}
+
+// In the saved weights a tied parameter is one, by the first of its names.
+TEST_F(PipelineTraining, TiedWeightsAreSavedOnce) {
+  const LayerList list = tied_list();
+  Job one = mlp_job(1, "1f1b");
+  one.train.steps = 12;
+  const auto expected = load_tensors(
+      (run(one, "one", &list) / "checkpoints/last.safetensors").string());
+  const std::map<std::string, Tensor> by_name(
+      expected.begin(), expected.end());
+  EXPECT_EQ(by_name.count("p1.weight"), 1u);
+  EXPECT_EQ(by_name.count("p3.weight") + by_name.count("p4.weight"), 0u);
+  for (const char* schedule : {"gpipe", "zb-v"}) {
+    Job job = mlp_job(3, schedule);
+    job.train.steps = one.train.steps;
+    const auto saved = load_tensors(
+        (run(job, schedule, &list) / "checkpoints/last.safetensors").string());
+    ASSERT_EQ(saved.size(), expected.size()) << schedule;
+    for (const auto& [name, tensor] : saved) {
+      EXPECT_TRUE(tensor.allclose(by_name.at(name), 1e-3, 1e-5)) << name;
     }
   }
 }

@@ -19,23 +19,6 @@ std::string name_of(torch::Device device) {
   return device.str();
 }
 
-// The memory of an accelerator; nothing for a CPU.
-std::optional<int64_t> memory_of(torch::Device device) {
-  if (device.is_cpu()) return std::nullopt;
-  try {
-    auto* allocator = at::getDeviceAllocator(device.type());
-    return static_cast<int64_t>(
-        allocator->getMemoryInfo(device.has_index() ? device.index() : 0)
-            .second);
-  } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    throw ConfigError(
-        "layers are placed on " + name_of(device) +
-        ", which is not there: " + text.substr(0, text.find('\n')) +
-        "; name devices of this machine, or cpu");
-  }
-}
-
 std::vector<int64_t> limits_of(const PlacementOptions& options) {
   const auto& devices = options.devices;
   if (!options.limits.empty()) {
@@ -49,7 +32,7 @@ std::vector<int64_t> limits_of(const PlacementOptions& options) {
   }
   std::vector<int64_t> limits;
   for (const auto& device : devices) {
-    const auto memory = memory_of(device);
+    const auto memory = device_memory(device);
     const auto sharers = std::count(devices.begin(), devices.end(), device);
     limits.push_back(memory ? *memory / sharers : kNoLimit);
   }
@@ -208,6 +191,22 @@ void check_fits(const Placement& placement) {
 }
 
 }  // namespace
+
+std::optional<int64_t> device_memory(torch::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  try {
+    auto* allocator = at::getDeviceAllocator(device.type());
+    return static_cast<int64_t>(
+        allocator->getMemoryInfo(device.has_index() ? device.index() : 0)
+            .second);
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    throw ConfigError(
+        "layers are placed on " + name_of(device) +
+        ", which is not there: " + text.substr(0, text.find('\n')) +
+        "; name devices of this machine, or cpu");
+  }
+}
 
 Placement
 plan_placement(const LayerList& given, const PlacementOptions& options) {

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,10 @@ struct Placement {
 /// count_layers does, and with what each device would need when it does not fit.
 Placement
 plan_placement(const LayerList& layers, const PlacementOptions& options);
+
+/// The memory of an accelerator; nothing for a CPU. Throws ConfigError when it
+/// is not there.
+std::optional<int64_t> device_memory(torch::Device device);
 
 /// A line for each device, and one for the whole.
 std::vector<std::string> describe(const Placement& placement);
