@@ -17,7 +17,7 @@ namespace {
 [[noreturn]] void fail(const std::filesystem::path& path, int error) {
   throw Error(
       "[timeline] cannot write " + path.string() + ": " + std::strerror(error) +
-      "; an earlier version of it was kept");
+      "; what it held before, it still holds");
 }
 
 // Returns 0, or errno of the call that failed.

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "echelon/error.h"
-#include "echelon/timeline/span_file.h"
+#include "echelon/timeline/rank_spans.h"
 #include "sample_run.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
@@ -180,44 +180,6 @@ TEST(ChromeTrace, AFileThatCannotBeWrittenIsNamedAndTheOldOneKept) {
       error_text([&] { write_chrome_trace(path, small()); }),
       HasSubstr("cannot write " + path));
   EXPECT_EQ(read_file(folder.path("timeline.json/inside")), "x");
-}
-
-TEST(SpanFile, IsReadBackAsItWas) {
-  TempFolder folder;
-  RankSpans spans = {1, "rank 1 (cpu)", -77, {}};
-  for (auto span : small().spans) {
-    span.rank = 1;
-    spans.spans.push_back(span);
-  }
-  write_span_file(folder.path("s"), spans);
-  const auto back = read_span_file(folder.path("s"));
-  EXPECT_EQ(back.rank, 1);
-  EXPECT_EQ(back.rank_name, "rank 1 (cpu)");
-  EXPECT_EQ(back.clock_offset_ns, -77);
-  EXPECT_EQ(back.spans, spans.spans);
-}
-
-TEST(SpanFile, HalfALastLineIsLeftOutAndOthersAreErrors) {
-  TempFolder folder;
-  write_span_file(folder.path("s"), {0, "rank 0", 0, {small().spans[0]}});
-  const auto text = read_file(folder.path("s"));
-  EXPECT_EQ(
-      read_span_file(folder.write("t", text + "[1,2,\"forw")).spans.size(), 1u);
-  for (const char* line : {"[1,2]", "{}", "[1,2,\"x\",\"\",\"\",0,0]", "x"}) {
-    const auto path = folder.write("t", text + line + "\n");
-    EXPECT_THAT(
-        error_text<DataError>([&] { read_span_file(path); }),
-        HasSubstr(path + ":3: no spans of a rank"))
-        << line;
-  }
-  for (const char* whole :
-       {"", "{\"echelon_spans\":2}\n", "{\"echelon_spans\""}) {
-    const auto path = folder.write("t", whole);
-    EXPECT_THAT(
-        error_text<DataError>([&] { read_span_file(path); }),
-        HasSubstr(path + ":1: no spans of a rank"))
-        << whole;
-  }
 }
 
 TEST(MergeSpans, AlignsClocksAndStartsAtZero) {

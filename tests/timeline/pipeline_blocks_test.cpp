@@ -7,7 +7,7 @@
 #include <set>
 
 #include "echelon/timeline/overlap.h"
-#include "echelon/timeline/span_file.h"
+#include "echelon/timeline/rank_spans.h"
 #include "sample_pipeline.h"
 
 namespace echelon {
