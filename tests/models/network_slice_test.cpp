@@ -9,6 +9,7 @@
 #include "echelon/comm/world.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/network.h"
+#include "echelon/models/parameter_list.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {
@@ -87,6 +88,18 @@ void expect_equal_values(
         EXPECT_TRUE(value.equal(whole.at(name))) << name;
       }
     }
+  }
+}
+
+// What the command line counts stages by, before anything is built.
+TEST(NetworkSlice, EveryModelHasTheLayersThatItIsListedWith) {
+  for (const auto& name : model_names()) {
+    ModelOptions options;
+    options.name = name;
+    options.hidden = {8, 7, 6};
+    EXPECT_EQ(
+        list_layers(options), model_layers(options, {3, 32, 32}, 10).names())
+        << name;
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "echelon/error.h"
 #include "echelon/train/check_job.h"
+#include "echelon/train/pipeline_schedule.h"
 #include "echelon/train/run_folder.h"
 
 namespace echelon {
@@ -54,6 +55,45 @@ class JobTest : public testing::Test {
 
   fs::path folder_;
 };
+
+TEST_F(JobTest, TheLayoutFlagReplacesTheDegreesAlone) {
+  const Job job = load(
+      "[layout]\ndp = 4\nmicrobatches = 6\nschedule = \"gpipe\"\n",
+      {.layout = "pp=2"});
+  EXPECT_EQ(job.layout.dp_replicate, 1);
+  EXPECT_EQ(job.layout.pp, 2);
+  EXPECT_EQ(job.pipeline.microbatches, 6);
+  EXPECT_EQ(job.pipeline.schedule, "gpipe");
+}
+
+// A key of the pipeline is no degree: -n still says how many ranks there are.
+TEST_F(JobTest, RanksAreDataParallelWhenNoDegreeIsSet) {
+  const Job job = load("[layout]\nmicrobatches = 6\n", {.num_ranks = 3});
+  EXPECT_EQ(job.layout.dp_replicate, 3);
+}
+
+TEST_F(JobTest, MicrobatchesAreTheMostThatDivideTheBatch) {
+  const auto count = [](int64_t batch, int64_t dp, int64_t pp,
+                        const std::string& schedule = "1f1b") {
+    Job job;
+    job.train.batch = batch;
+    job.layout.dp_replicate = dp;
+    job.layout.pp = pp;
+    job.pipeline.schedule = schedule;
+    return microbatches_of(job);
+  };
+  EXPECT_EQ(count(64, 1, 1), 1);
+  EXPECT_EQ(count(64, 1, 2), 8);
+  EXPECT_EQ(count(64, 1, 3), 8);   // not 12
+  EXPECT_EQ(count(60, 2, 2), 6);   // 30 for each pipeline
+  EXPECT_EQ(count(64, 1, 4), 16);
+  EXPECT_EQ(count(7, 1, 2), 7);
+  EXPECT_EQ(count(64, 1, 4, "dualpipev"), 16);
+  Job job;
+  job.layout.pp = 2;
+  job.pipeline.microbatches = 5;
+  EXPECT_EQ(microbatches_of(job), 5);
+}
 
 TEST_F(JobTest, ReadsEveryTable) {
   const Job job = load(

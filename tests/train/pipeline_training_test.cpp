@@ -15,6 +15,7 @@
 #include "echelon/schedule/options.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/train/parallel_model.h"
 #include "echelon/train/pipeline_schedule.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
@@ -197,6 +198,64 @@ TEST(VerifyPipeline, EveryBalanceAndCut) {
   job.model.cut = {"fc2", "fc9"};
   const auto result = result_of(job);
   EXPECT_TRUE(result.passed) << text_of(job, result);
+}
+
+// The layers with parameters on each rank, by their first parameter's name.
+std::vector<std::set<std::string>> layers_of_ranks(const Job& job) {
+  const auto size = static_cast<size_t>(job.layout.num_ranks());
+  std::vector<std::set<std::string>> layers(size);
+  run_ranks(static_cast<int>(size), [&](World& world) {
+    const MeshGroups groups(world, job.layout);
+    const ModelSource source = model_source(job, {1, 8, 8}, 10);
+    const auto model = make_parallel_model(job, {source, world, groups});
+    for (const auto& [name, _] : model->state()) {
+      layers[static_cast<size_t>(world.rank())].insert(
+          name.substr(0, name.find('.')));
+    }
+  });
+  return layers;
+}
+
+// Equal results do not show that the cut is the one that was asked for.
+TEST(PipelineCut, EachRankHoldsTheLayersThatItWasGivenAlone) {
+  using Layers = std::set<std::string>;
+  Job job = mlp_job(3, "1f1b");
+  job.model.cut = {"fc2", "fc9"};
+  EXPECT_THAT(
+      layers_of_ranks(job),
+      testing::ElementsAre(
+          Layers{"fc1"},
+          Layers{"fc2", "fc3", "fc4", "fc5", "fc6", "fc7", "fc8"},
+          Layers{"fc9", "fc10"}));
+  // V-shaped: the first and the last stage are on one rank.
+  job = mlp_job(2, "zb-v");
+  job.model.cut = {"fc2", "fc3", "fc4"};
+  EXPECT_THAT(
+      layers_of_ranks(job),
+      testing::ElementsAre(
+          Layers{"fc1", "fc4", "fc5", "fc6", "fc7", "fc8", "fc9", "fc10"},
+          Layers{"fc2", "fc3"}));
+}
+
+TEST(PipelineCut, FollowsWhatIsBalanced) {
+  using Layers = std::set<std::string>;
+  // One microbatch: work and memory both lie in the widest matrix, fc3.
+  Job job = mlp_job(2, "gpipe");
+  job.model.hidden = {8, 64, 512, 8, 8};
+  job.model.balance = "time";
+  EXPECT_THAT(
+      layers_of_ranks(job),
+      testing::ElementsAre(
+          Layers{"fc1", "fc2", "fc3"}, Layers{"fc4", "fc5", "fc6"}));
+  // 1F1B's first stage stores twice as many microbatches as its second: with
+  // activations that outweigh the parameters it gets fewer layers.
+  job = mlp_job(2, "1f1b");
+  job.model.hidden.assign(9, 8);
+  job.train.batch = 4096;
+  job.pipeline.microbatches = 8;
+  job.model.balance = "memory";
+  const auto by_memory = layers_of_ranks(job);
+  EXPECT_LT(by_memory[0].size(), by_memory[1].size());
 }
 
 TEST(VerifyPipeline, WhatDoesNotFitIsRefusedWithNumbers) {
