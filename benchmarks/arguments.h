@@ -1,6 +1,7 @@
 // --name value pairs of a benchmark's command line.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -18,6 +19,17 @@ class Arguments {
       const std::string name = argv[i];
       const bool has_value = i + 1 < argc && argv[i + 1][0] != '-';
       values_[name].push_back(has_value ? argv[++i] : "");
+    }
+  }
+
+  /// Throws ConfigError for an argument that is none of `names`.
+  void allow(const std::vector<std::string>& names) const {
+    std::string all;
+    for (const auto& name : names) all += (all.empty() ? "" : ", ") + name;
+    for (const auto& [name, _] : values_) {
+      if (std::find(names.begin(), names.end(), name) == names.end()) {
+        throw ConfigError("unknown argument " + name + "; there are " + all);
+      }
     }
   }
 

@@ -332,6 +332,17 @@ void write_json(const std::string& path, const std::vector<Result>& results) {
 }
 
 void run_all(const Arguments& arguments) {
+  arguments.allow(
+      {"--backend",
+       "--json",
+       "--kind",
+       "--part",
+       "--stages",
+       "--microbatches",
+       "--steps",
+       "--width",
+       "--rows",
+       "--wait-ms"});
   Settings settings;
   const auto number = [&](const char* name, auto& value) {
     if (arguments.has(name)) {
