@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "echelon/timeline/page.h"
 #include "echelon/timeline/series.h"
 #include "echelon/timeline/units.h"
 
@@ -313,18 +314,6 @@ class Drawing {
   Rows rows_;
   Interval range_;
 };
-
-void draw_key(Markup& page, const char* color, const char* text) {
-  page.open("span", {{"class", "key"}});
-  page.open(
-      "svg",
-      {{"class", "swatch"},
-       {"width", "18"},
-       {"height", "12"},
-       {"aria-hidden", "true"}});
-  page.empty("rect", {{"class", color}, {"width", "18"}, {"height", "12"}});
-  page.close().text(text).close();
-}
 
 }  // namespace
 

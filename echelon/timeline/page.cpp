@@ -39,4 +39,16 @@ std::string finish_page(Markup page, PageScript script) {
   return std::move(page).finish() + "\n";
 }
 
+void draw_key(Markup& page, const char* color, const char* text) {
+  page.open("span", {{"class", "key"}});
+  page.open(
+      "svg",
+      {{"class", "swatch"},
+       {"width", "18"},
+       {"height", "12"},
+       {"aria-hidden", "true"}});
+  page.empty("rect", {{"class", color}, {"width", "18"}, {"height", "12"}});
+  page.close().text(text).close();
+}
+
 }  // namespace echelon

@@ -16,4 +16,7 @@ void open_page(Markup& page, const std::string& title, PageScript script);
 /// From </main> to the end; the page's text. Adds the script.
 std::string finish_page(Markup page, PageScript script);
 
+/// One entry of a legend: a patch of the class `color`, and what it means.
+void draw_key(Markup& page, const char* color, const char* text);
+
 }  // namespace echelon

@@ -7,6 +7,7 @@
 #include <set>
 #include <tuple>
 
+#include "echelon/timeline/page.h"
 #include "echelon/timeline/series.h"
 #include "echelon/timeline/units.h"
 
@@ -441,18 +442,6 @@ void draw_pattern(
     page.empty("rect", {{"class", "mark"}, {"width", "1.3"}, {"height", "6"}});
   }
   page.close();
-}
-
-void draw_key(Markup& page, const char* color, const char* text) {
-  page.open("span", {{"class", "key"}});
-  page.open(
-      "svg",
-      {{"class", "swatch"},
-       {"width", "18"},
-       {"height", "12"},
-       {"aria-hidden", "true"}});
-  page.empty("rect", {{"class", color}, {"width", "18"}, {"height", "12"}});
-  page.close().text(text).close();
 }
 
 void draw_legend(Markup& page, const std::vector<Drawn>& all) {
