@@ -213,6 +213,12 @@ bool Work::done() const {
 
 // Group -----------------------------------------------------------------------
 
+Group Group::alone(const std::string& axis) {
+  auto impl = std::make_shared<Impl>();
+  impl->axis = axis;
+  return Group(std::move(impl));
+}
+
 Group make_group(
     c10::intrusive_ptr<c10d::Backend> backend,
     const c10::intrusive_ptr<c10d::Store>& store,

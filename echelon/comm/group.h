@@ -39,6 +39,9 @@ struct PeerMessage {
 /// the group cannot be used.
 class Group {
  public:
+  /// A group of this rank alone, without a World.
+  static Group alone(const std::string& axis);
+
   int rank() const;                      // in [0, size)
   int size() const;
   const std::string& axis() const;       // "world", "dp_replicate", …

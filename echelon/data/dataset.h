@@ -18,6 +18,13 @@ namespace echelon {
 struct Batch {
   torch::Tensor inputs;          // [n, input_shape...]
   torch::Tensor targets;         // [n, target_shape...]
+  /// What the model's first layer takes after the inputs, each [n, ...]:
+  ///   documents  int64 [n, sequence], where text is packed and its borders are
+  ///              respected: tokens attend within their document alone
+  ///   keys       int64 [n], where the model has dropout: a number that depends
+  ///              on the seed, the epoch and the sample alone, which random
+  ///              masks are made from. Always the last.
+  std::vector<torch::Tensor> more;
   std::vector<int64_t> indices;  // n dataset indices; n may be 0
   /// Samples of the global batch, over all ranks, as planned. Where samples can
   /// be skipped (Dataset::may_skip), what arrived is the sum of inputs.size(0)

@@ -10,12 +10,13 @@
 namespace echelon {
 
 /// The mesh axes, outermost first: neighbours in `tp` are neighbours in rank,
-/// so the axis with the most traffic runs over the fastest links.
-enum class Axis { pp, dp_replicate, dp_shard, cp, ep, tp };
+/// so the axis with the most traffic runs over the fastest links, and copies of
+/// the model, which talk once a step, lie on different hosts.
+enum class Axis { dp_replicate, dp_shard, pp, cp, ep, tp };
 
 inline constexpr std::array<Axis, 6> kAxes = {
-    Axis::pp, Axis::dp_replicate, Axis::dp_shard,
-    Axis::cp, Axis::ep,           Axis::tp};
+    Axis::dp_replicate, Axis::dp_shard, Axis::pp,
+    Axis::cp,           Axis::ep,       Axis::tp};
 
 /// The axis' name as configurations spell it, "dp_replicate".
 std::string_view to_string(Axis axis);

@@ -54,7 +54,8 @@ std::vector<ParameterInfo> parameters_of(
 LayerList model_layers(
     const ModelOptions& options,
     const std::vector<int64_t>& input_shape,
-    int64_t classes) {
+    int64_t classes,
+    const TensorParallel& /*parallel*/) {
   const auto all = list_parameters(options, input_shape, classes);
   const bool wide = options.dtype == "float64";
   const auto plain = plain_layers(options, input_shape, classes);

@@ -17,6 +17,21 @@ struct ModelOptions {
   std::string dtype = "float32";    // float32 | float64
   bool sync_batch_norm = false;     // batch statistics over all ranks
 
+  // Language models. 0 takes the value of the size that `name` names ("gpt2",
+  // "llama-1b"); "gpt" and "llama" have none, so each number must be set.
+  int64_t layers = 0;               // transformer blocks
+  int64_t hidden_size = 0;          // features of a token
+  int64_t heads = 0;                // of attention
+  int64_t kv_heads = 0;             // llama: of keys and values; 0: heads
+  int64_t intermediate_size = 0;    // of the MLP; gpt, 0: 4 * hidden_size
+  int64_t vocab_size = 0;           // 0: the size's, or the tokenizer's
+  int64_t max_positions = 0;        // longest sequence
+  double rope_theta = 0;            // llama: base of the rotations; 0: 10000
+  double norm_eps = 0;              // 0: 1e-5
+  double dropout = 0;               // of embeddings, attention, residuals
+  bool tie_embeddings = false;      // llama: one matrix for words in and out
+                                    // (gpt always has one)
+
   // How the list of layers is cut into pipeline stages, or over devices.
   /// The layers that begin a new slice; empty: by `balance`.
   std::vector<std::string> cut;

@@ -18,6 +18,7 @@ void bind_all(config::Document& document, Job& job) {
       "layout", "how many ranks along each axis of the mesh, and the pipeline");
   bind(layout, job.layout);
   bind(layout, job.pipeline);
+  bind(layout, job.tensor);
   table("optimizer", "how the parameters change", job.optimizer);
   table("train", "the loop", job.train);
   table("comm", "how ranks talk to each other", job.comm);

@@ -12,6 +12,7 @@
 #include "echelon/layout/layout.h"
 #include "echelon/models/options.h"
 #include "echelon/optim/options.h"
+#include "echelon/parallel/tensor/options.h"
 #include "echelon/schedule/pipeline_layout.h"
 #include "echelon/train/options.h"
 
@@ -22,6 +23,7 @@ struct Job {
   DataOptions data;
   Layout layout;
   PipelineLayout pipeline;  // of [layout] too; read when layout.pp > 1
+  TensorParallelOptions tensor;  // of [layout] too; read when layout.tp > 1
   OptimizerOptions optimizer;
   TrainOptions train;
   CommOptions comm;

@@ -54,13 +54,13 @@ TEST(Layout, SaysWhichDegreeFits) {
             "no error");
 }
 
-TEST(Mesh, TensorParallelIsInnermostAndPipelineOutermost) {
+TEST(Mesh, TensorParallelIsInnermostAndDataParallelOutermost) {
   const Mesh mesh(Layout{.dp_replicate = 2, .tp = 2, .pp = 2});
   EXPECT_THAT(mesh.ranks_along(0, Axis::tp), ElementsAre(0, 1));
-  EXPECT_THAT(mesh.ranks_along(0, Axis::dp_replicate), ElementsAre(0, 2));
-  EXPECT_THAT(mesh.ranks_along(0, Axis::pp), ElementsAre(0, 4));
-  EXPECT_THAT(mesh.ranks_along(5, Axis::pp), ElementsAre(1, 5));
-  EXPECT_EQ(mesh.coordinate(6, Axis::dp_replicate), 1);
+  EXPECT_THAT(mesh.ranks_along(0, Axis::pp), ElementsAre(0, 2));
+  EXPECT_THAT(mesh.ranks_along(0, Axis::dp_replicate), ElementsAre(0, 4));
+  EXPECT_THAT(mesh.ranks_along(5, Axis::dp_replicate), ElementsAre(1, 5));
+  EXPECT_EQ(mesh.coordinate(6, Axis::pp), 1);
 }
 
 TEST(Mesh, GroupsPartitionTheWorld) {

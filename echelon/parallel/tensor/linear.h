@@ -1,0 +1,135 @@
+// Matrix products whose matrix is cut over a tensor-parallel group.
+//
+//   Y = X A, A = [A_1 A_2]        column parallel: each rank has some outputs
+//   Y = X_1 A_1 + X_2 A_2         row parallel: each rank has some inputs
+//
+// Weights are as torch::nn::Linear has them, [out, in], or as Hugging Face's
+// Conv1D of GPT-2 has them, [in, out].
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/models/sharded_module.h"
+#include "echelon/parallel/tensor/tensor_parallel.h"
+
+namespace echelon {
+
+enum class WeightLayout { out_in, in_out };
+
+/// One of the products that share an input; `bias` may be undefined.
+struct LinearWeights {
+  torch::Tensor weight;
+  torch::Tensor bias;
+};
+
+/// x times each of the local weights: the beginning of a tensor-parallel region.
+///
+///   x        replicated: [..., in]; with cut tokens: this rank's [tokens_r, in]
+///   tokens   how many there are on all ranks; read when they are cut
+///   returns  per weight [..., out_r], of all tokens ([tokens, out_r] when they
+///            were cut)
+///
+/// Forward: nothing is sent, or tokens are gathered (in options.overlap_chunks
+/// pieces, each multiplied while the next arrives). Backward: the input's
+/// gradient is summed over the ranks (reduce-scattered when tokens are cut)
+/// while the weights' gradients are computed. Gathered tokens are not kept for
+/// backward, but gathered again.
+std::vector<torch::Tensor> column_linear(
+    const torch::Tensor& x,
+    const std::vector<LinearWeights>& weights,
+    WeightLayout layout,
+    const TensorParallel& parallel,
+    int64_t tokens,
+    const std::string& label);
+
+/// The end of a region: the sum over the ranks of x_r times the local weight,
+/// plus the bias, once.
+///
+///   x        [..., in_r] (with cut tokens [tokens, in_r]: all of them)
+///   bias     whole, or undefined; with cut tokens its gradient is this rank's
+///            part of a sum
+///   returns  [..., out]; with cut tokens this rank's [tokens_r, out]
+///
+/// Forward: all-reduce, or reduce-scatter. Backward: nothing, or all-gather.
+torch::Tensor row_linear(
+    const torch::Tensor& x,
+    const torch::Tensor& weight,
+    const torch::Tensor& bias,
+    WeightLayout layout,
+    const TensorParallel& parallel,
+    const std::string& label);
+
+struct LinearShape {
+  int64_t in = 1;
+  int64_t out = 1;
+  bool bias = true;
+  WeightLayout layout = WeightLayout::out_in;
+};
+
+/// A linear layer cut by its outputs. weight [out_r, in] (or [in, out_r]), bias
+/// [out_r].
+class ColumnParallelLinear : public ShardedModule {
+ public:
+  /// `outputs`: which of the outputs are here and owned (Shard::pieces and owned
+  /// along the output dimension); empty pieces in the default: an even part.
+  /// `gather_output`: forward returns all outputs, on every rank.
+  ColumnParallelLinear(
+      const LinearShape& shape,
+      TensorParallel parallel,
+      std::string label,
+      bool gather_output = false);
+  ColumnParallelLinear(
+      const LinearShape& shape,
+      TensorParallel parallel,
+      std::string label,
+      const Shard& outputs);
+
+  /// `tokens`: on all ranks; needed when they are cut.
+  torch::Tensor forward(const torch::Tensor& x, int64_t tokens = 0);
+  LinearWeights weights() const { return {weight, bias}; }
+
+  torch::Tensor weight;
+  torch::Tensor bias;
+
+ private:
+  LinearShape shape_;
+  TensorParallel parallel_;
+  std::string label_;
+  bool gather_output_ = false;
+  std::vector<int64_t> output_sizes_;  // by rank, when they are gathered
+};
+
+/// A linear layer cut by its inputs. weight [out, in_r] (or [in_r, out]), bias
+/// [out], whole.
+class RowParallelLinear : public ShardedModule {
+ public:
+  /// `inputs`: as `outputs` above, along the input dimension.
+  /// `scatter_input`: forward takes all inputs and uses this rank's part.
+  RowParallelLinear(
+      const LinearShape& shape,
+      TensorParallel parallel,
+      std::string label,
+      bool scatter_input = false);
+  RowParallelLinear(
+      const LinearShape& shape,
+      TensorParallel parallel,
+      std::string label,
+      const Shard& inputs);
+
+  torch::Tensor forward(const torch::Tensor& x);
+
+  torch::Tensor weight;
+  torch::Tensor bias;
+
+ private:
+  LinearShape shape_;
+  TensorParallel parallel_;
+  std::string label_;
+  bool scatter_input_ = false;
+};
+
+}  // namespace echelon
