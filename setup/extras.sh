@@ -7,22 +7,34 @@ set -euo pipefail
 source "$(dirname "$0")/fetch.sh"
 
 venv=$cache/pytorch-2.11.0
-if [ ! -e "$venv/complete" ]; then
+python_packages=(
+  torch==2.11.0 torchvision==0.26.0 numpy safetensors==0.8.0 pillow
+  playwright==1.65.2 jsonschema transformers==5.23.0
+)
+
+# An environment of an older list gets what is new in this one.
+is_complete() {
+  [ "$(cat "$venv/complete" 2>/dev/null)" = "${python_packages[*]}" ]
+}
+if ! is_complete; then
   make_cache
   take_turns extras
 fi
-if [ ! -e "$venv/complete" ]; then
-  rm -rf "$venv"
-  need_space "$cache" 9000 "Python's PyTorch"
-  say "fetching Python's PyTorch into $venv (2.6 GB, once)"
+if ! is_complete; then
+  if [ ! -e "$venv/complete" ]; then
+    rm -rf "$venv"
+    need_space "$cache" 9000 "Python's PyTorch"
+    say "fetching Python's PyTorch into $venv (2.6 GB, once)"
+  else
+    say "fetching what is new in $venv"
+  fi
   trap 'say "interrupted; run the same command again to go on"; exit 130' INT TERM
   mkdir -p "$cache/wheels"
-  python3 -m venv "$venv"
+  [ -e "$venv" ] || python3 -m venv "$venv"
   pip "$venv/bin/python" install --cache-dir "$cache/wheels" \
-    torch==2.11.0 torchvision==0.26.0 numpy safetensors==0.8.0 pillow \
-    playwright==1.65.2 jsonschema
+    "${python_packages[@]}"
   rm -rf "$cache/wheels"
-  touch "$venv/complete"
+  echo "${python_packages[*]}" >"$venv/complete"
 fi
 
 packages=()
