@@ -42,14 +42,13 @@ class DigitsDataset : public Dataset {
   void load(
       int64_t index,
       const SampleContext&,
-      std::byte* input,
-      std::byte* target) const override {
+      const SampleMemory& to) const override {
     const auto& pixels = digits_.pixels[static_cast<size_t>(index)];
-    auto* to = reinterpret_cast<float*>(input);
+    auto* ink = reinterpret_cast<float*>(to.input);
     for (size_t i = 0; i < pixels.size(); ++i) {
-      to[i] = static_cast<float>(pixels[i]) / Digits::kMaxInk;
+      ink[i] = static_cast<float>(pixels[i]) / Digits::kMaxInk;
     }
-    put_class(digits_.labels[static_cast<size_t>(index)], target);
+    put_class(digits_.labels[static_cast<size_t>(index)], to.target);
   }
 
  private:
@@ -90,17 +89,16 @@ class DummyDataset : public Dataset {
   void load(
       int64_t index,
       const SampleContext&,
-      std::byte* input,
-      std::byte* target) const override {
+      const SampleMemory& to) const override {
     RandomStream random(
         RandomUse::dummy, {seed_, static_cast<uint64_t>(index)});
     put_class(
         static_cast<int64_t>(
             random.below(static_cast<uint64_t>(options_.classes))),
-        target);
+        to.target);
     const uint64_t key = random.bits();
     fill_uniform(
-        reinterpret_cast<float*>(input),
+        reinterpret_cast<float*>(to.input),
         elements_,
         static_cast<uint32_t>(key),
         static_cast<uint32_t>(key >> 32));
@@ -131,10 +129,9 @@ class TensorsDataset : public Dataset {
   void load(
       int64_t index,
       const SampleContext&,
-      std::byte* input,
-      std::byte* target) const override {
-    copy_row(inputs_, index, input_bytes_, input);
-    copy_row(targets_, index, target_bytes_, target);
+      const SampleMemory& to) const override {
+    copy_row(inputs_, index, input_bytes_, to.input);
+    copy_row(targets_, index, target_bytes_, to.target);
   }
 
  private:
@@ -194,8 +191,7 @@ class ImagesDataset : public Dataset {
   void load(
       int64_t index,
       const SampleContext& context,
-      std::byte* input,
-      std::byte* target) const override {
+      const SampleMemory& to) const override {
     thread_local ImageDecoder decoder;
     thread_local Resizer resizer;
     const auto& image = folder_.images[static_cast<size_t>(index)];
@@ -207,8 +203,8 @@ class ImagesDataset : public Dataset {
         plan,
         options_.image_size,
         normalise_,
-        reinterpret_cast<float*>(input));
-    put_class(image.label, target);
+        reinterpret_cast<float*>(to.input));
+    put_class(image.label, to.target);
   }
 
  private:
@@ -271,12 +267,30 @@ Batch empty_batch(const SampleSpec& spec, int64_t n, bool pinned) {
   Batch batch;
   batch.inputs = make(spec.input_shape, spec.input_dtype);
   batch.targets = make(spec.target_shape, spec.target_dtype);
+  for (const auto& more : spec.more) {
+    batch.more.push_back(make(more.shape, more.dtype));
+  }
   batch.global_count = n;
   return batch;
 }
 
+SampleMemory
+row_memory(const Batch& batch, const SampleSpec& spec, size_t row) {
+  const auto at = [&](const torch::Tensor& tensor) {
+    const size_t bytes = tensor.nbytes() / static_cast<size_t>(tensor.size(0));
+    return static_cast<std::byte*>(tensor.data_ptr()) + row * bytes;
+  };
+  SampleMemory memory{at(batch.inputs), at(batch.targets), {}};
+  for (size_t i = 0; i < spec.more.size(); ++i) {
+    memory.more.push_back(at(batch.more[i]));
+  }
+  return memory;
+}
+
 void drop_rows(Batch& batch, const std::vector<std::string>& reasons) {
   const auto n = static_cast<size_t>(batch.inputs.size(0));
+  std::vector<torch::Tensor*> tensors = {&batch.inputs, &batch.targets};
+  for (auto& tensor : batch.more) tensors.push_back(&tensor);
   size_t kept = 0;
   for (size_t row = 0; row < n; ++row) {
     if (!reasons[row].empty()) {
@@ -284,7 +298,7 @@ void drop_rows(Batch& batch, const std::vector<std::string>& reasons) {
       batch.skip_reasons.push_back(reasons[row]);
       continue;
     }
-    for (const auto* tensor : {&batch.inputs, &batch.targets}) {
+    for (const auto* tensor : tensors) {
       const size_t bytes = tensor->nbytes() / n;
       auto* data = static_cast<std::byte*>(tensor->data_ptr());
       std::memmove(data + kept * bytes, data + row * bytes, bytes);
@@ -292,21 +306,26 @@ void drop_rows(Batch& batch, const std::vector<std::string>& reasons) {
     batch.indices[kept++] = batch.indices[row];
   }
   if (kept == n) return;
-  batch.inputs = batch.inputs.narrow(0, 0, static_cast<int64_t>(kept));
-  batch.targets = batch.targets.narrow(0, 0, static_cast<int64_t>(kept));
+  for (auto* tensor : tensors) {
+    *tensor = tensor->narrow(0, 0, static_cast<int64_t>(kept));
+  }
   batch.indices.resize(kept);
+}
+
+std::vector<int64_t> Dataset::training_order(
+    std::vector<int64_t> samples,
+    uint64_t seed,
+    int64_t epoch,
+    bool shuffle) const {
+  return epoch_order(std::move(samples), seed, epoch, shuffle);
 }
 
 Batch Dataset::get(
     std::span<const int64_t> indices, const SampleContext& context) const {
-  Batch batch = empty_batch(spec(), static_cast<int64_t>(indices.size()));
+  const SampleSpec sample = spec();
+  Batch batch = empty_batch(sample, static_cast<int64_t>(indices.size()));
   batch.indices.assign(indices.begin(), indices.end());
   std::vector<std::string> reasons(indices.size());
-  if (indices.empty()) return batch;
-  const size_t input_bytes = batch.inputs.nbytes() / indices.size();
-  const size_t target_bytes = batch.targets.nbytes() / indices.size();
-  auto* input = static_cast<std::byte*>(batch.inputs.data_ptr());
-  auto* target = static_cast<std::byte*>(batch.targets.data_ptr());
   for (size_t row = 0; row < indices.size(); ++row) {
     if (indices[row] < 0 || indices[row] >= size()) {
       throw ConfigError(
@@ -314,11 +333,7 @@ Batch Dataset::get(
           " is outside of the data set's " + std::to_string(size()));
     }
     try {
-      load(
-          indices[row],
-          context,
-          input + row * input_bytes,
-          target + row * target_bytes);
+      load(indices[row], context, row_memory(batch, sample, row));
     } catch (const DataError& error) {
       if (!may_skip()) throw;
       reasons[row] = error.what();

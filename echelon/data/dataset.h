@@ -42,6 +42,12 @@ struct SampleContext {
   bool training = true;  // false: no random crop or flip
 };
 
+/// A tensor of Batch::more that the data set fills, for one sample.
+struct MoreSpec {
+  std::vector<int64_t> shape;
+  torch::Dtype dtype = torch::kInt64;
+};
+
 /// One sample's tensors.
 struct SampleSpec {
   std::vector<int64_t> input_shape;
@@ -49,6 +55,14 @@ struct SampleSpec {
   std::vector<int64_t> target_shape;  // [] for a class number
   torch::Dtype target_dtype = torch::kInt64;
   int64_t classes = 0;  // 0: targets are no class numbers
+  std::vector<MoreSpec> more;
+};
+
+/// Where a sample is written: contiguous memory of spec()'s shapes and dtypes.
+struct SampleMemory {
+  std::byte* input = nullptr;
+  std::byte* target = nullptr;
+  std::vector<std::byte*> more;  // one for each of SampleSpec::more
 };
 
 /// Implementations are safe to use from many threads at once.
@@ -59,13 +73,21 @@ class Dataset {
   virtual int64_t size() const = 0;
   virtual SampleSpec spec() const = 0;
 
-  /// Writes sample `index` (in [0, size)) into contiguous memory of spec()'s
-  /// shapes and dtypes. Throws DataError that names the file when it is broken.
+  /// Writes all of sample `index` (in [0, size)). Throws DataError that names
+  /// the file when it is broken.
   virtual void load(
       int64_t index,
       const SampleContext& context,
-      std::byte* input,
-      std::byte* target) const = 0;
+      const SampleMemory& to) const = 0;
+
+  /// What an epoch of training sees of `samples`, and in which order: as many,
+  /// by a function of the arguments alone. Here epoch_order(); a blend of
+  /// sources takes some of them several times and others in a later epoch.
+  virtual std::vector<int64_t> training_order(
+      std::vector<int64_t> samples,
+      uint64_t seed,
+      int64_t epoch,
+      bool shuffle) const;
 
   /// True when a sample whose load() throws DataError is to be left out.
   virtual bool may_skip() const { return false; }
@@ -78,6 +100,9 @@ class Dataset {
 
 /// Tensors for `n` samples of `spec`, not initialised.
 Batch empty_batch(const SampleSpec& spec, int64_t n, bool pinned = false);
+
+/// Where sample `row` of `batch` lies; `spec` as in empty_batch().
+SampleMemory row_memory(const Batch& batch, const SampleSpec& spec, size_t row);
 
 /// Leaves out the rows of `batch` whose `reasons` entry is not empty; the
 /// others move up. Counts them in skipped and skip_reasons.

@@ -44,18 +44,15 @@ struct Task {
   size_t end = 0;
 };
 
-void load_row(const Dataset& dataset, Pending& pending, size_t row) {
-  auto& batch = pending.batch;
-  const auto at = [&](const torch::Tensor& tensor) {
-    return static_cast<std::byte*>(tensor.data_ptr()) +
-           row * (tensor.nbytes() / pending.rows());
-  };
+void load_row(
+    const Dataset& dataset,
+    const SampleSpec& spec,
+    Pending& pending,
+    size_t row) {
+  const auto& batch = pending.batch;
   try {
     dataset.load(
-        batch.indices[row],
-        pending.context,
-        at(batch.inputs),
-        at(batch.targets));
+        batch.indices[row], pending.context, row_memory(batch, spec, row));
   } catch (const DataError& error) {
     if (dataset.may_skip()) {
       pending.skipped[row] = error.what();
@@ -78,8 +75,7 @@ class BatchMemory {
 
   Batch get(int64_t n) {
     for (auto& kept : kept_) {
-      if (kept.inputs.size(0) == n && unused(kept.inputs) &&
-          unused(kept.targets)) {
+      if (kept.inputs.size(0) == n && unused(kept)) {
         std::swap(kept, kept_.back());
         return kept_.back();
       }
@@ -95,6 +91,13 @@ class BatchMemory {
  private:
   static bool unused(const torch::Tensor& tensor) {
     return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+  }
+  static bool unused(const Batch& batch) {
+    return unused(batch.inputs) && unused(batch.targets) &&
+           std::all_of(
+               batch.more.begin(), batch.more.end(), [](const auto& tensor) {
+                 return unused(tensor);
+               });
   }
 
   SampleSpec spec_;
@@ -113,13 +116,15 @@ struct Loader::State {
   State(const Dataset& set, LoaderOptions given)
       : dataset(set),
         options(std::move(given)),
+        spec(set.spec()),
         memory(
-            set.spec(),
+            spec,
             options.pin_memory && at::globalContext().hasCUDA(),
             static_cast<size_t>(options.prefetch) + 3) {}
 
   const Dataset& dataset;
   const LoaderOptions options;
+  const SampleSpec spec;
   BatchMemory memory;
   std::vector<int64_t> order;  // of the epoch
   Position position;
@@ -131,6 +136,14 @@ struct Loader::State {
   std::deque<PendingPtr> queue;   // oldest first
   bool stop = false;
   std::vector<std::thread> threads;
+
+  std::vector<int64_t> order_of(int64_t epoch) const {
+    return options.training
+               ? dataset.training_order(
+                     options.samples, options.seed, epoch, options.shuffle)
+               : epoch_order(
+                     options.samples, options.seed, epoch, options.shuffle);
+  }
 
   /// The end of the batch that begins at `begin`, or `begin` when there is
   /// none.
@@ -199,7 +212,7 @@ struct Loader::State {
       if (stop) return;
       lock.unlock();
       for (size_t row = task.begin; row < task.end; ++row) {
-        load_row(dataset, *task.pending, row);
+        load_row(dataset, spec, *task.pending, row);
       }
       lock.lock();
       task.pending->rows_done += task.end - task.begin;
@@ -214,8 +227,7 @@ struct Loader::State {
       queue.clear();
     }
     if (order.empty() || from.epoch != position.epoch) {
-      order = epoch_order(
-          options.samples, options.seed, from.epoch, options.shuffle);
+      order = order_of(from.epoch);
     }
     position = from;
     scheduled = from.consumed;

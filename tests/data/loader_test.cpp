@@ -31,13 +31,14 @@ class Numbers : public Dataset {
   bool foreign_error = false;
 
   int64_t size() const override { return n_; }
-  SampleSpec spec() const override { return {.input_shape = {1}}; }
+  SampleSpec spec() const override {
+    return {.input_shape = {1}, .more = {{{2}, torch::kInt32}}};
+  }
   bool may_skip() const override { return skip; }
   void load(
       int64_t index,
       const SampleContext& context,
-      std::byte* input,
-      std::byte* target) const override {
+      const SampleMemory& to) const override {
     {
       std::unique_lock lock(mutex_);
       threads_.insert(std::this_thread::get_id());
@@ -51,8 +52,10 @@ class Numbers : public Dataset {
     }
     const float value =
         static_cast<float>(index) + static_cast<float>(context.epoch) / 10.0f;
-    std::memcpy(input, &value, sizeof(value));
-    std::memcpy(target, &index, sizeof(index));
+    std::memcpy(to.input, &value, sizeof(value));
+    std::memcpy(to.target, &index, sizeof(index));
+    const int32_t more[2] = {static_cast<int32_t>(index), -1};
+    std::memcpy(to.more.at(0), more, sizeof(more));
   }
 
   void set_gate(bool open) {
@@ -93,6 +96,9 @@ std::vector<std::vector<int64_t>> rest_of(Loader& loader) {
     for (size_t i = 0; i < batch->indices.size(); ++i) {
       EXPECT_EQ(
           batch->targets[static_cast<int64_t>(i)].item<int64_t>(),
+          batch->indices[i]);
+      EXPECT_EQ(
+          batch->more.at(0)[static_cast<int64_t>(i)][0].item<int64_t>(),
           batch->indices[i]);
     }
     batches.push_back(batch->indices);
@@ -273,6 +279,8 @@ TEST(Loader, SkipsAndCounts) {
   const auto second = loader.next();
   EXPECT_THAT(second->indices, ElementsAre(4, 7));
   EXPECT_EQ(second->inputs.sum().item<float>(), 11.0f);
+  EXPECT_EQ(second->more[0].sizes(), (std::vector<int64_t>{2, 2}));
+  EXPECT_EQ(second->more[0].select(1, 0).sum().item<int64_t>(), 11);
   EXPECT_EQ(second->skipped, 2);
   EXPECT_THAT(second->skip_reasons[1], HasSubstr("sample 6"));
   EXPECT_EQ(second->global_count, 4);
@@ -297,7 +305,7 @@ TEST(Loader, BatchesStayTheCallersOwn) {
     const auto n = batch->indices[0] / 4;
     if (n % 3 == 0) {
       kept.push_back(
-          n % 2 == 0 ? batch->inputs : batch->inputs.narrow(0, 1, 1));
+          n % 2 == 0 ? batch->more[0] : batch->inputs.narrow(0, 1, 1));
       values.push_back(kept.back().sum().item<float>());
     }
   }
