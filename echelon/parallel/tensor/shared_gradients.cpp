@@ -1,0 +1,80 @@
+#include "echelon/parallel/tensor/shared_gradients.h"
+
+#include <torch/torch.h>
+
+#include <map>
+#include <set>
+
+namespace echelon {
+namespace {
+
+bool is_whole(const Shard& shard) {
+  return shard.local_shape() == shard.shape && shard.pieces.size() == 1;
+}
+
+// The gradient at its place in the whole parameter, zeros elsewhere. The whole
+// may be cut otherwise on the other ranks: that its shape is the same on all of
+// them is what makes it one sum.
+torch::Tensor
+whole_gradient(const torch::Tensor& parameter, const Shard& shard) {
+  const auto gradient = parameter.grad();
+  if (gradient.defined() && is_whole(shard)) return gradient.contiguous();
+  auto whole = torch::zeros(shard.shape, parameter.options());
+  if (gradient.defined()) copy_to_whole(whole, gradient, shard);
+  return whole;
+}
+
+}  // namespace
+
+SharedGradients::SharedGradients(
+    const torch::nn::Module& network, const TensorParallel& parallel)
+    : group_(parallel.group) {
+  if (parallel.size() == 1) return;
+  const auto shards = shards_of(network);
+  std::set<const void*> seen;  // a tied parameter has several names
+  for (const auto& item : network.named_parameters()) {
+    const auto found = shards.find(item.key());
+    if (found == shards.end() || !found->second.sum_gradients) continue;
+    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    shared_.push_back({item.value(), found->second.shard});
+  }
+}
+
+void SharedGradients::finish() {
+  std::map<torch::Dtype, std::vector<Shared>> by_dtype;
+  for (const auto& shared : shared_) {
+    if (!shared.parameter.requires_grad()) continue;
+    by_dtype[shared.parameter.scalar_type()].push_back(shared);
+  }
+  for (const auto& [_, group] : by_dtype) finish(group);
+}
+
+void SharedGradients::finish(const std::vector<Shared>& of_one_dtype) {
+  const torch::NoGradGuard no_grad;
+  std::vector<torch::Tensor> sums;
+  std::vector<float> here;
+  for (const auto& shared : of_one_dtype) {
+    sums.push_back(whole_gradient(shared.parameter, shared.shard));
+    here.push_back(shared.parameter.grad().defined() ? 1 : 0);
+  }
+  // Travels along: on how many ranks backward reached each of them.
+  sums.push_back(
+      torch::tensor(here, torch::kFloat32).to(sums.front().options()));
+  group_.all_reduce(sums, ReduceOp::sum, {.label = "shared gradients sum"});
+  torch::Tensor reached;
+  for (size_t i = 0; i < of_one_dtype.size(); ++i) {
+    auto parameter = of_one_dtype[i].parameter;
+    auto& gradient = parameter.mutable_grad();
+    const auto part = slice_of(sums[i], of_one_dtype[i].shard);
+    if (gradient.defined()) {
+      if (!gradient.is_alias_of(part)) gradient.copy_(part);
+      continue;
+    }
+    if (!reached.defined()) reached = sums.back().cpu();
+    if (reached[static_cast<int64_t>(i)].item<float>() > 0) {
+      gradient = part.clone(torch::MemoryFormat::Contiguous);
+    }
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,141 @@
+// Layers of which each rank holds a part, against the whole on one device:
+// parameters and gradients by name, in float64.
+//
+//   run_ranks(size, [&](World& world) {
+//     const TensorParallel tp{world.group(), options};
+//     Layer layer(…, tp, "layer");
+//     const auto whole = parity::give_parts(layer, seed);
+//     … the same sum on one device, of whole.at("weight") …; backward
+//     … this rank's part of it …; backward
+//     SharedGradients(layer, tp).finish();
+//     parity::expect_parts(layer, whole);
+//   });
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "echelon/comm/world.h"
+#include "echelon/models/sharded_module.h"
+#include "echelon/parallel/tensor/tensor_parallel.h"
+#include "tests/support/parity.h"
+
+namespace echelon::parity {
+
+/// How a test runs: so many ranks, tokens cut or not.
+struct Way {
+  int ranks = 1;
+  TensorParallelOptions options;
+};
+
+inline void PrintTo(const Way& way, std::ostream* out) {
+  *out << "ranks_" << way.ranks
+       << (way.options.sequence_parallel ? "_tokens_cut" : "");
+  if (way.options.overlap_chunks > 1) {
+    *out << "_chunks_" << way.options.overlap_chunks;
+  }
+}
+
+/// Degrees 1 to 4, tokens cut or not; with cut tokens also in chunks.
+inline std::vector<Way> ways() {
+  std::vector<Way> all;
+  for (const int ranks : {1, 2, 3, 4}) {
+    all.push_back({ranks, {}});
+    all.push_back({ranks, {.sequence_parallel = true}});
+  }
+  for (const int ranks : {2, 3}) {
+    for (const int64_t chunks : {2, 5}) {
+      all.push_back(
+          {ranks, {.sequence_parallel = true, .overlap_chunks = chunks}});
+    }
+    all.push_back({ranks, {.overlap_chunks = 2}});
+  }
+  return all;
+}
+
+/// The body of a test on the threads of `way`.
+inline void on_ranks(
+    const Way& way, const std::function<void(const TensorParallel&)>& body) {
+  run_ranks(
+      way.ranks,
+      [&](World& world) {
+        at::set_num_threads(1);
+        body({world.group(), way.options});
+      },
+      {.timeout = std::chrono::minutes(2)});
+}
+
+/// What of `whole` [tokens, …] (or [batch, sequence, …], flattened to tokens)
+/// lies on this rank between layers: all of it in its own shape, or its tokens.
+inline torch::Tensor
+part_of_tokens(const torch::Tensor& whole, const TensorParallel& parallel) {
+  if (!parallel.cuts_tokens()) return whole;
+  const auto rows = whole.dim() == 3 ? whole.flatten(0, 1) : whole;
+  const auto mine = parallel.part_of(rows.size(0));
+  return rows.narrow(0, mine.begin, mine.size());
+}
+
+/// The shard of each parameter of `module`; parameters that are registered as
+/// usual are whole.
+inline std::map<std::string, Shard> parts_of(const torch::nn::Module& module) {
+  std::map<std::string, Shard> parts;
+  const auto shards = shards_of(module);
+  for (const auto& item : module.named_parameters()) {
+    const auto found = shards.find(item.key());
+    parts[item.key()] = found != shards.end()
+        ? found->second.shard
+        : replicated(item.value().sizes().vec(), 0);
+  }
+  return parts;
+}
+
+/// Gives `module` its parts of parameters that depend on names and `seed` alone,
+/// in float64. Returns the whole ones, as leaves that require gradients.
+inline NamedTensors give_parts(torch::nn::Module& module, uint64_t seed) {
+  NamedTensors whole;
+  module.to(torch::kFloat64);
+  const auto parts = parts_of(module);
+  for (auto& item : module.named_parameters()) {
+    const auto& part = parts.at(item.key());
+    const auto value =
+        random(part.shape, seed + std::hash<std::string>()(item.key())) * 0.3;
+    const torch::NoGradGuard no_grad;
+    item.value().copy_(slice_of(value, part));
+    whole[item.key()] = value.detach().requires_grad_();
+  }
+  return whole;
+}
+
+/// What is here of each of `whole`'s gradients is the gradient here.
+inline void expect_parts(
+    const torch::nn::Module& module,
+    const NamedTensors& whole,
+    double tolerance = kRounding) {
+  NamedTensors expected;
+  NamedTensors actual;
+  const auto parts = parts_of(module);
+  for (const auto& item : module.named_parameters()) {
+    const auto gradient = whole.at(item.key()).grad();
+    expected[item.key()] = gradient.defined()
+        ? slice_of(gradient, parts.at(item.key()))
+        : gradient;
+    actual[item.key()] = item.value().grad();
+  }
+  expect_same("gradient of", expected, actual, tolerance);
+}
+
+/// One tensor; relative to its largest value.
+inline void expect_tensor(
+    const std::string& what,
+    const torch::Tensor& expected,
+    const torch::Tensor& actual,
+    double tolerance = kRounding) {
+  detail::expect_close(what, expected, actual, 1e-2, tolerance);
+}
+
+}  // namespace echelon::parity
