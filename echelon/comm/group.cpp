@@ -39,12 +39,36 @@ void check_tensor(
            "tensor " + shape_text(tensor) +
                " is not contiguous; pass tensor.contiguous()");
   }
-  if (tensor.device().type() != group.device.type() &&
+  if (tensor.device().type() != group.device.type() && !tensor.is_meta() &&
       group.kind != BackendKind::local) {
     refuse(group, operation,
            "tensor is on " + tensor.device().str() +
                ", but the group's backend works on " + group.device.str());
   }
+}
+
+// Whether these are shapes alone, on the meta device: then there is nothing to
+// send, and the other ranks, which may be counting another layer, are not asked.
+bool no_data(
+    const Group::Impl& group,
+    const char* operation,
+    const std::vector<Tensor>& tensors) {
+  const auto meta = std::count_if(
+      tensors.begin(), tensors.end(),
+      [](const Tensor& tensor) { return tensor.is_meta(); });
+  if (meta == 0) return false;
+  if (static_cast<size_t>(meta) < tensors.size()) {
+    refuse(group, operation,
+           "some tensors are on the meta device, which has no values, and "
+           "others are not");
+  }
+  return true;
+}
+
+std::vector<Tensor>
+joined(std::vector<Tensor> list, const std::vector<Tensor>& more) {
+  list.insert(list.end(), more.begin(), more.end());
+  return list;
 }
 
 void check_same_dtype(
@@ -258,7 +282,7 @@ Work Group::all_reduce(
     const Tensor& tensor, echelon::ReduceOp op, const Call& call) const {
   check_tensor(*impl_, "all_reduce", tensor);
   const Reduction reduction = reduction_of(*impl_, "all_reduce", tensor, op);
-  if (size() == 1) return {};
+  if (size() == 1 || no_data(*impl_, "all_reduce", {tensor})) return {};
   Labelled label(call);
   auto options = with_async<c10d::AllreduceOptions>(call);
   options.reduceOp = reduction.op;
@@ -272,6 +296,7 @@ Work Group::all_gather(
   check_tensor(*impl_, "all_gather", input);
   check_tensor(*impl_, "all_gather", output);
   check_numel(*impl_, "all_gather", output, input, input.numel() * size());
+  if (no_data(*impl_, "all_gather", {output, input})) return {};
   if (size() == 1) {
     copy_alone(output, input);
     return {};
@@ -301,6 +326,7 @@ Work Group::reduce_scatter(
               input.numel() / size());
   Reduction from = reduction_of(*impl_, "reduce_scatter", input, op);
   Reduction to = reduction_of(*impl_, "reduce_scatter", output, op);
+  if (no_data(*impl_, "reduce_scatter", {output, input})) return {};
   if (size() == 1) {
     copy_alone(output, input);
     return {};
@@ -350,6 +376,7 @@ Work Group::all_to_all(
   };
   check_splits(input, input_splits, "input");
   check_splits(output, output_splits, "output");
+  if (no_data(*impl_, name, {output, input})) return {};
   if (size() == 1) {
     check_numel(*impl_, name, output, input, input.numel());
     copy_alone(output, input);
@@ -378,7 +405,7 @@ Work Group::broadcast(
     const Tensor& tensor, int source, const Call& call) const {
   check_tensor(*impl_, "broadcast", tensor);
   check_rank(*impl_, "broadcast", source);
-  if (size() == 1) return {};
+  if (size() == 1 || no_data(*impl_, "broadcast", {tensor})) return {};
   Labelled label(call);
   auto options = with_async<c10d::BroadcastOptions>(call);
   options.rootRank = source;
@@ -394,7 +421,7 @@ Work Group::reduce(
   check_tensor(*impl_, "reduce", tensor);
   check_rank(*impl_, "reduce", destination);
   const Reduction reduction = reduction_of(*impl_, "reduce", tensor, op);
-  if (size() == 1) return {};
+  if (size() == 1 || no_data(*impl_, "reduce", {tensor})) return {};
   Labelled label(call);
   auto options = with_async<c10d::ReduceOptions>(call);
   options.reduceOp = reduction.op;
@@ -423,6 +450,7 @@ Work Group::gather(
     check_tensor(*impl_, "gather", output);
     check_numel(*impl_, "gather", output, input, input.numel());
   }
+  if (no_data(*impl_, "gather", joined(outputs, {input}))) return {};
   if (size() == 1) {
     copy_alone(outputs[0], input);
     return {};
@@ -459,6 +487,7 @@ Work Group::scatter(
     check_tensor(*impl_, "scatter", input);
     check_numel(*impl_, "scatter", output, input, input.numel());
   }
+  if (no_data(*impl_, "scatter", joined(inputs, {output}))) return {};
   if (size() == 1) {
     copy_alone(output, inputs[0]);
     return {};
@@ -501,7 +530,9 @@ Work Group::batch_send_recv(
              "tag " + std::to_string(message.tag) + " must be 0 or more");
     }
   }
-  if (messages.empty()) return {};
+  std::vector<Tensor> all;
+  for (const auto& message : messages) all.push_back(message.tensor);
+  if (all.empty() || no_data(*impl_, "batch_send_recv", all)) return {};
   Labelled label(call);
   // NCCL starts a group of messages together; the others never block here.
   const bool coalesce =
@@ -559,7 +590,7 @@ Work Group::all_reduce(
     reductions.push_back(reduction_of(*impl_, "all_reduce", tensor, op));
     flat.push_back(reductions.back().tensor);
   }
-  if (size() == 1) return {};
+  if (size() == 1 || no_data(*impl_, "all_reduce", tensors)) return {};
   Labelled label(call);
   auto options = with_async<c10d::AllreduceCoalescedOptions>(call);
   options.reduceOp = reductions.front().op;
@@ -572,6 +603,8 @@ Work Group::all_gather(
     const std::vector<Tensor>& inputs,
     const Call& call) const {
   check_pairs(*impl_, "all_gather", outputs, inputs);
+  const bool sends =
+      !no_data(*impl_, "all_gather", joined(outputs, inputs)) && size() > 1;
   std::vector<Tensor> to;
   std::vector<Tensor> from;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -581,7 +614,7 @@ Work Group::all_gather(
     from.push_back(movable(*impl_, inputs[i]));
     if (size() == 1) copy_alone(outputs[i], inputs[i]);
   }
-  if (size() == 1) return {};
+  if (!sends) return {};
   Labelled label(call);
   return finish(
       {impl_->backend->allgather_into_tensor_coalesced(
@@ -595,6 +628,8 @@ Work Group::reduce_scatter(
     echelon::ReduceOp op,
     const Call& call) const {
   check_pairs(*impl_, "reduce_scatter", outputs, inputs);
+  const bool sends =
+      !no_data(*impl_, "reduce_scatter", joined(outputs, inputs)) && size() > 1;
   std::vector<Reduction> results;
   std::vector<Tensor> to;
   std::vector<Tensor> from;
@@ -607,7 +642,7 @@ Work Group::reduce_scatter(
         reduction_of(*impl_, "reduce_scatter", inputs[i], op).tensor);
     if (size() == 1) copy_alone(outputs[i], inputs[i]);
   }
-  if (size() == 1) return {};
+  if (!sends) return {};
   Labelled label(call);
   auto options = with_async<c10d::ReduceScatterOptions>(call);
   options.reduceOp = results.front().op;

@@ -34,6 +34,11 @@ struct PeerMessage {
 /// and on the world's device. A group of size 1 costs nothing: results are the
 /// inputs. Copies share the communicator. One thread of a rank calls at a time.
 ///
+/// Tensors on the meta device, which have shapes and no values: a call checks
+/// its arguments and returns. Nothing is sent, waited for or recorded, and the
+/// other ranks need not call, so layers that communicate can be counted
+/// (models/layer_cost.h) by any rank alone.
+///
 /// All calls throw ConfigError for arguments that are wrong on this rank alone
 /// (before anything is sent) and CommError as Work::wait does. After a CommError
 /// the group cannot be used.

@@ -381,6 +381,49 @@ void wrong_arguments_are_refused(World& world, const Place& at) {
   EXPECT_EQ(tensor[0][0].item<float>(), static_cast<float>(group.size()));
 }
 
+// One rank alone makes every call: with anything sent, it would wait for ever.
+void meta_tensors_send_nothing(World& world, const Place& at) {
+  const Group& group = world.group();
+  const uint64_t before = world.history().count();
+  if (group.rank() == group.size() - 1) {
+    const auto meta = torch::dtype(torch::kFloat32).device(torch::kMeta);
+    const int64_t size = group.size();
+    const auto part = torch::empty({3, 2}, meta);
+    const auto whole = torch::empty({3 * size, 2}, meta);
+    group.all_reduce(part, ReduceOp::avg, {.async = true}).wait();
+    group.all_gather(whole, part);
+    group.reduce_scatter(part, whole);
+    group.all_to_all(whole, whole);
+    group.broadcast(part, 0);
+    group.reduce(part, 0);
+    group.gather(
+        group.rank() == 0 ? std::vector<Tensor>{part} : std::vector<Tensor>{},
+        part, 0);
+    group.scatter(
+        part,
+        group.rank() == 0 ? std::vector<Tensor>{part} : std::vector<Tensor>{},
+        0);
+    group.all_reduce(std::vector<Tensor>{part, whole});
+    group.all_gather(std::vector<Tensor>{whole}, std::vector<Tensor>{part});
+    group.reduce_scatter(std::vector<Tensor>{part}, std::vector<Tensor>{whole});
+    if (size > 1) {
+      group.send(part, 0);
+      group.recv(part, 0);
+      group.batch_send_recv({{.tensor = part, .peer = 0},
+                             {.send = false, .tensor = part, .peer = 0}});
+    }
+    // Arguments are looked at all the same.
+    EXPECT_THROW(
+        group.all_gather(torch::empty({99, 2}, meta), part), ConfigError);
+    EXPECT_THROW(group.all_reduce(whole.t()), ConfigError);
+    const Tensor real = torch::ones({3, 2}, at(torch::kFloat32));
+    EXPECT_THROW(group.reduce_scatter(real, whole), ConfigError);
+  }
+  group.barrier();
+  // The barrier alone.
+  EXPECT_LE(world.history().count(), before + 1);
+}
+
 }  // namespace
 
 torch::TensorOptions Place::operator()(torch::Dtype dtype) const {
@@ -401,6 +444,7 @@ const std::vector<CollectiveCase>& collective_cases() {
       {"EveryCallIsRecorded", every_call_is_recorded},
       {"WrongArgumentsAreRefusedBeforeAnythingIsSent",
        wrong_arguments_are_refused},
+      {"MetaTensorsSendNothing", meta_tensors_send_nothing},
   };
   return cases;
 }
