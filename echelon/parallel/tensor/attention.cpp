@@ -1,0 +1,267 @@
+#include "echelon/parallel/tensor/attention.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+
+IndexRange times(const IndexRange& range, int64_t factor, int64_t offset) {
+  return {offset + range.begin * factor, offset + range.end * factor};
+}
+
+std::string text(at::IntArrayRef sizes) {
+  std::string list;
+  for (const int64_t size : sizes) {
+    list += (list.empty() ? "" : ", ") + std::to_string(size);
+  }
+  return "[" + list + "]";
+}
+
+// Positions [past, past + sequence) may attend to those up to themselves.
+Tensor
+causal_mask(int64_t sequence, int64_t past, const torch::TensorOptions& like) {
+  return torch::full(
+             {sequence, past + sequence},
+             -std::numeric_limits<double>::infinity(), like)
+      .triu(past + 1);
+}
+
+// Room for `length` positions, with what was there.
+Tensor grown(const Tensor& old, const Tensor& like, int64_t length) {
+  auto sizes = like.sizes().vec();
+  sizes[1] = length;
+  auto room = at::empty(sizes, like.options());
+  if (old.defined()) room.narrow(1, 0, old.size(1)).copy_(old);
+  return room;
+}
+
+// Appends `added` [batch, n, heads, size] and returns all that is there.
+Tensor append(Tensor& room, const Tensor& added, int64_t length) {
+  const int64_t end = length + added.size(1);
+  if (!room.defined() || room.size(1) < end) {
+    room = grown(room, added, std::max(end, 2 * length));
+  }
+  room.narrow(1, length, added.size(1)).copy_(added);
+  return room.narrow(1, 0, end);
+}
+
+// How many heads of queries, among those that are here, use each head of keys.
+std::vector<int64_t> queries_of_kv(const AttentionHeads& heads, int64_t group) {
+  std::vector<int64_t> counts;
+  for (int64_t kv = heads.kv.begin; kv < heads.kv.end; ++kv) {
+    const int64_t begin = std::max(heads.query.begin, kv * group);
+    counts.push_back(std::min(heads.query.end, (kv + 1) * group) - begin);
+  }
+  return counts;
+}
+
+void check_input(
+    const Tensor& x,
+    const AttentionFrame& frame,
+    const TensorParallel& parallel,
+    int64_t hidden,
+    const std::string& label) {
+  const std::vector<int64_t> expected = parallel.cuts_tokens()
+      ? std::vector<int64_t>{
+            parallel.part_of(frame.batch * frame.sequence).size(), hidden}
+      : std::vector<int64_t>{frame.batch, frame.sequence, hidden};
+  if (x.sizes() == at::IntArrayRef(expected)) return;
+  throw ConfigError(
+      label + ": the input is " + text(x.sizes()) + ", but attention over " +
+      std::to_string(frame.batch) + " x " + std::to_string(frame.sequence) +
+      " tokens takes " + text(expected) + " here");
+}
+
+}  // namespace
+
+Tensor document_mask(const Tensor& documents, torch::ScalarType dtype) {
+  if (documents.dim() != 2) {
+    throw ConfigError(
+        "documents are [batch, sequence], but these are " +
+        text(documents.sizes()));
+  }
+  const torch::NoGradGuard no_grad;
+  const auto same = documents.unsqueeze(2) == documents.unsqueeze(1);
+  return causal_mask(
+             documents.size(1), 0, documents.options().dtype(dtype))
+      .masked_fill(same.logical_not(), -std::numeric_limits<double>::infinity())
+      .unsqueeze(1);
+}
+
+// The matrix, or matrices side by side, that make this rank's heads.
+class ParallelAttention::Projection : public ShardedModule {
+ public:
+  Projection(const LinearShape& shape, Shard features, bool shared) {
+    const bool out_first = shape.layout == WeightLayout::out_in;
+    Shard matrix = features;
+    matrix.dim = out_first ? 0 : 1;
+    matrix.shape = out_first ? std::vector<int64_t>{shape.out, shape.in}
+                             : std::vector<int64_t>{shape.in, shape.out};
+    weights.weight = register_shard("weight", {matrix, shared});
+    if (!shape.bias) return;
+    features.dim = 0;
+    features.shape = {shape.out};
+    weights.bias = register_shard("bias", {features, shared});
+  }
+
+  LinearWeights weights;
+};
+
+ParallelAttention::ParallelAttention(
+    const AttentionOptions& options,
+    TensorParallel parallel,
+    std::string label)
+    : options_(options),
+      parallel_(std::move(parallel)),
+      label_(std::move(label)) {
+  const auto& shape = options_.shape;
+  check_attention(shape, parallel_.size());
+  heads_ = heads_of(shape, parallel_.rank(), parallel_.size());
+  queries_of_kv_ = queries_of_kv(heads_, shape.group());
+  if (options_.fused) {
+    in_ = {add_projection("c_attn", true, true, true)};
+  } else {
+    in_ = {
+        add_projection("q_proj", true, false, false),
+        add_projection("k_proj", false, true, false),
+        add_projection("v_proj", false, false, true)};
+  }
+  const std::string out = options_.fused ? "c_proj" : "o_proj";
+  const int64_t size = shape.size_of_head();
+  const auto features = times(heads_.query, size, 0);
+  out_ = register_module(
+      out,
+      std::make_shared<RowParallelLinear>(
+          LinearShape{
+              .in = shape.heads * size,
+              .out = shape.hidden,
+              .bias = options_.bias,
+              .layout = options_.fused ? WeightLayout::in_out
+                                       : WeightLayout::out_in},
+          parallel_,
+          label_ + "." + out,
+          Shard{.pieces = {features}, .owned = {features}}));
+}
+
+std::shared_ptr<ParallelAttention::Projection>
+ParallelAttention::add_projection(
+    const std::string& name, bool query, bool key, bool value) {
+  const auto& shape = options_.shape;
+  const int64_t size = shape.size_of_head();
+  Shard features;
+  int64_t end = 0;
+  const auto add = [&](int64_t heads, IndexRange here, IndexRange owned) {
+    features.pieces.push_back(times(here, size, end));
+    if (owned.size() > 0) features.owned.push_back(times(owned, size, end));
+    end += heads * size;
+  };
+  if (query) add(shape.heads, heads_.query, heads_.query);
+  if (key) add(shape.num_kv_heads(), heads_.kv, heads_.kv_owned);
+  if (value) add(shape.num_kv_heads(), heads_.kv, heads_.kv_owned);
+  const LinearShape matrix{
+      .in = shape.hidden,
+      .out = end,
+      .bias = options_.bias,
+      .layout =
+          options_.fused ? WeightLayout::in_out : WeightLayout::out_in};
+  return register_module(
+      name,
+      std::make_shared<Projection>(
+          matrix, features, heads_.shares_kv && (key || value)));
+}
+
+Tensor
+ParallelAttention::forward(const Tensor& x, const AttentionFrame& frame) {
+  check_input(x, frame, parallel_, options_.shape.hidden, label_);
+  auto y = attend(project(x, frame), frame);  // [batch, sequence, features_r]
+  if (parallel_.cuts_tokens()) y = y.flatten(0, 1);
+  return out_->forward(y);
+}
+
+ParallelAttention::Parts
+ParallelAttention::project(const Tensor& x, const AttentionFrame& frame) {
+  std::vector<LinearWeights> weights;
+  for (const auto& projection : in_) weights.push_back(projection->weights);
+  const auto layout =
+      options_.fused ? WeightLayout::in_out : WeightLayout::out_in;
+  auto outputs = column_linear(
+      x, weights, layout, parallel_, frame.batch * frame.sequence,
+      label_ + (options_.fused ? ".c_attn" : ".qkv_proj"));
+  const int64_t size = options_.shape.size_of_head();
+  const int64_t kv = heads_.kv.size() * size;
+  if (options_.fused) {
+    outputs =
+        outputs[0].split_with_sizes({heads_.query.size() * size, kv, kv}, -1);
+  }
+  for (auto& output : outputs) {
+    output = output.view(
+        {frame.batch, frame.sequence, output.size(-1) / size, size});
+  }
+  return {outputs[0], outputs[1], outputs[2]};
+}
+
+Tensor
+ParallelAttention::attend(const Parts& parts, const AttentionFrame& frame) {
+  const int64_t past = frame.cache ? frame.cache->length : 0;
+  auto [query, key, value] = parts;
+  if (options_.rotary) {
+    const auto table = rotary_table(
+        *options_.rotary, options_.shape.size_of_head(), past, frame.sequence,
+        query.options());
+    query = rotate(query, table);
+    key = rotate(key, table);
+  }
+  Tensor mask = frame.mask;
+  if (frame.cache) {
+    if (mask.defined()) {
+      throw ConfigError(
+          label_ + ": documents are not told apart in generation; leave the "
+          "mask undefined when there is a cache");
+    }
+    key = append(frame.cache->keys, key, past);
+    value = append(frame.cache->values, value, past);
+    frame.cache->length += frame.sequence;
+    if (past > 0 && frame.sequence > 1) {
+      mask = causal_mask(frame.sequence, past, query.options());
+    }
+  }
+  key = for_queries(key.transpose(1, 2));
+  value = for_queries(value.transpose(1, 2));
+  const bool causal = !mask.defined() && past == 0;
+  const bool grouped = key.size(1) != heads_.query.size();
+  return at::scaled_dot_product_attention(
+             query.transpose(1, 2), key, value,
+             mask.defined() ? std::make_optional(mask) : std::nullopt,
+             /*dropout_p=*/0.0, causal, /*scale=*/std::nullopt, grouped)
+      .transpose(1, 2)
+      .flatten(2);
+}
+
+// kv [batch, kv_heads_r, length, size] as the kernels take it: those of CPUs want
+// a head for each of the queries'.
+Tensor ParallelAttention::for_queries(const Tensor& kv) const {
+  const int64_t queries = heads_.query.size();
+  if (heads_.uniform && (kv.size(1) == queries || kv.is_cuda())) return kv;
+  if (heads_.uniform) {
+    return kv.unsqueeze(2)
+        .expand({-1, -1, queries / kv.size(1), -1, -1})
+        .flatten(1, 2);
+  }
+  std::vector<Tensor> heads;
+  for (size_t i = 0; i < queries_of_kv_.size(); ++i) {
+    heads.push_back(kv.narrow(1, static_cast<int64_t>(i), 1)
+                        .expand({-1, queries_of_kv_[i], -1, -1}));
+  }
+  return at::cat(heads, 1);
+}
+
+}  // namespace echelon

@@ -1,0 +1,161 @@
+#include "echelon/parallel/tensor/rotary.h"
+
+#include <torch/torch.h>
+
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <numbers>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Waves longer than the first wavelength are slowed, shorter than the second
+// kept; between them the share of the slowed one falls linearly.
+Tensor stretched(const Tensor& frequencies, const RotaryOptions& options) {
+  const double length = static_cast<double>(options.original_positions);
+  const auto waves = 2 * std::numbers::pi / frequencies;
+  const auto slowed = frequencies / options.factor;
+  const auto kept = (length / waves - options.low_freq_factor) /
+                    (options.high_freq_factor - options.low_freq_factor);
+  const auto mixed = (1 - kept) * slowed + kept * frequencies;
+  const auto longer = waves > length / options.low_freq_factor;
+  const auto shorter = waves < length / options.high_freq_factor;
+  return at::where(longer, slowed, at::where(shorter, frequencies, mixed));
+}
+
+RotaryTable make_table(
+    const RotaryOptions& options,
+    int64_t head_size,
+    int64_t count,
+    const torch::TensorOptions& like) {
+  const torch::NoGradGuard no_grad;
+  const c10::InferenceMode no_inference(false);
+  const auto single =
+      torch::TensorOptions().dtype(torch::kFloat32).device(like.device());
+  const auto positions = torch::arange(count, single).unsqueeze(1);
+  const auto angles =
+      positions * rotary_frequencies(options, head_size).to(like.device());
+  return {angles.cos().to(like.dtype()), angles.sin().to(like.dtype())};
+}
+
+using Key = std::tuple<
+    double, double, double, double, int64_t, int64_t, std::string,
+    torch::ScalarType>;
+
+struct Tables {
+  std::mutex mutex;
+  std::map<Key, RotaryTable> by_key;
+};
+
+Tables& tables() {
+  static auto* all = new Tables;  // outlives threads that still compute
+  return *all;
+}
+
+RotaryTable rows(const RotaryTable& table, int64_t first, int64_t count) {
+  return {
+      table.cosine.narrow(0, first, count), table.sine.narrow(0, first, count)};
+}
+
+// (a, b) -> (a cos - b sin, b cos + a sin), in few passes; `sign` -1 turns back.
+Tensor
+turned(const Tensor& x, const Tensor& cosine, const Tensor& sine, int sign) {
+  const int64_t half = x.size(-1) / 2;
+  const auto cos = cosine.unsqueeze(1);  // [positions, 1, half]
+  const auto sin = sine.unsqueeze(1);
+  const auto a = x.narrow(-1, 0, half);
+  const auto b = x.narrow(-1, half, half);
+  auto result = at::empty(x.sizes(), x.options());
+  auto first = result.narrow(-1, 0, half);
+  auto second = result.narrow(-1, half, half);
+  at::mul_out(first, a, cos);
+  first.addcmul_(b, sin, -sign);
+  at::mul_out(second, b, cos);
+  second.addcmul_(a, sin, sign);
+  return result;
+}
+
+class Rotate : public torch::autograd::Function<Rotate> {
+ public:
+  static Tensor forward(
+      AutogradContext* context,
+      const Tensor& x,
+      const Tensor& cosine,
+      const Tensor& sine,
+      int64_t sign) {
+    context->save_for_backward({cosine, sine});
+    context->saved_data["sign"] = sign;
+    return turned(x, cosine, sine, static_cast<int>(sign));
+  }
+
+  static variable_list
+  backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const int64_t sign = context->saved_data["sign"].toInt();
+    return {
+        Rotate::apply(gradients[0], saved[0], saved[1], -sign),
+        Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor rotary_frequencies(const RotaryOptions& options, int64_t head_size) {
+  if (head_size < 2 || head_size % 2 != 0) {
+    throw ConfigError(
+        "rotary embedding turns pairs of features, but a head has " +
+        std::to_string(head_size) + "; choose hidden_size / heads to be even");
+  }
+  const auto exponents =
+      torch::arange(0, head_size, 2, torch::kInt64).to(torch::kFloat32) /
+      head_size;
+  const auto frequencies = 1.0 / at::pow(at::Scalar(options.theta), exponents);
+  return options.factor > 0 ? stretched(frequencies, options) : frequencies;
+}
+
+RotaryTable rotary_table(
+    const RotaryOptions& options,
+    int64_t head_size,
+    int64_t first,
+    int64_t count,
+    const torch::TensorOptions& like) {
+  if (like.device().is_meta()) {
+    const auto table = at::empty({count, head_size / 2}, like);
+    return {table, at::empty_like(table)};
+  }
+  const Key key{
+      options.theta,
+      options.factor,
+      options.low_freq_factor,
+      options.high_freq_factor,
+      options.original_positions,
+      head_size,
+      like.device().str(),
+      c10::typeMetaToScalarType(like.dtype())};
+  const std::lock_guard lock(tables().mutex);
+  RotaryTable& table = tables().by_key[key];
+  const int64_t have = table.cosine.defined() ? table.cosine.size(0) : 0;
+  if (have < first + count) {
+    table = make_table(
+        options, head_size, std::max(first + count, 2 * have), like);
+  }
+  return rows(table, first, count);
+}
+
+Tensor rotate(const Tensor& x, const RotaryTable& table) {
+  return Rotate::apply(x, table.cosine, table.sine, int64_t{1});
+}
+
+}  // namespace echelon

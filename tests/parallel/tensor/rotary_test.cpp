@@ -1,0 +1,86 @@
+#include "echelon/parallel/tensor/rotary.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "echelon/error.h"
+#include "tests/support/error_text.h"
+#include "tests/support/parity.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+using torch::Tensor;
+
+const torch::TensorOptions kDouble(torch::kFloat64);
+
+TEST(Rotary, ProductsDependOnTheDistance) {
+  const auto q = parity::random({8}, 1).view({1, 1, 1, 8}).expand({1, 9, 1, 8});
+  const auto k = parity::random({8}, 2).view({1, 1, 1, 8}).expand({1, 9, 1, 8});
+  const auto table = rotary_table({.theta = 50}, 8, 0, 9, kDouble);
+  const auto a = rotate(q, table).view({9, 8});
+  const auto b = rotate(k, table).view({9, 8});
+  const auto products = a.mm(b.t());
+  for (int64_t distance = -8; distance <= 8; ++distance) {
+    const auto diagonal = products.diagonal(distance);
+    EXPECT_LT((diagonal - diagonal[0]).abs().max().item<double>(), 1e-5);
+  }
+  EXPECT_GT((products[0][1] - products[1][0]).abs().item<double>(), 1e-2);
+}
+
+TEST(Rotary, ATableIsAPartOfALongerOne) {
+  const auto some = rotary_table({.theta = 51}, 6, 3, 4, kDouble);
+  const auto all = rotary_table({.theta = 51}, 6, 0, 64, kDouble);
+  EXPECT_TRUE(some.cosine.equal(all.cosine.narrow(0, 3, 4)));
+  EXPECT_TRUE(some.sine.equal(all.sine.narrow(0, 3, 4)));
+}
+
+TEST(Rotary, GradientsOfAllOrders) {
+  const auto table = rotary_table({}, 4, 2, 3, kDouble);
+  const auto x = parity::random({2, 3, 2, 4}, 3).requires_grad_();
+  const auto w = parity::random({2, 3, 2, 4}, 4);
+  const auto y = rotate(x, table);
+  // Turning keeps lengths, and its adjoint is its inverse (in float32).
+  EXPECT_TRUE(torch::allclose(y.norm(), x.norm()));
+  const auto first = torch::autograd::grad(
+      {(y * y * w).sum()}, {x}, {}, std::nullopt, /*create_graph=*/true)[0];
+  const auto turned_w = rotate(x, table) * w;
+  EXPECT_TRUE(torch::allclose(
+      rotate(first, table), 2 * turned_w, 1e-5, 1e-6));
+  const auto second = torch::autograd::grad({(first * first).sum() / 2}, {x})[0];
+  EXPECT_TRUE(torch::allclose(
+      rotate(second, table), 4 * w * w * rotate(x, table), 1e-5, 1e-6));
+}
+
+// By the definition, frequency by frequency.
+TEST(Rotary, StretchedFrequencies) {
+  const RotaryOptions plain{.theta = 500000};
+  const RotaryOptions options{.theta = 500000, .factor = 8};
+  const auto before = rotary_frequencies(plain, 128);
+  const auto after = rotary_frequencies(options, 128);
+  const auto waves = 6.283185307179586 / before;
+  for (int64_t i = 0; i < 64; ++i) {
+    const double wave = waves[i].item<double>();
+    const double f = before[i].item<double>();
+    double expected = f;
+    if (wave > 8192.0) {
+      expected = f / 8;
+    } else if (wave >= 8192.0 / 4) {
+      const double smooth = (8192.0 / wave - 1) / 3;
+      expected = (1 - smooth) * f / 8 + smooth * f;
+    }
+    EXPECT_NEAR(after[i].item<double>() / expected, 1.0, 1e-5) << i;
+  }
+  EXPECT_EQ(after[0].item<float>(), 1.0f);
+}
+
+TEST(Rotary, OddHeadsAreNamed) {
+  EXPECT_THAT(
+      error_text<ConfigError>([] { rotary_frequencies({}, 5); }),
+      HasSubstr("has 5"));
+}
+
+}  // namespace
+}  // namespace echelon
