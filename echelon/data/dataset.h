@@ -56,6 +56,10 @@ struct SampleSpec {
   torch::Dtype target_dtype = torch::kInt64;
   int64_t classes = 0;  // 0: targets are no class numbers
   std::vector<MoreSpec> more;
+  /// No target is ever negative, so that no token of a text is left out of the
+  /// loss, and samples of one shape weigh the same. False: the targets of each
+  /// batch are counted.
+  bool every_target_counts = false;
 };
 
 /// Where a sample is written: contiguous memory of spec()'s shapes and dtypes.

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "echelon/data/random.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -154,6 +155,21 @@ struct Loader::State {
     return begin + std::min(left, options.global_batch);
   }
 
+  /// int64 [n]: what masks of these samples are drawn by in this epoch.
+  torch::Tensor keys_of(const std::vector<int64_t>& indices) const {
+    auto keys =
+        torch::empty({static_cast<int64_t>(indices.size())}, torch::kInt64);
+    auto* key = keys.data_ptr<int64_t>();
+    for (const int64_t index : indices) {
+      RandomStream random(
+          RandomUse::sample_key,
+          {options.seed, static_cast<uint64_t>(position.epoch),
+           static_cast<uint64_t>(index)});
+      *key++ = static_cast<int64_t>(random.bits());
+    }
+    return keys;
+  }
+
   PendingPtr make_pending(int64_t begin, int64_t end) {
     const Share share = rank_share(
         end - begin, options.rank, options.num_ranks, options.rank_batch);
@@ -161,6 +177,9 @@ struct Loader::State {
     pending->batch = memory.get(share.size());
     pending->batch.indices.assign(
         order.begin() + begin + share.begin, order.begin() + begin + share.end);
+    if (options.sample_keys) {
+      pending->batch.more.push_back(keys_of(pending->batch.indices));
+    }
     pending->batch.global_count = end - begin;
     pending->context = {options.seed, position.epoch, options.training};
     pending->end = end;

@@ -21,6 +21,7 @@ struct LoaderOptions {
   bool shuffle = true;
   bool training = true;    // random crops and flips as the data set has them
   bool drop_last = false;  // leave out a last batch that is not full
+  bool sample_keys = false;  // Batch::more ends with the samples' keys
   int64_t workers = 2;     // threads
   int64_t prefetch = 2;    // batches prepared ahead
   bool pin_memory = true;  // where there is a GPU to copy to

@@ -17,6 +17,7 @@ enum class RandomUse : uint64_t {
   order = 2,    // the order of an epoch
   augment = 3,  // crop and flip of a sample
   dummy = 4,    // made-up samples
+  sample_key = 5,  // Batch::more's keys
 };
 
 /// A permutation of 64-bit words that looks random (splitmix64's finaliser).

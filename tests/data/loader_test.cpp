@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <map>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -173,6 +174,47 @@ TEST(Loader, AnyNumberOfRanksSeesTheSameGlobalBatches) {
   EXPECT_EQ(global(4, {}), one);
   EXPECT_EQ(global(2, {11, 1}), one);
   EXPECT_EQ(global(3, {0, 12, 0}), one);
+}
+
+TEST(Loader, KeysDependOnSeedEpochAndSampleAlone) {
+  Numbers data(20);
+  const auto keys_of = [&](uint64_t seed, int64_t epoch, int64_t ranks) {
+    std::map<int64_t, int64_t> keys;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      Loader loader(
+          data,
+          {.samples = first(20),
+           .global_batch = ranks == 1 ? 7 : 12,
+           .rank = rank,
+           .num_ranks = ranks,
+           .seed = seed,
+           .sample_keys = true});
+      loader.start_epoch(epoch);
+      while (const auto batch = loader.next()) {
+        EXPECT_EQ(batch->more.size(), 2);  // behind those of the data set
+        EXPECT_EQ(batch->more.back().scalar_type(), torch::kInt64);
+        const auto key = batch->more.back().accessor<int64_t, 1>();
+        EXPECT_EQ(key.size(0), batch->inputs.size(0));
+        for (int64_t i = 0; i < key.size(0); ++i) {
+          keys[batch->indices[static_cast<size_t>(i)]] = key[i];
+        }
+      }
+    }
+    return keys;
+  };
+  const auto one = keys_of(1, 0, 1);
+  EXPECT_EQ(keys_of(1, 0, 3), one);
+  std::set<int64_t> different;
+  for (const auto& all : {one, keys_of(1, 1, 1), keys_of(2, 0, 1)}) {
+    for (const auto& [_, key] : all) different.insert(key);
+  }
+  EXPECT_EQ(different.size(), 60U);
+  // Broken samples take their keys along.
+  data.skip = true;
+  data.bad = {3, 4, 11};
+  const auto rest = keys_of(1, 0, 3);
+  EXPECT_EQ(rest.size(), 17U);
+  for (const auto& [index, key] : rest) EXPECT_EQ(key, one.at(index));
 }
 
 TEST(Loader, ARankMayGetNothingOfTheLastBatch) {
