@@ -10,10 +10,11 @@ namespace echelon {
 namespace config { class Section; }
 
 struct ModelOptions {
-  std::string name = "simple_cnn";  // simple_cnn | mlp | resnet18/34/50/101/152
+  std::string name = "simple_cnn";  // one of model_names()
   int64_t classes = 0;              // 0: as many as the data has
   std::vector<int64_t> hidden = {512, 512};  // mlp: widths of the hidden layers
-  std::string weights;              // start from this .safetensors file
+  std::string weights;              // start from this .safetensors file, or
+                                    // Hugging Face folder
   std::string dtype = "float32";    // float32 | float64
   bool sync_batch_norm = false;     // batch statistics over all ranks
 
@@ -24,13 +25,13 @@ struct ModelOptions {
   int64_t heads = 0;                // of attention
   int64_t kv_heads = 0;             // llama: of keys and values; 0: heads
   int64_t intermediate_size = 0;    // of the MLP; gpt, 0: 4 * hidden_size
-  int64_t vocab_size = 0;           // 0: the size's, or the tokenizer's
+  int64_t vocab_size = 0;           // 0: the size's, or the data's
   int64_t max_positions = 0;        // longest sequence
   double rope_theta = 0;            // llama: base of the rotations; 0: 10000
   double norm_eps = 0;              // 0: 1e-5
   double dropout = 0;               // of embeddings, attention, residuals
   bool tie_embeddings = false;      // llama: one matrix for words in and out
-                                    // (gpt always has one)
+                                    // (gpt and llama-1b always have one)
 
   // How the list of layers is cut into pipeline stages, or over devices.
   /// The layers that begin a new slice; empty: by `balance`.
@@ -43,6 +44,9 @@ struct ModelOptions {
   /// has, no limit on CPUs.
   std::vector<int64_t> device_bytes;
 };
+
+/// The names that ModelOptions::name may have.
+const std::vector<std::string>& model_names();
 
 void bind(config::Section& section, ModelOptions& options);  // [model]
 

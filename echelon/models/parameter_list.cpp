@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "echelon/error.h"
+#include "echelon/models/language_model.h"
 
 namespace echelon {
 namespace {
@@ -201,16 +202,14 @@ int64_t ParameterInfo::num_elements() const {
   return product(shape);
 }
 
-const std::vector<std::string>& model_names() {
-  static const std::vector<std::string> names = {
-      "simple_cnn",
-      "mlp",
-      "resnet18",
-      "resnet34",
-      "resnet50",
-      "resnet101",
-      "resnet152"};
-  return names;
+int64_t num_parameters(const std::vector<ParameterInfo>& list) {
+  int64_t sum = 0;
+  for (const auto& info : list) {
+    const bool counts = info.kind == ParameterInfo::Kind::parameter &&
+                        info.tied_to.empty();
+    if (counts) sum += info.num_elements();
+  }
+  return sum;
 }
 
 ResnetPlan resnet_plan(const std::string& name) {
@@ -234,8 +233,12 @@ std::vector<ParameterInfo> list_parameters(
   }
   if (classes < 1) {
     throw ConfigError(
-        "[model] classes=" + std::to_string(classes) +
-        ": a classifier needs 1 or more");
+        "[model] " +
+        std::string(
+            is_language_model(options) ? "vocab_size=" : "classes=") +
+        std::to_string(classes) + ": a " +
+        (is_language_model(options) ? "language model" : "classifier") +
+        " needs 1 or more");
   }
   if (std::any_of(input_shape.begin(), input_shape.end(), [](int64_t size) {
         return size < 1;
@@ -245,6 +248,16 @@ std::vector<ParameterInfo> list_parameters(
         " has no elements; every size must be 1 or more");
   }
 
+  if (is_language_model(options)) {
+    const auto shape = language_model_shape(options, classes);
+    if (input_shape.size() != 1) {
+      throw ConfigError(
+          place + " takes sequences of tokens, but a sample is " +
+          to_text(input_shape) + "; use text data, or a model of images");
+    }
+    check_language_model(options, classes, input_shape[0], 1);
+    return list_language_parameters(shape, options.dtype);
+  }
   ListBuilder builder(place, options.dtype);
   if (options.name == "simple_cnn") {
     check_image(place, input_shape, 4);
@@ -274,6 +287,9 @@ std::vector<ParameterInfo> list_parameters(
 
 std::vector<std::string> list_layers(const ModelOptions& options) {
   if (options.name == "simple_cnn") return {"conv1", "conv2", "fc"};
+  if (is_language_model(options)) {
+    return list_language_layers(language_model_shape(options, 1));
+  }
   std::vector<std::string> names;
   if (options.name == "mlp") {
     for (size_t i = 0; i <= options.hidden.size(); ++i) {

@@ -29,29 +29,35 @@ struct ParameterInfo {
     parameter,  // trained
     buffer,     // running statistics and counters: saved, not trained
   };
-  std::string name;  // as torchvision spells it, "layer1.0.bn1.weight"
+  /// As torchvision or Hugging Face spells it, "layer1.0.bn1.weight".
+  std::string name;
   std::vector<int64_t> shape;  // empty: one number
   Kind kind = Kind::parameter;
   std::string dtype;  // float32 | float64 | int64
   InitialValue initial;
+  /// The parameter, earlier in the list, that this one is; files need not have
+  /// both. Empty: it is one of its own.
+  std::string tied_to;
 
   int64_t num_elements() const;
 };
 
-/// The names that ModelOptions::name may have.
-const std::vector<std::string>& model_names();
+/// Trained numbers: those of the parameters, tied ones once.
+int64_t num_parameters(const std::vector<ParameterInfo>& list);
 
 /// Every parameter and buffer of the model, in the order of a state dict: a
 /// module's parameters, then its buffers, then its children.
 ///
 ///   options      name, hidden, dtype are read; `classes` here is not
 ///   input_shape  one sample, without the batch: channels, height, width;
-///                for "mlp" any shape, which it flattens
-///   classes      outputs of the last layer, 1 or more
+///                for "mlp" any shape, which it flattens; for language models
+///                the sequence's length alone
+///   classes      outputs of the last layer, 1 or more; the vocabulary of a
+///                language model (language_model.h)
 ///
 /// Throws ConfigError, with the numbers, for an unknown model or dtype, a shape
-/// that is not an image, an image too small for the model's poolings, or a
-/// tensor whose number of elements overflows.
+/// that is not an image, an image too small for the model's poolings, a tensor
+/// whose number of elements overflows, or as language_model_shape.
 std::vector<ParameterInfo> list_parameters(
     const ModelOptions& options,
     const std::vector<int64_t>& input_shape,

@@ -381,13 +381,7 @@ class Checker {
       check_weights(
           job_.model.weights, parameters, document_.where("model.weights"));
     }
-    int64_t sum = 0;
-    for (const auto& parameter : parameters) {
-      if (parameter.kind == ParameterInfo::Kind::parameter) {
-        sum += parameter.num_elements();
-      }
-    }
-    return sum;
+    return num_parameters(parameters);
   }
 
   void check_threads(JobFacts& facts) {
