@@ -1,0 +1,152 @@
+#include "echelon/parallel/tensor/mlp.h"
+
+#include <torch/torch.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Elements of a piece that stays in a core's cache from one operator to the next.
+constexpr int64_t kPiece = int64_t{1} << 14;
+
+// Calls `compute` with the same piece of each tensor, piece after piece.
+void in_pieces(
+    const std::vector<Tensor>& tensors,
+    const std::function<void(const std::vector<Tensor>&)>& compute) {
+  std::vector<Tensor> flat;
+  for (const auto& tensor : tensors) flat.push_back(tensor.view(-1));
+  at::parallel_for(
+      0, flat[0].numel(), 4 * kPiece, [&](int64_t begin, int64_t end) {
+        const at::AutoDispatchBelowADInplaceOrView below_autograd;
+        for (int64_t at = begin; at < end; at += kPiece) {
+          std::vector<Tensor> pieces;
+          for (const auto& tensor : flat) {
+            pieces.push_back(
+                tensor.narrow(0, at, std::min(kPiece, end - at)));
+          }
+          compute(pieces);
+        }
+      });
+}
+
+bool fits_pieces(const Tensor& a, const Tensor& b) {
+  return a.is_cpu() && a.is_contiguous() && b.is_contiguous() &&
+         a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+}
+
+class SiluTimes : public torch::autograd::Function<SiluTimes> {
+ public:
+  static Tensor forward(
+      AutogradContext* context, const Tensor& gate, const Tensor& up) {
+    context->save_for_backward({gate, up});
+    if (!fits_pieces(gate, up)) return at::silu(gate).mul_(up);
+    auto result = at::empty_like(gate);
+    in_pieces({gate, up, result}, [](const std::vector<Tensor>& piece) {
+      Tensor out = piece[2];
+      at::silu_out(out, piece[0]).mul_(piece[1]);
+    });
+    return result;
+  }
+
+  static variable_list
+  backward(AutogradContext* context, variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto& gate = saved[0];
+    const auto& up = saved[1];
+    const auto& gradient = gradients[0];
+    // To be differentiated again: by operators that autograd knows.
+    if (at::GradMode::is_enabled() || !fits_pieces(gate, gradient)) {
+      const auto share = at::sigmoid(gate);
+      return {
+          gradient * up * share * (1 + gate * (1 - share)),
+          gradient * gate * share};
+    }
+    auto to_gate = at::empty_like(gate);
+    auto to_up = at::empty_like(gate);
+    in_pieces(
+        {gate, up, gradient, to_gate, to_up},
+        [](const std::vector<Tensor>& piece) {
+          Tensor d_gate = piece[3];
+          Tensor d_up = piece[4];
+          at::mul_out(d_up, piece[2], piece[1]);
+          at::silu_backward_out(d_gate, d_up, piece[0]);
+          at::silu_out(d_up, piece[0]).mul_(piece[2]);
+        });
+    return {to_gate, to_up};
+  }
+};
+
+}  // namespace
+
+Tensor silu_times(const Tensor& gate, const Tensor& up) {
+  return SiluTimes::apply(gate, up);
+}
+
+GeluMlp::GeluMlp(
+    const MlpShape& shape, TensorParallel parallel, std::string label)
+    : in_(register_module(
+          "c_fc",
+          std::make_shared<ColumnParallelLinear>(
+              LinearShape{
+                  .in = shape.hidden,
+                  .out = shape.intermediate,
+                  .bias = shape.bias,
+                  .layout = WeightLayout::in_out},
+              parallel,
+              label + ".c_fc"))),
+      out_(register_module(
+          "c_proj",
+          std::make_shared<RowParallelLinear>(
+              LinearShape{
+                  .in = shape.intermediate,
+                  .out = shape.hidden,
+                  .bias = shape.bias,
+                  .layout = WeightLayout::in_out},
+              parallel,
+              label + ".c_proj"))) {}
+
+Tensor GeluMlp::forward(const Tensor& x, int64_t tokens) {
+  return out_->forward(at::gelu(in_->forward(x, tokens), "tanh"));
+}
+
+GatedMlp::GatedMlp(
+    const MlpShape& shape, TensorParallel parallel, std::string label)
+    : parallel_(std::move(parallel)), label_(std::move(label)) {
+  const LinearShape in{
+      .in = shape.hidden, .out = shape.intermediate, .bias = shape.bias};
+  const auto add = [&](const std::string& name) {
+    return register_module(
+        name,
+        std::make_shared<ColumnParallelLinear>(
+            in, parallel_, label_ + "." + name));
+  };
+  gate_ = add("gate_proj");
+  up_ = add("up_proj");
+  down_ = register_module(
+      "down_proj",
+      std::make_shared<RowParallelLinear>(
+          LinearShape{
+              .in = shape.intermediate, .out = shape.hidden, .bias = shape.bias},
+          parallel_,
+          label_ + ".down_proj"));
+}
+
+Tensor GatedMlp::forward(const Tensor& x, int64_t tokens) {
+  const auto inner = column_linear(
+      x, {gate_->weights(), up_->weights()}, WeightLayout::out_in, parallel_,
+      tokens, label_ + ".gate_up_proj");
+  return down_->forward(silu_times(inner[0], inner[1]));
+}
+
+}  // namespace echelon

@@ -1,0 +1,70 @@
+// The two-layer perceptron of a transformer block, its inner features cut over a
+// tensor-parallel group: one communication at the beginning, one at the end.
+//
+// Sources: Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3;
+// SwiGLU: Shazeer, "GLU Variants Improve Transformer", 2020, arXiv:2002.05202.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "echelon/models/sharded_module.h"
+#include "echelon/parallel/tensor/linear.h"
+#include "echelon/parallel/tensor/tensor_parallel.h"
+
+namespace echelon {
+
+struct MlpShape {
+  int64_t hidden = 1;
+  /// Inner features, cut evenly (by one more or less); fewer than ranks leave
+  /// some ranks none.
+  int64_t intermediate = 1;
+  bool bias = true;
+};
+
+/// silu(gate) * up, of equal shapes. Keeps the two for backward, nothing else;
+/// on CPUs each element passes through memory once, forward and backward.
+torch::Tensor silu_times(const torch::Tensor& gate, const torch::Tensor& up);
+
+/// GPT-2's: c_proj(gelu(c_fc(x))), with the tanh form of GELU ("gelu_new").
+///
+///   c_fc.weight [hidden, intermediate_r], c_fc.bias [intermediate_r],
+///   c_proj.weight [intermediate_r, hidden], c_proj.bias [hidden]
+///
+///   label  "transformer.h.0.mlp", names collectives
+class GeluMlp : public torch::nn::Module {
+ public:
+  GeluMlp(const MlpShape& shape, TensorParallel parallel, std::string label);
+
+  /// x [batch, sequence, hidden], or with cut tokens [tokens_r, hidden] -> the
+  /// same shape. `tokens`: on all ranks; read when they are cut.
+  torch::Tensor forward(const torch::Tensor& x, int64_t tokens);
+
+ private:
+  std::shared_ptr<ColumnParallelLinear> in_;
+  std::shared_ptr<RowParallelLinear> out_;
+};
+
+/// llama's: down_proj(silu(gate_proj(x)) * up_proj(x)).
+///
+///   gate_proj.weight and up_proj.weight [intermediate_r, hidden],
+///   down_proj.weight [hidden, intermediate_r]; biases when asked for
+class GatedMlp : public torch::nn::Module {
+ public:
+  GatedMlp(const MlpShape& shape, TensorParallel parallel, std::string label);
+
+  /// As GeluMlp's.
+  torch::Tensor forward(const torch::Tensor& x, int64_t tokens);
+
+ private:
+  TensorParallel parallel_;
+  std::string label_;
+  std::shared_ptr<ColumnParallelLinear> gate_;
+  std::shared_ptr<ColumnParallelLinear> up_;
+  std::shared_ptr<RowParallelLinear> down_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,124 @@
+#include "echelon/parallel/tensor/mlp.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "echelon/parallel/tensor/shared_gradients.h"
+#include "tests/parallel/tensor/parts.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+
+constexpr uint64_t kSeed = 5;
+
+// GELU by tanh, as its definition says.
+Tensor tanh_gelu(const Tensor& x) {
+  return 0.5 * x *
+         (1 + at::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+Tensor by_formula(
+    const GeluMlp&, const Tensor& x, const parity::NamedTensors& p) {
+  const auto inner = x.matmul(p.at("c_fc.weight")) + p.at("c_fc.bias");
+  return tanh_gelu(inner).matmul(p.at("c_proj.weight")) + p.at("c_proj.bias");
+}
+
+Tensor by_formula(
+    const GatedMlp&, const Tensor& x, const parity::NamedTensors& p) {
+  const auto gate = at::linear(x, p.at("gate_proj.weight"));
+  const auto up = at::linear(x, p.at("up_proj.weight"));
+  return at::linear(
+      gate * at::sigmoid(gate) * up, p.at("down_proj.weight"));
+}
+
+class MlpParity : public testing::TestWithParam<parity::Way> {};
+INSTANTIATE_TEST_SUITE_P(
+    Ways, MlpParity, testing::ValuesIn(parity::ways()),
+    testing::PrintToStringParamName());
+
+template <class Mlp>
+void expect_formula(const MlpShape& shape, const TensorParallel& parallel) {
+  Mlp layer(shape, parallel, "mlp");
+  const auto whole = parity::give_parts(layer, kSeed);
+  const auto x_whole = parity::random({3, 5, shape.hidden}, 1).requires_grad_();
+  const auto weights = parity::random({3, 5, shape.hidden}, 2);
+  const auto y_whole = by_formula(layer, x_whole, whole);
+  (y_whole * weights).sum().backward();
+
+  const auto x = parity::part_of_tokens(x_whole.detach(), parallel)
+                     .clone()
+                     .requires_grad_();
+  const auto y = layer.forward(x, 3 * 5);
+  (y * parity::part_of_tokens(weights, parallel)).sum().backward();
+  SharedGradients(layer, parallel).finish();
+  parity::expect_tensor(
+      "output", parity::part_of_tokens(y_whole, parallel), y);
+  parity::expect_tensor(
+      "gradient of the input",
+      parity::part_of_tokens(x_whole.grad(), parallel), x.grad());
+  parity::expect_parts(layer, whole);
+}
+
+TEST_P(MlpParity, Gelu) {
+  for (const int64_t intermediate : {12, 7, 2}) {
+    parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+      expect_formula<GeluMlp>({6, intermediate, true}, parallel);
+    });
+  }
+}
+
+TEST_P(MlpParity, Gated) {
+  for (const int64_t intermediate : {12, 7, 2}) {
+    parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+      expect_formula<GatedMlp>({6, intermediate, false}, parallel);
+    });
+  }
+}
+
+// More than one piece, pieces that are not full, and tensors that have none.
+TEST(SiluTimes, IsItsFormulaAtEverySize) {
+  for (const int64_t size : {0, 1, 1000, 16384, 200001}) {
+    const auto gate = parity::random({size}, 1).requires_grad_();
+    const auto up = parity::random({size}, 2).requires_grad_();
+    const auto weights = parity::random({size}, 3);
+    const auto y = silu_times(gate, up);
+    const auto actual = torch::autograd::grad({(y * weights).sum()}, {gate, up});
+    const auto formula = gate * at::sigmoid(gate) * up;
+    const auto expected =
+        torch::autograd::grad({(formula * weights).sum()}, {gate, up});
+    EXPECT_TRUE(torch::allclose(y, formula, 1e-12, 1e-13)) << size;
+    EXPECT_TRUE(torch::allclose(actual[0], expected[0], 1e-12, 1e-13)) << size;
+    EXPECT_TRUE(torch::allclose(actual[1], expected[1], 1e-12, 1e-13)) << size;
+  }
+}
+
+TEST(SiluTimes, TensorsThatAreNotContiguous) {
+  const auto both = parity::random({4, 6}, 1);
+  const auto gate = both.narrow(1, 0, 3).detach().requires_grad_();
+  const auto up = both.narrow(1, 3, 3).detach().requires_grad_();
+  const auto y = silu_times(gate, up);
+  y.sum().backward();
+  EXPECT_TRUE(torch::allclose(y, at::silu(gate) * up));
+  EXPECT_TRUE(torch::allclose(up.grad(), at::silu(gate)));
+}
+
+TEST(SiluTimes, CanBeDifferentiatedTwice) {
+  const auto gate = parity::random({5}, 1).requires_grad_();
+  const auto up = parity::random({5}, 2).requires_grad_();
+  const auto twice = [&](const Tensor& y) {
+    const auto first = torch::autograd::grad(
+        {y.sum()}, {gate}, {}, std::nullopt, /*create_graph=*/true)[0];
+    return torch::autograd::grad({(first * first).sum()}, {gate, up});
+  };
+  const auto actual = twice(silu_times(gate, up));
+  const auto expected = twice(gate * at::sigmoid(gate) * up);
+  EXPECT_TRUE(torch::allclose(actual[0], expected[0]));
+  EXPECT_TRUE(torch::allclose(actual[1], expected[1]));
+}
+
+}  // namespace
+}  // namespace echelon
