@@ -1,0 +1,54 @@
+// Norms over the features of each token. When tokens are cut each rank normalises
+// its own; the parameters are whole on every rank, and their gradients then are
+// this rank's part of a sum (parallel/tensor/shared_gradients.h).
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+
+#include "echelon/models/sharded_module.h"
+#include "echelon/parallel/tensor/tensor_parallel.h"
+
+namespace echelon {
+
+/// (x - mean) / sqrt(variance + eps) * weight + bias. weight, bias [hidden].
+/// Source: Ba et al., "Layer Normalization", 2016, arXiv:1607.06450.
+class LayerNorm : public ShardedModule {
+ public:
+  LayerNorm(int64_t hidden, double eps, const TensorParallel& parallel);
+
+  /// x [..., hidden] -> the same shape and dtype.
+  torch::Tensor forward(const torch::Tensor& x);
+
+  torch::Tensor weight;
+  torch::Tensor bias;
+
+ private:
+  int64_t hidden_;
+  double eps_;
+};
+
+/// x / sqrt(mean(x^2) + eps) * weight. weight [hidden].
+/// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019,
+/// arXiv:1910.07467.
+class RMSNorm : public ShardedModule {
+ public:
+  RMSNorm(int64_t hidden, double eps, const TensorParallel& parallel);
+
+  /// x [..., hidden] -> the same shape and dtype.
+  torch::Tensor forward(const torch::Tensor& x);
+
+  torch::Tensor weight;
+
+ private:
+  double eps_;
+};
+
+/// What RMSNorm computes, for a norm of one's own. float16 and bfloat16 are
+/// normalised in float32. One node of the graph, which keeps x and one number
+/// per row.
+torch::Tensor
+rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double eps);
+
+}  // namespace echelon

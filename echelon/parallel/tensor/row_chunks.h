@@ -1,0 +1,30 @@
+// Runs of rows of a matrix that several operations go over while they are in the
+// cache. For the .cpp files of this folder.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace echelon::detail {
+
+/// Calls work(begin, end) for runs of rows of a [rows, width] matrix; one run on
+/// devices whose caches hold no matrix, or that compute nothing.
+template <class Work>
+void for_row_chunks(const torch::Tensor& matrix, const Work& work) {
+  constexpr int64_t kElements = 32 << 10;  // of a core: a part of its L2 cache
+  constexpr int64_t kDeviceElements = 32 << 20;
+  const int64_t rows = matrix.size(0);
+  const int64_t width = std::max<int64_t>(1, matrix.size(1));
+  int64_t step = rows;
+  if (matrix.is_cpu()) step = kElements * at::get_num_threads() / width;
+  if (matrix.is_cuda()) step = kDeviceElements / width;
+  step = std::max<int64_t>(1, step);
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    work(begin, std::min(rows, begin + step));
+  }
+}
+
+}  // namespace echelon::detail

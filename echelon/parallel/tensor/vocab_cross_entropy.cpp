@@ -1,0 +1,207 @@
+// A rank's part of a row of logits is reduced to its largest, m, the sum s of
+// exp(x - m), and the target's logit, t (0 where it is elsewhere). All ranks'
+// three numbers make the row's:
+//
+//   M = max m_r    logsumexp = M + log(sum of s_r exp(m_r - M))    t = sum of t_r
+#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+
+#include <torch/torch.h>
+
+#include <limits>
+
+#include "echelon/error.h"
+#include "echelon/parallel/tensor/once.h"
+#include "echelon/parallel/tensor/row_chunks.h"
+#include "echelon/parallel/tensor/token_ids.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Loss : torch::CustomClassHolder {
+  int64_t vocabulary = 0;
+  int64_t ignore_index = -100;
+  TensorParallel parallel;
+  std::string label;
+};
+
+torch::Dtype sum_dtype(const Tensor& logits) {
+  return logits.scalar_type() == torch::kFloat64 ? torch::kFloat64
+                                                 : torch::kFloat32;
+}
+
+// [3, rows]: largest, sum of exponentials, target's logit, of the part here.
+Tensor
+local_sums(const Tensor& rows, const Tensor& targets, const IndexRange& range) {
+  const auto dtype = sum_dtype(rows);
+  auto sums = torch::empty({3, rows.size(0)}, rows.options().dtype(dtype));
+  if (rows.size(1) == 0) {
+    sums.zero_();
+    sums[0].fill_(-kInfinity);
+    return sums;
+  }
+  detail::for_row_chunks(rows, [&](int64_t begin, int64_t end) {
+    const auto part = rows.slice(0, begin, end);
+    auto most = part.amax({1}, true).to(dtype);
+    sums[0].slice(0, begin, end).copy_(most.squeeze(1));
+    // A row that is -infinity throughout has no exponential to count.
+    most.masked_fill_(most.eq(-kInfinity), 0);
+    auto parts = part.to(dtype, /*non_blocking=*/false, /*copy=*/false);
+    parts = at::sub(parts, most).exp_();
+    auto sum = sums[1].slice(0, begin, end);
+    at::sum_out(sum, parts, {1});
+  });
+  const auto index = detail::local_ids(targets, range, 0).unsqueeze(1);
+  const auto here = detail::in_range(targets, range);
+  sums[2].copy_(rows.gather(1, index).squeeze(1));
+  sums[2].masked_fill_(here.bitwise_not(), 0);
+  return sums;
+}
+
+// [rows] logsumexp and the target's logit, of the whole vocabulary.
+std::pair<Tensor, Tensor> over_ranks(const Tensor& sums, const Loss& loss) {
+  const auto& parallel = loss.parallel;
+  if (parallel.size() == 1) return {sums[0] + sums[1].log(), sums[2]};
+  const auto all =
+      torch::empty({parallel.size(), 3, sums.size(1)}, sums.options());
+  parallel.group.all_gather(all, sums, {.label = loss.label + " loss"});
+  const auto most = all.select(1, 0);
+  const auto largest = most.amax({0});
+  const auto scale =
+      (most - largest.masked_fill(largest.eq(-kInfinity), 0)).exp_();
+  const auto sum = scale.mul_(all.select(1, 1)).sum(0);
+  return {largest + sum.log_(), all.select(1, 2).sum(0)};
+}
+
+class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
+ public:
+  static Tensor forward(
+      AutogradContext* context,
+      const Tensor& logits,
+      const Tensor& targets,
+      const c10::intrusive_ptr<Loss>& loss) {
+    const auto range = loss->parallel.part_of(loss->vocabulary);
+    const auto rows = logits.reshape({targets.numel(), range.size()});
+    const auto ids = targets.flatten();
+    const auto [total, target] = over_ranks(local_sums(rows, ids, range), *loss);
+    context->save_for_backward({logits, ids, total});
+    context->saved_data["loss"] = c10::IValue::make_capsule(loss);
+    return (total - target)
+        .masked_fill_(ids.eq(loss->ignore_index), 0)
+        .view(targets.sizes());
+  }
+
+  // (softmax - one at the target) times the gradient of the token's loss.
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    detail::refuse_second_derivative("vocab_cross_entropy");
+    const auto capsule = context->saved_data["loss"].toCapsule();
+    const auto& loss = static_cast<const Loss&>(*capsule);
+    const auto saved = context->get_saved_variables();
+    const auto& ids = saved[1];
+    const auto range = loss.parallel.part_of(loss.vocabulary);
+    const auto rows = saved[0].reshape({ids.numel(), range.size()});
+    auto result = torch::empty(rows.sizes(), rows.options());
+    const auto scale = gradients[0]
+                           .flatten()
+                           .masked_fill(ids.eq(loss.ignore_index), 0)
+                           .unsqueeze(1);
+    const auto total = saved[2].unsqueeze(1);
+    const auto index = detail::local_ids(ids, range, 0).unsqueeze(1);
+    const auto at_target =
+        (-scale).masked_fill_(
+            detail::in_range(ids, range).bitwise_not().unsqueeze(1), 0);
+    if (range.size() > 0) {
+      detail::for_row_chunks(rows, [&](int64_t begin, int64_t end) {
+        const auto part = rows.slice(0, begin, end);
+        auto out = result.slice(0, begin, end);
+        const bool in_place = out.scalar_type() == total.scalar_type();
+        auto work = in_place
+            ? at::sub_out(out, part, total.slice(0, begin, end))
+            : part - total.slice(0, begin, end);
+        work.exp_().mul_(scale.slice(0, begin, end));
+        work.scatter_add_(
+            1, index.slice(0, begin, end), at_target.slice(0, begin, end));
+        if (!in_place) out.copy_(work);
+      });
+    }
+    return {result.view(saved[0].sizes()), Tensor(), Tensor()};
+  }
+};
+
+void check_logits(
+    const char* function,
+    const Tensor& logits,
+    int64_t vocabulary,
+    const TensorParallel& parallel) {
+  const int64_t here = parallel.part_of(vocabulary).size();
+  if (logits.dim() > 0 && logits.size(-1) == here) return;
+  throw ConfigError(
+      std::string("[") + function + "] logits of " +
+      std::to_string(logits.dim() > 0 ? logits.size(-1) : 0) +
+      " ids, but rank " + std::to_string(parallel.rank()) + " of " +
+      std::to_string(parallel.size()) + " has " + std::to_string(here) +
+      " of the vocabulary's " + std::to_string(vocabulary));
+}
+
+}  // namespace
+
+Tensor vocab_cross_entropy(
+    const Tensor& logits,
+    const Tensor& targets,
+    int64_t vocabulary,
+    const TensorParallel& parallel,
+    int64_t ignore_index,
+    const std::string& label) {
+  check_logits("vocab_cross_entropy", logits, vocabulary, parallel);
+  if (targets.sizes() != logits.sizes().slice(0, logits.dim() - 1)) {
+    throw ConfigError(
+        "[vocab_cross_entropy] " + std::to_string(targets.numel()) +
+        " targets for " +
+        std::to_string(logits.numel() / std::max<int64_t>(1, logits.size(-1))) +
+        " rows of logits; their shapes must agree but for the vocabulary");
+  }
+  detail::check_ids(targets, vocabulary, label + " targets", ignore_index);
+  auto loss = c10::make_intrusive<Loss>();
+  loss->vocabulary = vocabulary;
+  loss->ignore_index = ignore_index;
+  loss->parallel = parallel;
+  loss->label = label;
+  return CrossEntropy::apply(logits, targets, loss);
+}
+
+Tensor vocab_argmax(
+    const Tensor& logits,
+    int64_t vocabulary,
+    const TensorParallel& parallel,
+    const std::string& label) {
+  check_logits("vocab_argmax", logits, vocabulary, parallel);
+  const torch::NoGradGuard no_grad;
+  if (parallel.size() == 1) return logits.argmax(-1);
+  // Both numbers fit a float64: float32 logits, and ids up to 2^53.
+  auto shape = logits.sizes().vec();
+  shape.back() = 1;
+  auto value = torch::full(
+      shape, -kInfinity, logits.options().dtype(torch::kFloat64));
+  auto id = torch::zeros_like(value);
+  const auto range = parallel.part_of(vocabulary);
+  if (range.size() > 0) {
+    const auto index = logits.argmax(-1, true);
+    value.copy_(logits.gather(-1, index));
+    id.copy_(index + range.begin);
+  }
+  const auto mine = torch::stack({value.flatten(), id.flatten()});
+  const auto all =
+      torch::empty({parallel.size(), 2, mine.size(1)}, mine.options());
+  parallel.group.all_gather(all, mine, {.label = label + " argmax"});
+  const auto best = all.select(1, 0).argmax(0, true);
+  shape.pop_back();
+  return all.select(1, 1).gather(0, best).to(torch::kInt64).view(shape);
+}
+
+}  // namespace echelon

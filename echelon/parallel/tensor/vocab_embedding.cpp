@@ -1,0 +1,139 @@
+#include "echelon/parallel/tensor/vocab_embedding.h"
+
+#include <torch/torch.h>
+
+#include <utility>
+
+#include "echelon/error.h"
+#include "echelon/parallel/tensor/once.h"
+#include "echelon/parallel/tensor/token_ids.h"
+#include "echelon/parallel/tensor/token_rows.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Lookup : torch::CustomClassHolder {
+  int64_t vocabulary = 0;
+  TensorParallel parallel;
+  std::string label;
+};
+
+// Rows of the ids that are here, zeros for the others; summed over the ranks.
+class CutLookup : public torch::autograd::Function<CutLookup> {
+ public:
+  static Tensor forward(
+      AutogradContext* context,
+      const Tensor& weight,
+      const Tensor& ids,
+      const c10::intrusive_ptr<Lookup>& lookup) {
+    const auto& parallel = lookup->parallel;
+    const auto range = parallel.part_of(lookup->vocabulary);
+    context->save_for_backward({ids});
+    context->saved_data["lookup"] = c10::IValue::make_capsule(lookup);
+    context->saved_data["rows"] = weight.size(0);
+    auto sum = rows_of(weight, ids, range);
+    if (!parallel.cuts_tokens()) {
+      parallel.group.all_reduce(
+          sum, ReduceOp::sum, {.label = lookup->label + " sum"});
+      return sum.view({ids.size(0), ids.size(1), weight.size(1)});
+    }
+    return detail::begin_scatter_tokens(
+               sum, parallel, lookup->label + " scatter")
+        .finish();
+  }
+
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    detail::refuse_second_derivative("the embedding of tokens");
+    const auto capsule = context->saved_data["lookup"].toCapsule();
+    const auto& lookup = static_cast<const Lookup&>(*capsule);
+    const int64_t rows = context->saved_data["rows"].toInt();
+    const auto ids = context->get_saved_variables()[0];
+    const auto range = lookup.parallel.part_of(lookup.vocabulary);
+    auto gradient = gradients[0];
+    if (lookup.parallel.cuts_tokens()) {
+      gradient = detail::gather_tokens(
+          gradient, ids.numel(), lookup.parallel, lookup.label + " gather");
+    }
+    // One row more, of the ids that are elsewhere.
+    const auto all = at::embedding_dense_backward(
+        gradient.reshape({ids.numel(), -1}),
+        detail::local_ids(ids, range, rows).flatten(),
+        rows + 1,
+        /*padding_idx=*/rows,
+        /*scale_grad_by_freq=*/false);
+    return {all.narrow(0, 0, rows), Tensor(), Tensor()};
+  }
+
+ private:
+  static Tensor
+  rows_of(const Tensor& weight, const Tensor& ids, const IndexRange& range) {
+    if (weight.size(0) == 0) {
+      return torch::zeros({ids.numel(), weight.size(1)}, weight.options());
+    }
+    const auto rows = at::embedding(
+        weight, detail::local_ids(ids, range, 0).flatten());
+    const auto elsewhere =
+        detail::in_range(ids, range).bitwise_not().view({-1, 1});
+    return rows.masked_fill_(elsewhere, 0);
+  }
+};
+
+}  // namespace
+
+VocabParallelEmbedding::VocabParallelEmbedding(
+    int64_t vocabulary,
+    int64_t hidden,
+    TensorParallel parallel,
+    std::string label)
+    : weight(register_shard(
+          "weight",
+          {even_shard(
+              {vocabulary, hidden}, 0, parallel.rank(), parallel.size())})),
+      vocabulary_(vocabulary),
+      parallel_(std::move(parallel)),
+      label_(std::move(label)) {}
+
+Tensor VocabParallelEmbedding::forward(const Tensor& ids) {
+  if (ids.dim() != 2) {
+    throw ConfigError(
+        "[" + label_ + "] token ids have " + std::to_string(ids.dim()) +
+        " dimensions; they are [batch, sequence]");
+  }
+  detail::check_ids(ids, vocabulary_, label_);
+  if (parallel_.size() == 1) return at::embedding(weight, ids);
+  auto lookup = c10::make_intrusive<Lookup>();
+  lookup->vocabulary = vocabulary_;
+  lookup->parallel = parallel_;
+  lookup->label = label_;
+  return CutLookup::apply(weight, ids, lookup);
+}
+
+PositionEmbedding::PositionEmbedding(
+    int64_t positions, int64_t hidden, TensorParallel parallel)
+    : weight(register_shard(
+          "weight",
+          {replicated({positions, hidden}, parallel.rank()),
+           parallel.cuts_tokens()})),
+      parallel_(std::move(parallel)) {}
+
+Tensor PositionEmbedding::forward(const Tensor& x, const Tensor& like) {
+  const int64_t sequence = like.size(1);
+  if (sequence > weight.size(0)) {
+    throw ConfigError(
+        "[model] a sequence of " + std::to_string(sequence) +
+        " tokens is longer than positions=" + std::to_string(weight.size(0)) +
+        "; shorten data.sequence or give the model more positions");
+  }
+  if (!parallel_.cuts_tokens()) return x + weight.narrow(0, 0, sequence);
+  const auto mine = parallel_.part_of(like.size(0) * sequence);
+  const auto positions = torch::arange(
+      mine.begin, mine.end, like.options().dtype(torch::kInt64));
+  return x + at::embedding(weight, positions.remainder_(sequence));
+}
+
+}  // namespace echelon
