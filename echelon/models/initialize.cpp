@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "echelon/error.h"
+#include "echelon/parallel/tensor/philox.h"
 
 // Everything below works on blocks of 16 counters in plain loops without
 // branches, which the compiler turns into vector instructions: once for any
@@ -23,47 +24,12 @@
 namespace echelon {
 namespace {
 
-constexpr int kCounters = 16;
-constexpr int kBlock = 4 * kCounters;  // elements of a block
+constexpr int kCounters = kPhiloxCounters;
+constexpr int kBlock = kPhiloxBlock;  // elements of a block
 
-using Words = std::array<uint32_t, kCounters>;
+using Words = PhiloxWords::Words;
 using Reals = std::array<double, kCounters>;
 using Block = std::array<double, kBlock>;
-
-// The four output words of the counters first .. first + 15.
-struct PhiloxWords {
-  Words a, b, c, d;
-};
-
-ECHELON_INLINE void philox(uint64_t key, uint64_t first, PhiloxWords& out) {
-  uint32_t a[kCounters], b[kCounters], c[kCounters], d[kCounters];
-  for (int i = 0; i < kCounters; ++i) {
-    const uint64_t counter = first + static_cast<uint64_t>(i);
-    a[i] = static_cast<uint32_t>(counter);
-    b[i] = static_cast<uint32_t>(counter >> 32);
-    c[i] = 0;
-    d[i] = 0;
-  }
-  uint32_t key_low = static_cast<uint32_t>(key);
-  uint32_t key_high = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; ++round) {
-#pragma GCC unroll 1  // unrolled, g++ 12 no longer makes vectors of it
-    for (int i = 0; i < kCounters; ++i) {
-      const uint64_t p = uint64_t{0xD2511F53} * a[i];
-      const uint64_t q = uint64_t{0xCD9E8D57} * c[i];
-      a[i] = static_cast<uint32_t>(q >> 32) ^ b[i] ^ key_low;
-      c[i] = static_cast<uint32_t>(p >> 32) ^ d[i] ^ key_high;
-      b[i] = static_cast<uint32_t>(q);
-      d[i] = static_cast<uint32_t>(p);
-    }
-    key_low += 0x9E3779B9;
-    key_high += 0xBB67AE85;
-  }
-  std::copy(a, a + kCounters, out.a.begin());
-  std::copy(b, b + kCounters, out.b.begin());
-  std::copy(c, c + kCounters, out.c.begin());
-  std::copy(d, d + kCounters, out.d.begin());
-}
 
 // (word + 1/2) / 2^32, exactly: in (0, 1), symmetric around 1/2. The word goes
 // into the mantissa of 2^52, which vector units can do where they cannot
@@ -183,7 +149,7 @@ ECHELON_INLINE void normal_block(const PhiloxWords& words, Block& out) {
 ECHELON_INLINE void
 make_block(bool normal, uint64_t key, uint64_t index, Block& out) {
   PhiloxWords words;
-  philox(key, index * kCounters, words);
+  philox(key, 0, index * kCounters, words);
   if (normal) {
     normal_block(words, out);
   } else {

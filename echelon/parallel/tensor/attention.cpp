@@ -3,11 +3,13 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "echelon/error.h"
+#include "echelon/parallel/tensor/dropout.h"
 
 namespace echelon {
 namespace {
@@ -234,24 +236,48 @@ ParallelAttention::attend(const Parts& parts, const AttentionFrame& frame) {
       mask = causal_mask(frame.sequence, past, query.options());
     }
   }
-  key = for_queries(key.transpose(1, 2));
-  value = for_queries(value.transpose(1, 2));
+  const bool drops = options_.dropout > 0 && is_training();
+  const Parts heads_first{
+      query.transpose(1, 2),
+      for_queries(key.transpose(1, 2), !drops),
+      for_queries(value.transpose(1, 2), !drops)};
   const bool causal = !mask.defined() && past == 0;
-  const bool grouped = key.size(1) != heads_.query.size();
+  if (drops) {
+    if (causal) mask = causal_mask(frame.sequence, 0, query.options());
+    return with_dropout(heads_first, mask, frame.keys)
+        .transpose(1, 2)
+        .flatten(2);
+  }
+  const bool grouped = heads_first.key.size(1) != heads_.query.size();
   return at::scaled_dot_product_attention(
-             query.transpose(1, 2), key, value,
+             heads_first.query, heads_first.key, heads_first.value,
              mask.defined() ? std::make_optional(mask) : std::nullopt,
              /*dropout_p=*/0.0, causal, /*scale=*/std::nullopt, grouped)
       .transpose(1, 2)
       .flatten(2);
 }
 
-// kv [batch, kv_heads_r, length, size] as the kernels take it: those of CPUs want
-// a head for each of the queries'.
-Tensor ParallelAttention::for_queries(const Tensor& kv) const {
+// Of [batch, heads, positions, size]; `mask` is undefined when one query sees all.
+Tensor ParallelAttention::with_dropout(
+    const Parts& parts, Tensor mask, const Tensor& keys) const {
+  const double scale =
+      1 / std::sqrt(static_cast<double>(options_.shape.size_of_head()));
+  auto scores = at::matmul(parts.query * scale, parts.key.transpose(2, 3));
+  if (mask.defined()) scores = scores + mask;
+  const auto shares = dropout(
+      at::softmax(scores, -1), keys,
+      {options_.dropout, dropout_stream(label_ + ".attn_dropout")},
+      place_of_heads(
+          heads_.query.begin, parts.query.size(2), parts.key.size(2)));
+  return at::matmul(shares, parts.value);
+}
+
+// kv [batch, kv_heads_r, length, size] as `fused` kernels or the formula take
+// it: both want a head for each of the queries', but for those of GPUs.
+Tensor ParallelAttention::for_queries(const Tensor& kv, bool fused) const {
   const int64_t queries = heads_.query.size();
-  if (heads_.uniform && (kv.size(1) == queries || kv.is_cuda())) return kv;
   if (heads_.uniform) {
+    if (kv.size(1) == queries || (fused && kv.is_cuda())) return kv;
     return kv.unsqueeze(2)
         .expand({-1, -1, queries / kv.size(1), -1, -1})
         .flatten(1, 2);

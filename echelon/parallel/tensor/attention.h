@@ -34,6 +34,7 @@ struct AttentionOptions {
   bool fused = true;
   bool bias = true;  // of all of them; llama has none
   std::optional<RotaryOptions> rotary;  // of queries and keys
+  double dropout = 0;                   // of probabilities, in training
 };
 
 /// Keys and values of positions that were computed before, of this rank's
@@ -51,6 +52,8 @@ struct AttentionFrame {
   /// Of document_mask, one for all layers; undefined: every position attends to
   /// itself and those before it.
   torch::Tensor mask;
+  /// int64 [batch]: what dropout draws from (dropout.h), read in training.
+  torch::Tensor keys;
   /// For generation, without gradients: positions begin at cache->length, and
   /// attend to what is there as well. `mask` is undefined then.
   KeyValueCache* cache = nullptr;
@@ -65,7 +68,9 @@ struct AttentionFrame {
 torch::Tensor
 document_mask(const torch::Tensor& documents, torch::ScalarType dtype);
 
-/// Causal self-attention. Parameters have Hugging Face's names and layouts:
+/// Causal self-attention, by scaled_dot_product_attention; with dropout, which
+/// that cannot make independently of the layout, by the plain formula, which
+/// keeps matrices [batch, heads_r, sequence, sequence]. Parameters have Hugging Face's names and layouts:
 ///
 ///   c_attn.weight [hidden, (heads_r + 2 kv_heads_r) * head_size], c_attn.bias,
 ///   c_proj.weight [heads_r * head_size, hidden], c_proj.bias [hidden]
@@ -75,7 +80,8 @@ document_mask(const torch::Tensor& documents, torch::ScalarType dtype);
 ///   heads_r * head_size]
 class ParallelAttention : public torch::nn::Module {
  public:
-  /// `label`: the layer's name, "transformer.h.0.attn"; it names collectives.
+  /// `label`: the layer's name, "transformer.h.0.attn"; it names collectives,
+  /// and dropout draws from the stream of label + ".attn_dropout".
   /// Throws ConfigError as check_attention does.
   ParallelAttention(
       const AttentionOptions& options,
@@ -91,14 +97,16 @@ class ParallelAttention : public torch::nn::Module {
  private:
   class Projection;
   struct Parts {
-    torch::Tensor query, key, value;  // [batch, sequence, heads, head_size]
+    torch::Tensor query, key, value;
   };
 
   std::shared_ptr<Projection>
   add_projection(const std::string& name, bool query, bool key, bool value);
   Parts project(const torch::Tensor& x, const AttentionFrame& frame);
   torch::Tensor attend(const Parts& parts, const AttentionFrame& frame);
-  torch::Tensor for_queries(const torch::Tensor& kv) const;
+  torch::Tensor with_dropout(
+      const Parts& parts, torch::Tensor mask, const torch::Tensor& keys) const;
+  torch::Tensor for_queries(const torch::Tensor& kv, bool fused) const;
 
   AttentionOptions options_;
   TensorParallel parallel_;

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 
+#include "echelon/parallel/tensor/dropout.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
@@ -41,6 +42,11 @@ AttentionOptions llama(int64_t hidden, int64_t heads, int64_t kv_heads) {
       .rotary = RotaryOptions{.theta = 100}};
 }
 
+AttentionOptions with_dropout(AttentionOptions options) {
+  options.dropout = 0.3;
+  return options;
+}
+
 Tensor test_documents() {
   return torch::tensor(
       {{0, 0, 0, 1, 1, 1, 1}, {5, 5, 6, 7, 7, 7, 8}, {2, 2, 2, 2, 2, 2, 2}},
@@ -48,7 +54,10 @@ Tensor test_documents() {
 }
 
 AttentionFrame frame_of(const Tensor& x, const Tensor& documents) {
-  AttentionFrame frame{.batch = kBatch, .sequence = kSequence};
+  AttentionFrame frame{
+      .batch = kBatch,
+      .sequence = kSequence,
+      .keys = torch::tensor({21, 22, 23}, torch::kInt64)};
   if (documents.defined()) {
     frame.mask = document_mask(documents, x.scalar_type());
   }
@@ -195,6 +204,39 @@ TEST(Attention, IsTheFormula) {
   }
 }
 
+// The formula, with the shares of each head left out as dropout.h says.
+TEST(Attention, DropoutLeavesOutShares) {
+  const torch::NoGradGuard no_grad;
+  const auto options = gpt(4, 2);
+  const auto dropping = with_dropout(options);
+  ParallelAttention layer(dropping, {}, "attn");
+  const auto weights = weights_of(options, parity::give_parts(layer, kSeed));
+  const auto x = input_of(options);
+  const auto frame = frame_of(x, {});
+  const auto in = at::linear(x, weights.q, weights.q_bias);
+  const auto heads = [](const Tensor& all) {
+    return all.view({kBatch, kSequence, 2, 2}).transpose(1, 2);
+  };
+  const auto scores =
+      heads(in).matmul(
+          heads(at::linear(x, weights.k, weights.k_bias)).transpose(2, 3)) /
+      std::sqrt(2.0);
+  const auto allowed = torch::ones({kSequence, kSequence}, torch::kBool).tril();
+  const auto shares =
+      scores.masked_fill(~allowed, -std::numeric_limits<double>::infinity())
+          .softmax(3);
+  const auto kept = detail::keep_mask(
+      shares, frame.keys, {0.3, dropout_stream("attn.attn_dropout")}, {});
+  const auto out = (shares * kept / 0.7)
+                       .matmul(heads(at::linear(x, weights.v, weights.v_bias)))
+                       .transpose(1, 2)
+                       .flatten(2);
+  const auto expected = at::linear(out, weights.o, weights.o_bias);
+  EXPECT_TRUE(torch::allclose(layer.forward(x, frame), expected, 1e-12, 1e-13));
+  layer.eval();
+  EXPECT_FALSE(torch::allclose(layer.forward(x, frame), expected));
+}
+
 class AttentionParity : public testing::TestWithParam<parity::Way> {};
 INSTANTIATE_TEST_SUITE_P(
     Ways, AttentionParity, testing::ValuesIn(parity::ways()),
@@ -212,6 +254,8 @@ const std::vector<Case>& cases() {
        {.shape = {.hidden = 10, .heads = 4, .kv_heads = 2, .head_size = 6},
         .fused = false,
         .rotary = RotaryOptions{}}},
+      {"gpt, dropout", with_dropout(gpt(20, 5))},
+      {"llama, dropout", with_dropout(llama(24, 6, 2))},
       {"fused, grouped",
        {.shape = {.hidden = 20, .heads = 10, .kv_heads = 2}}},
   };
@@ -257,6 +301,7 @@ TEST(Attention, TokenByTokenIsTheWhole) {
   for (const auto& [name, options] : cases()) {
     SCOPED_TRACE(name);
     ParallelAttention module(options, {}, "attn");
+    module.eval();
     parity::give_parts(module, kSeed);
     const auto x = input_of(options);
     const auto whole =
@@ -306,7 +351,8 @@ TEST(Attention, AnEmptyBatchIsEmpty) {
   for (const auto& [name, options] : cases()) {
     ParallelAttention module(options, {}, "attn");
     const auto y = module.forward(
-        torch::zeros({0, 4, options.shape.hidden}), {.batch = 0, .sequence = 4});
+        torch::zeros({0, 4, options.shape.hidden}),
+        {.batch = 0, .sequence = 4, .keys = torch::zeros({0}, torch::kInt64)});
     EXPECT_EQ(y.sizes(), at::IntArrayRef({0, 4, options.shape.hidden}));
   }
 }

@@ -1,0 +1,307 @@
+#include "echelon/parallel/tensor/dropout.h"
+
+#include <torch/torch.h>
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "echelon/error.h"
+#include "echelon/parallel/tensor/philox.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// An element is zero when its word is less.
+uint32_t threshold_of(double probability) {
+  return static_cast<uint32_t>(
+      std::min(std::nearbyint(probability * 0x1p32), 0x1p32 - 1));
+}
+
+// Elements of one sample that follow each other, in the sample and here.
+struct Run {
+  uint64_t key = 0;   // of the sample
+  int64_t first = 0;  // in the sample
+  int64_t begin = 0;  // here
+  int64_t count = 0;
+};
+
+constexpr int64_t kLongestRun = int64_t{1} << 14;
+
+std::vector<Run> runs_of(
+    const Tensor& x, const Tensor& keys, const DropoutPlace& place) {
+  std::vector<Run> runs;
+  if (x.numel() == 0) return runs;
+  const int64_t rows = x.size(0);
+  const int64_t row_size = x.numel() / rows;
+  const auto* key = keys.const_data_ptr<int64_t>();
+  for (int64_t row = 0; row < rows;) {
+    const int64_t sample = (place.first_row + row) / place.rows_per_sample;
+    const int64_t in_sample = (place.first_row + row) % place.rows_per_sample;
+    const int64_t next =
+        std::min(rows, row + place.rows_per_sample - in_sample);
+    for (int64_t at = row * row_size; at < next * row_size;
+         at += kLongestRun) {
+      runs.push_back(
+          {static_cast<uint64_t>(key[sample]),
+           place.first_element + in_sample * row_size + at - row * row_size,
+           at, std::min(kLongestRun, next * row_size - at)});
+    }
+    row = next;
+  }
+  return runs;
+}
+
+[[gnu::always_inline]] inline void keep_block(
+    uint64_t stream, uint64_t key, uint64_t block, uint32_t threshold,
+    uint8_t* keep) {
+  PhiloxWords words;
+  philox(stream, key, block * kPhiloxCounters, words);
+  for (int i = 0; i < kPhiloxCounters; ++i) {
+    keep[4 * i] = words.a[i] >= threshold;
+    keep[4 * i + 1] = words.b[i] >= threshold;
+    keep[4 * i + 2] = words.c[i] >= threshold;
+    keep[4 * i + 3] = words.d[i] >= threshold;
+  }
+}
+
+[[gnu::always_inline]] inline void
+keep_run(uint64_t stream, const Run& run, uint32_t threshold, bool* out) {
+  uint8_t keep[kPhiloxBlock];
+  const int64_t end = run.first + run.count;
+  for (int64_t at = run.first; at < end;) {
+    const int64_t block = at / kPhiloxBlock;
+    const int64_t base = block * kPhiloxBlock;
+    const int64_t stop = std::min(end, base + kPhiloxBlock);
+    keep_block(stream, run.key, static_cast<uint64_t>(block), threshold, keep);
+    for (; at < stop; ++at) out[at - run.first] = keep[at - base] != 0;
+  }
+}
+
+void keep_any(uint64_t stream, const Run& run, uint32_t threshold, bool* out) {
+  keep_run(stream, run, threshold, out);
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx2")]] void
+keep_avx2(uint64_t stream, const Run& run, uint32_t threshold, bool* out) {
+  keep_run(stream, run, threshold, out);
+}
+
+auto run_keeper() {
+  return __builtin_cpu_supports("avx2") ? keep_avx2 : keep_any;
+}
+#else
+auto run_keeper() {
+  return keep_any;
+}
+#endif
+
+// x * scale where kept, else 0.
+Tensor kept(const Tensor& x, const Tensor& mask, double scale) {
+  if (!x.is_cpu()) {
+    return at::where(mask, x * scale, at::zeros({}, x.options()));
+  }
+  const auto in = x.contiguous();
+  auto out = at::empty(in.sizes(), in.options());
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kBFloat16, at::kHalf, in.scalar_type(), "dropout", [&] {
+        const auto* from = in.const_data_ptr<scalar_t>();
+        const auto* keep = mask.const_data_ptr<bool>();
+        auto* to = out.data_ptr<scalar_t>();
+        const auto factor = static_cast<scalar_t>(scale);
+        at::parallel_for(
+            0, in.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
+              for (int64_t i = begin; i < end; ++i) {
+                to[i] = keep[i] ? static_cast<scalar_t>(from[i] * factor)
+                                : scalar_t(0);
+              }
+            });
+      });
+  return out;
+}
+
+class Kept : public torch::autograd::Function<Kept> {
+ public:
+  static Tensor forward(
+      AutogradContext* context,
+      const Tensor& x,
+      const Tensor& mask,
+      double scale) {
+    context->save_for_backward({mask});
+    context->saved_data["scale"] = scale;
+    return kept(x, mask, scale);
+  }
+
+  static variable_list
+  backward(AutogradContext* context, variable_list gradients) {
+    return {
+        Kept::apply(
+            gradients[0], context->get_saved_variables()[0],
+            context->saved_data["scale"].toDouble()),
+        Tensor(), Tensor()};
+  }
+};
+
+// ------------------------------------------------------------- by operators
+
+constexpr int64_t kWord = 0xFFFFFFFF;
+
+struct Product {
+  Tensor high, low;
+};
+
+// Of words, as int64 in [0, 2^32); the product wraps, its bits stay.
+Product product(const Tensor& words, int64_t factor) {
+  const auto all = words * factor;
+  return {at::bitwise_and(at::bitwise_right_shift(all, 32), kWord),
+          at::bitwise_and(all, kWord)};
+}
+
+Tensor high_word(const Tensor& x) {
+  return at::bitwise_and(at::bitwise_right_shift(x, 32), kWord);
+}
+
+// Four words of each counter: [..., 4].
+Tensor
+words_by_operators(uint64_t key, const Tensor& subsequence, const Tensor& counter) {
+  auto a = at::bitwise_and(counter, kWord);
+  auto b = high_word(counter);
+  auto c = at::bitwise_and(subsequence, kWord).expand_as(counter);
+  auto d = high_word(subsequence).expand_as(counter);
+  uint32_t key_low = static_cast<uint32_t>(key);
+  uint32_t key_high = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const auto p = product(a, 0xD2511F53);
+    const auto q = product(c, 0xCD9E8D57);
+    a = q.high.bitwise_xor(b).bitwise_xor_(int64_t{key_low});
+    c = p.high.bitwise_xor(d).bitwise_xor_(int64_t{key_high});
+    b = q.low;
+    d = p.low;
+    key_low += 0x9E3779B9;
+    key_high += 0xBB67AE85;
+  }
+  return at::stack({a, b, c, d}, -1);
+}
+
+void check(
+    const Tensor& x,
+    const Tensor& keys,
+    const DropoutSource& source,
+    const DropoutPlace& place) {
+  if (!(source.probability >= 0 && source.probability < 1)) {
+    throw ConfigError(
+        "[model] dropout=" + std::to_string(source.probability) +
+        ", but a probability of zeros is at least 0 and less than 1");
+  }
+  if (!keys.defined() || keys.scalar_type() != torch::kInt64 ||
+      keys.dim() != 1) {
+    throw ConfigError(
+        "dropout needs an int64 key for each sample, [batch], in training: its "
+        "masks depend on nothing else");
+  }
+  const int64_t rows = place.first_row + x.size(0);
+  const int64_t samples =
+      (rows + place.rows_per_sample - 1) / place.rows_per_sample;
+  if (x.numel() > 0 && keys.size(0) < samples) {
+    throw ConfigError(
+        "dropout of " + std::to_string(samples) + " samples got " +
+        std::to_string(keys.size(0)) + " keys; it needs one for each");
+  }
+}
+
+}  // namespace
+
+uint64_t dropout_stream(std::string_view name) {
+  return XXH3_64bits(name.data(), name.size());
+}
+
+DropoutPlace place_of_tokens(
+    const TensorParallel& parallel, int64_t batch, int64_t sequence) {
+  if (!parallel.cuts_tokens()) return {};
+  return {
+      .first_row = parallel.part_of(batch * sequence).begin,
+      .rows_per_sample = sequence};
+}
+
+DropoutPlace
+place_of_heads(int64_t first_head, int64_t queries, int64_t keys) {
+  return {.first_element = first_head * queries * keys};
+}
+
+Tensor detail::keep_mask_by_operators(
+    const Tensor& x,
+    const Tensor& keys,
+    const DropoutSource& source,
+    const DropoutPlace& place) {
+  const torch::NoGradGuard no_grad;
+  const auto integers = x.options().dtype(torch::kInt64);
+  const int64_t row_size = x.numel() / std::max<int64_t>(x.size(0), 1);
+  const auto rows =
+      torch::arange(place.first_row, place.first_row + x.size(0), integers)
+          .unsqueeze(1);
+  const auto sample = rows.div(place.rows_per_sample, "floor");
+  const auto first =
+      (rows - sample * place.rows_per_sample) * row_size + place.first_element;
+  const auto key = keys.to(x.device()).index_select(0, sample.flatten());
+  // Counters in common to all elements' words, or else one for each element.
+  const bool whole = row_size % 4 == 0 && place.first_element % 4 == 0;
+  const auto element =
+      first + torch::arange(0, row_size, whole ? 4 : 1, integers);
+  auto words = words_by_operators(
+      source.stream, key.unsqueeze(1), at::bitwise_right_shift(element, 2));
+  if (!whole) {
+    words = words.gather(-1, at::bitwise_and(element, 3).unsqueeze(-1));
+  }
+  return words.reshape(x.sizes()) >=
+         int64_t{threshold_of(source.probability)};
+}
+
+Tensor detail::keep_mask(
+    const Tensor& x,
+    const Tensor& keys,
+    const DropoutSource& source,
+    const DropoutPlace& place) {
+  const auto mask_options = x.options().dtype(torch::kBool);
+  if (x.is_meta()) return at::empty(x.sizes(), mask_options);
+  if (!x.is_cpu()) return keep_mask_by_operators(x, keys, source, place);
+  auto mask = at::empty(x.sizes(), mask_options);
+  const auto on_host = keys.to(torch::kCPU).contiguous();
+  const auto runs = runs_of(x, on_host, place);
+  const auto threshold = threshold_of(source.probability);
+  auto* out = mask.data_ptr<bool>();
+  at::parallel_for(
+      0, static_cast<int64_t>(runs.size()), 1, [&](int64_t begin, int64_t end) {
+        const auto keep = run_keeper();
+        for (int64_t i = begin; i < end; ++i) {
+          const Run& run = runs[static_cast<size_t>(i)];
+          keep(source.stream, run, threshold, out + run.begin);
+        }
+      });
+  return mask;
+}
+
+Tensor dropout(
+    const Tensor& x,
+    const Tensor& keys,
+    const DropoutSource& source,
+    const DropoutPlace& place) {
+  if (source.probability == 0) return x;
+  check(x, keys, source, place);
+  return Kept::apply(
+      x, detail::keep_mask(x, keys, source, place),
+      1 / (1 - source.probability));
+}
+
+}  // namespace echelon
