@@ -74,6 +74,7 @@ class ObservedWork : public c10d::Work {
   }
 
   bool wait(std::chrono::milliseconds timeout) override {
+    state_->begin_wait();
     try {
       inner_->wait(timeout);
     } catch (...) {
@@ -93,6 +94,9 @@ class ObservedWork : public c10d::Work {
       call.group = &group;
     }
 
+    void begin_wait() {
+      if (!ended) observer->history().begin_wait(call.ticket);
+    }
     void end() {
       if (!ended.exchange(true)) observer->end(call);
     }

@@ -43,6 +43,15 @@ void History::end(uint64_t ticket, bool failed) {
   if (listener) (*listener)(copy);
 }
 
+void History::begin_wait(uint64_t ticket) {
+  std::lock_guard lock(mutex_);
+  if (ticket + kCapacity < next_ || ticket >= next_) return;
+  CollectiveRecord& record = ring_[ticket % kCapacity];
+  if (record.end_ns == 0 && record.wait_begin_ns == 0) {
+    record.wait_begin_ns = now_ns();
+  }
+}
+
 std::vector<CollectiveRecord> History::snapshot() const {
   std::lock_guard lock(mutex_);
   std::vector<CollectiveRecord> records;

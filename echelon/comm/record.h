@@ -20,6 +20,7 @@ struct CollectiveRecord {
   std::string dtype;             // "float32"
   int64_t bytes = 0;             // of this rank's input
   int64_t begin_ns = 0;          // steady clock
+  int64_t wait_begin_ns = 0;     // a thread stood still for it from here to end_ns
   int64_t end_ns = 0;            // 0 while it runs
   bool failed = false;
 };
@@ -32,6 +33,9 @@ class History {
   /// Returns a ticket for end(); tickets count all collectives of the rank.
   uint64_t begin(CollectiveRecord record);
   void end(uint64_t ticket, bool failed = false);
+  /// A thread begins to wait for its end. Nothing when it has ended, or when
+  /// another one waits already.
+  void begin_wait(uint64_t ticket);
 
   /// Oldest first.
   std::vector<CollectiveRecord> snapshot() const;

@@ -90,6 +90,7 @@ class TraceText {
              ",\"dur\":" + microseconds(span.end_ns - span.begin_ns) +
              ",\"args\":{\"step\":" + std::to_string(span.step);
     if (span.bytes != 0) text_ += ",\"bytes\":" + std::to_string(span.bytes);
+    if (!span.axis.empty()) text_ += ",\"axis\":" + quoted(span.axis);
     if (other_lane) text_ += ",\"track\":" + quoted(span.track);
     text_ += "}}";
   }
@@ -190,6 +191,7 @@ Span read_span(const Json& event, const TrackNames& tracks) {
   span.end_ns = span.begin_ns + to_ns(event.at("dur"));
   span.step = args.at("step").get<int64_t>();
   span.bytes = args.value("bytes", int64_t{0});
+  span.axis = args.value("axis", std::string());
   return span;
 }
 

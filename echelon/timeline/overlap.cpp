@@ -218,12 +218,13 @@ Diagnosis diagnose(const Timeline& timeline) {
   }
   std::set<int64_t> steps;
   for (const auto& b : diagnosis.steps) steps.insert(b.step);
-  const auto outliers = outlier_steps(diagnosis.steps);
+  diagnosis.outliers = outlier_steps(diagnosis.steps);
   diagnosis.num_steps = static_cast<int64_t>(steps.size());
-  diagnosis.num_outliers = static_cast<int64_t>(outliers.size());
+  diagnosis.num_outliers =
+      static_cast<int64_t>(diagnosis.outliers.size());
   std::map<int32_t, std::vector<StepBreakdown>> by_rank;
   for (const auto& b : diagnosis.steps) {
-    if (!outliers.contains(b.step)) by_rank[b.rank].push_back(b);
+    if (!diagnosis.outliers.contains(b.step)) by_rank[b.rank].push_back(b);
   }
   for (const auto& [rank, all] : by_rank) {
     diagnosis.ranks.push_back(mean_of(all, rank));

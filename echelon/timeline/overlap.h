@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,7 @@ struct Diagnosis {
   int64_t num_steps = 0;             // recorded
   /// Steps over three times the median (a first step, a pause): not in means.
   int64_t num_outliers = 0;
+  std::set<int64_t> outliers;  // those steps
   /// Most compute and data wait, which the others wait for; -1 with one rank.
   int32_t slowest_rank = -1;
   double slowest_excess = 0;  // its work over the ranks' mean, less 1

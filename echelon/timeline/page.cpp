@@ -6,6 +6,7 @@
 #include "echelon/timeline/pipeline_script.h"
 #include "echelon/timeline/pipeline_style.h"
 #include "echelon/timeline/report_style.h"
+#include "echelon/timeline/tensor_style.h"
 
 namespace echelon {
 
@@ -23,7 +24,8 @@ void open_page(Markup& page, const std::string& title, PageScript script) {
       "<meta name=\"viewport\" content=\"width=device-width, "
       "initial-scale=1\">\n");
   page.leaf("title", {}, title + " \u00b7 Echelon");
-  page.open("style").raw(detail::kReportStyle);
+  page.open("style").raw(detail::kReportStyle).raw(
+      detail::kTensorStyle);
   if (plays) page.raw(detail::kPipelineStyle);
   page.close().close();
   page.open("body").open("main");

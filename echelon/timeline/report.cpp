@@ -6,11 +6,13 @@
 #include <optional>
 
 #include "echelon/timeline/chart.h"
+#include "echelon/timeline/collectives.h"
 #include "echelon/timeline/markup.h"
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/page.h"
 #include "echelon/timeline/pipeline_section.h"
 #include "echelon/timeline/report_time.h"
+#include "echelon/timeline/tensor_section.h"
 #include "echelon/timeline/text_file.h"
 #include "echelon/timeline/units.h"
 
@@ -327,7 +329,9 @@ std::string to_html(const ReportInput& input) {
     draw_stage_pictures(page, *stages);
     page.close();
   }
+  draw_tensor_section(page, input.tensor, input.timeline, diagnosis);
   draw_time_section(page, input.timeline, diagnosis);
+  draw_collectives(page, input.timeline, diagnosis);
   draw_facts(page, input);
   page.leaf(
       "footer",

@@ -9,6 +9,7 @@
 
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/pipeline_blocks.h"
+#include "echelon/timeline/tensor_cut.h"
 #include "echelon/timeline/timeline.h"
 
 namespace echelon {
@@ -28,6 +29,8 @@ struct ReportInput {
   /// The schedule that a pipeline ran, in any unit of time. Not needed: without
   /// it, the order in which blocks ran gives the ideal.
   std::optional<PipelineRows> ideal_pipeline;
+  /// How the layers' matrices are cut; drawn when ranks share layers.
+  TensorCut tensor;
   double total_seconds = 0;  // training, first step to last; 0: not known
   /// Why the run ended, when it was not finished: "stopped by the user".
   std::string outcome;

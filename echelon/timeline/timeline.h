@@ -40,6 +40,7 @@ struct Span {
   int64_t end_ns = 0;
   int64_t step = -1;  // training step, -1 when outside of one
   int64_t bytes = 0;  // moved by a collective, else 0
+  std::string axis;   // of a collective's group: "tp"; empty: not known
 };
 
 struct Timeline {

@@ -17,7 +17,7 @@ std::vector<uint8_t> to_bytes(const RankSpans& spans) {
   for (const auto& s : spans.spans) {
     rows.push_back(json::array(
         {s.begin_ns, s.end_ns, static_cast<int>(s.kind), s.track, s.name,
-         s.step, s.bytes}));
+         s.step, s.bytes, s.axis}));
   }
   return json::to_msgpack(json::array(
       {spans.rank_name, spans.clock_offset_ns, std::move(rows)}));
@@ -39,6 +39,7 @@ RankSpans from_bytes(int rank, const uint8_t* bytes, size_t size) {
     span.name = row.at(4).get<std::string>();
     span.step = row.at(5).get<int64_t>();
     span.bytes = row.at(6).get<int64_t>();
+    span.axis = row.at(7).get<std::string>();
     result.spans.push_back(std::move(span));
   }
   return result;

@@ -152,14 +152,24 @@ Loop::Loop(
 TrainResult Loop::run() {
   world_.history().on_end([this](const CollectiveRecord& record) {
     if (!recorder_.active()) return;
-    recorder_.add(
-        {.track = "comm",
-         .name = record.operation +
-                 (record.label.empty() ? "" : " " + record.label),
-         .kind = SpanKind::communication,
-         .begin_ns = record.begin_ns,
-         .end_ns = record.end_ns,
-         .bytes = record.bytes});
+    Span span{
+        .track = "comm",
+        .name = record.operation +
+                (record.label.empty() ? "" : " " + record.label),
+        .kind = SpanKind::communication,
+        .begin_ns = record.begin_ns,
+        .end_ns = record.end_ns,
+        .bytes = record.bytes,
+        .axis = record.axis};
+    recorder_.add(span);
+    // A pipeline records its own waits, with the actions that it waits for.
+    if (record.wait_begin_ns == 0 || record.axis == "pp") return;
+    span.track = "compute";
+    span.name = "wait for " + span.name;
+    span.begin_ns = record.wait_begin_ns;
+    span.bytes = 0;
+    span.axis.clear();
+    recorder_.add(std::move(span));
   });
   begin_ns_ = steady_now_ns();
   for (int64_t epoch = 0; step_ < total_steps_ && !stop_; ++epoch) {

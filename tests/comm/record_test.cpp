@@ -49,6 +49,21 @@ TEST(History, TellsItsListenerOnce) {
   EXPECT_THAT(labels, testing::ElementsAre("bucket 0"));
 }
 
+TEST(History, KnowsSinceWhenAThreadWaits) {
+  History history;
+  const uint64_t first = history.begin({});
+  history.begin_wait(first);
+  const int64_t since = history.snapshot()[0].wait_begin_ns;
+  EXPECT_GE(since, history.snapshot()[0].begin_ns);
+  history.begin_wait(first);
+  EXPECT_EQ(history.snapshot()[0].wait_begin_ns, since);
+  history.end(first);
+  const uint64_t second = history.begin({});
+  history.end(second);
+  history.begin_wait(second);
+  EXPECT_EQ(history.snapshot()[1].wait_begin_ns, 0);
+}
+
 TEST(Label, ScopesNest) {
   EXPECT_EQ(LabelScope::current(), "");
   {

@@ -17,7 +17,8 @@ namespace echelon {
 
 static auto fields(const Span& s) {
   return std::tie(
-      s.rank, s.begin_ns, s.end_ns, s.track, s.name, s.kind, s.step, s.bytes);
+      s.rank, s.begin_ns, s.end_ns, s.track, s.name, s.kind, s.step, s.bytes,
+      s.axis);
 }
 
 bool operator==(const Span& a, const Span& b) {
@@ -54,7 +55,8 @@ Timeline small() {
            1'001,
            9'000'000'000'123,
            4,
-           1 << 20},
+           1 << 20,
+           "dp_replicate"},
           {1, "loader", "batch", SpanKind::data, -1'500, -3, -1, 0}}};
 }
 
@@ -94,7 +96,9 @@ TEST(ChromeTrace, SaysRanksAsProcessesAndTracksAsThreads) {
       EXPECT_EQ(event["args"], (Json{{"step", 3}}));
     }
     if (event["cat"] == "communication") {
-      EXPECT_EQ(event["args"], (Json{{"step", 4}, {"bytes", 1 << 20}}));
+      EXPECT_EQ(
+          event["args"],
+          (Json{{"step", 4}, {"bytes", 1 << 20}, {"axis", "dp_replicate"}}));
     }
   }
   EXPECT_EQ(names, 2);

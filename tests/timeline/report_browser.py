@@ -270,6 +270,112 @@ def colors(browser, folder):
     check(papers["print of dark"] == papers["light"], "dark paper is printed")
 
 
+CUTS = """id => {
+  const box = e => { const b = e.getBoundingClientRect();
+    return {left: b.left, top: b.top, right: b.right, bottom: b.bottom}; };
+  const svg = document.getElementById(id + '-t').parentElement;
+  return {picture: box(svg), scale: svg.viewBox.baseVal.width /
+      svg.getBoundingClientRect().width,
+    stripes: [...svg.querySelectorAll('rect')].map(r => ({
+      color: getComputedStyle(r).fill, title: r.textContent,
+      x: +r.getAttribute('x'), y: +r.getAttribute('y'),
+      width: +r.getAttribute('width'), height: +r.getAttribute('height'),
+      box: box(r)}))};
+}"""
+
+
+def cuts(browser, folder):
+    """Each rank's part of a matrix is as long as it is, in its colour."""
+    expected = json.loads((folder / "expected.json").read_text())
+    for width in WIDTHS:
+        with Page(browser, folder, width) as p:
+            colors = {}
+            for matrix in expected:
+                check_matrix(width, matrix, p.js(CUTS, matrix["id"]), colors)
+            check(len(set(colors.values())) == len(colors),
+                  f"ranks of one colour: {colors}")
+
+
+def check_matrix(width, matrix, drawn, colors):
+    begin, length = ("x", "width") if matrix["vertical"] else ("y", "height")
+    stripes = drawn["stripes"]
+    start = min(s[begin] for s in stripes)
+    whole = max(s[begin] + s[length] for s in stripes) - start
+    place = f"{width}: {matrix['id']}"
+    found = {}
+    for s in stripes:
+        ranks = s["title"].split(":")[0]
+        first = round((s[begin] - start) / whole * matrix["size"])
+        last = round((s[begin] + s[length] - start) / whole * matrix["size"])
+        found.setdefault(s["color"], []).append((first, last, ranks))
+        check(s["box"]["left"] >= drawn["picture"]["left"] - 1 and
+              s["box"]["right"] <= drawn["picture"]["right"] + 1,
+              f"{place}: a stripe is outside")
+    check(abs(drawn["scale"] - 1) < 0.01, f"{place}: is shrunk")
+    area = sum(s["width"] * s["height"] for s in stripes)
+    across = stripes_across(stripes, matrix["vertical"])
+    check(abs(area - whole * across) < 1, f"{place}: stripes overlap or leave "
+                                          f"gaps")
+    for rank in {s[0] for s in matrix["stripes"]}:
+        wanted = sorted((s[1], s[2]) for s in matrix["stripes"] if s[0] == rank)
+        color = next((c for c, parts in found.items()
+                      if same_ranges(parts, wanted, matrix["size"])), None)
+        check(color, f"{place}: rank {rank} is not drawn as {wanted}: {found}")
+        check(colors.setdefault(rank, color) == color,
+              f"{place}: rank {rank} has another colour")
+        found.pop(color, None)
+    check(not found, f"{place}: nobody's: {found}")
+
+
+def stripes_across(stripes, vertical):
+    begin, length = ("y", "height") if vertical else ("x", "width")
+    return (max(s[begin] + s[length] for s in stripes) -
+            min(s[begin] for s in stripes))
+
+
+def same_ranges(parts, wanted, size):
+    """Whether the parts, joined where they touch, are the wanted ranges."""
+    joined = []
+    for first, last, _ in sorted(parts):
+        if joined and abs(joined[-1][1] - first) <= 1:
+            joined[-1][1] = last
+        else:
+            joined.append([first, last])
+    whole = []
+    for first, last in wanted:
+        if whole and whole[-1][1] == first:
+            whole[-1][1] = last
+        else:
+            whole.append([first, last])
+    near = 1 + size / 2000
+    return len(joined) == len(whole) and all(
+        abs(a - b) <= near for j, w in zip(joined, whole)
+        for a, b in zip(j, w))
+
+
+INKS = """() => [...document.querySelectorAll('.cut-item svg')].flatMap(svg =>
+  [...svg.querySelectorAll('.n, .s')].map(t => {
+    const b = t.getBoundingClientRect();
+    const under = [...svg.querySelectorAll('rect')].find(r => {
+      const a = r.getBoundingClientRect();
+      return a.left <= b.left && b.right <= a.right &&
+             a.top <= b.top + 2 && b.bottom <= a.bottom + 2; });
+    return {text: t.textContent, ink: getComputedStyle(t).fill,
+            ground: under ? getComputedStyle(under).fill : null}; }))"""
+
+
+def inks(browser, folder):
+    """Numbers in the parts of matrices stand in them, and can be read."""
+    for scheme in ("light", "dark"):
+        with Page(browser, folder, color_scheme=scheme) as p:
+            texts = p.js(INKS)
+        check(len(texts) > 20, "numbers are missing")
+        for t in texts:
+            check(t["ground"], f"{scheme}: {t['text']} leaves its part")
+            ratio = contrast(t["ink"], t["ground"]) if t["ground"] else 99
+            check(ratio >= 4.5, f"{scheme}: {t['text']} has {ratio:.2f}")
+
+
 STRUCTURE = """() => ({
   pictures: [...document.querySelectorAll('svg[role=img]')].map(s =>
     s.getAttribute('aria-labelledby').split(' ').map(
@@ -514,7 +620,7 @@ def main():
     name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     checks = {f.__name__: f for f in (
         quiet, layout, drawing, curves, colors, structure, pipeline, player,
-        hover)}
+        hover, cuts, inks)}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),

@@ -17,6 +17,7 @@
 #include "echelon/timeline/units.h"
 #include "sample_pipeline.h"
 #include "sample_run.h"
+#include "sample_tensor.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
@@ -119,6 +120,36 @@ Json picture_of(const Timeline& timeline, int64_t step) {
   }
   expected["window"] = {window.begin, window.end};
   return expected;
+}
+
+TensorCut uneven_cut() {
+  return sample::llama_cut(
+      {.ranks = 4,
+       .layers = 16,
+       .hidden = 1920,
+       .heads = 30,
+       .kv_heads = 2,
+       .intermediate = 5633,
+       .words = 32001,
+       .cuts_tokens = true,
+       .tokens = 4098});
+}
+
+// What the rectangle `id` must show of `parameter`.
+Json rectangle_of(
+    const std::string& id, const CutParameter& parameter, bool vertical) {
+  Json stripes = Json::array();
+  for (size_t rank = 0; rank < parameter.parts.size(); ++rank) {
+    for (const auto& piece : parameter.parts[rank].pieces) {
+      stripes.push_back({rank, piece.begin, piece.end});
+    }
+  }
+  const Shard& part = parameter.parts.front();
+  return {
+      {"id", id},
+      {"vertical", vertical},
+      {"size", part.shape[static_cast<size_t>(part.dim)]},
+      {"stripes", stripes}};
 }
 
 // One step alone, so that it is the one drawn.
@@ -311,15 +342,51 @@ TEST_F(ReportInBrowser, KeepsHostileTextsInTheirBoxes) {
 TEST_F(ReportInBrowser, AsksNothingAndNeedsNoScript) {
   look("quiet", typical());
   look("quiet", hostile());
+  look("quiet", sample::tensor_run(uneven_cut(), "self_attn"));
   look("quiet", {.title = "ended before its first step"});
+}
+
+TEST_F(ReportInBrowser, DrawsThePartsOfMatricesToScale) {
+  const auto cut = uneven_cut();
+  const auto& layer = cut.layers[1].parameters;
+  folder_.write(
+      "expected.json",
+      Json::array(
+          {rectangle_of("cut-0-0-b0", cut.layers[0].parameters[0], false),
+           rectangle_of("cut-1-0-a0", layer[1], true),
+           rectangle_of("cut-1-0-a1", layer[2], true),
+           rectangle_of("cut-1-0-b0", layer[4], false),
+           rectangle_of("cut-1-1-a1", layer[7], true),
+           rectangle_of("cut-1-1-b0", layer[8], false)})
+          .dump());
+  look("cuts", sample::tensor_run(cut, "self_attn"));
+  const auto gpt = sample::gpt_cut({.ranks = 3, .heads = 16});
+  folder_.write(
+      "expected.json",
+      Json::array(
+          {rectangle_of("cut-1-0-a0", gpt.layers[2].parameters[2], true),
+           rectangle_of("cut-1-0-b0", gpt.layers[2].parameters[4], false)})
+          .dump());
+  look("cuts", sample::tensor_run(gpt));
+}
+
+TEST_F(ReportInBrowser, KeepsTextsOfCutLayersApart) {
+  look("layout", sample::tensor_run(uneven_cut(), "self_attn"));
+  look(
+      "layout",
+      sample::tensor_run(
+          sample::gpt_cut({.ranks = 8, .hidden = 832, .heads = 13})));
+  look("layout", sample::tensor_run(sample::cnn_cut(3)));
 }
 
 TEST_F(ReportInBrowser, HasContrastInLightDarkAndPrint) {
   look("colors", typical());
+  look("inks", sample::tensor_run(sample::gpt_cut({.ranks = 8})));
 }
 
 TEST_F(ReportInBrowser, HasNamesForItsPicturesAndPrints) {
   look("structure", typical());
+  look("structure", sample::tensor_run(sample::gpt_cut({})));
   look("structure", with_timeline(sample::pipeline_run({})));
 }
 

@@ -10,6 +10,7 @@
 #include "echelon/timeline/text_file.h"
 #include "sample_pipeline.h"
 #include "sample_run.h"
+#include "sample_tensor.h"
 
 namespace {
 
@@ -97,5 +98,26 @@ int main(int argc, char** argv) {
        folder / "placement",
        folder / "pipeline",
        folder / "replicas"});
+  using echelon::sample::tensor_run;
+  write(folder / "tensor", tensor_run(echelon::sample::gpt_cut({})));
+  write(
+      folder / "tensor-llama",
+      tensor_run(
+          echelon::sample::llama_cut(
+              {.ranks = 4,
+               .layers = 16,
+               .hidden = 1920,
+               .heads = 30,
+               .kv_heads = 2,
+               .intermediate = 5632,
+               .words = 32001,
+               .cuts_tokens = true,
+               .tokens = 4098}),
+          "self_attn"));
+  write(
+      folder / "tensor-8",
+      tensor_run(
+          echelon::sample::gpt_cut({.ranks = 8, .hidden = 832, .heads = 13})));
+  write(folder / "tensor-cnn", tensor_run(echelon::sample::cnn_cut(3)));
   write(folder / "empty", {.title = "a run that ended before its first step"});
 }

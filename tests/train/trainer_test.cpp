@@ -104,7 +104,14 @@ TEST_F(Trainer, WritesTheWholeRunFolder) {
         timeline.spans.begin(), timeline.spans.end(), [&](const Span& span) {
           return span.rank == rank && span.track == "comm" &&
                  span.name.find("bucket") != std::string::npos &&
-                 span.bytes > 0 && span.end_ns > span.begin_ns;
+                 span.bytes > 0 && span.end_ns > span.begin_ns &&
+                 span.axis == "dp_replicate";
+        })) << rank;
+    EXPECT_TRUE(std::any_of(
+        timeline.spans.begin(), timeline.spans.end(), [&](const Span& span) {
+          return span.rank == rank && span.track == "compute" &&
+                 span.name == "wait for all_reduce step sums" &&
+                 span.kind == SpanKind::communication && span.axis.empty();
         })) << rank;
   }
   EXPECT_TRUE(std::filesystem::exists(folder / "report.html"));
