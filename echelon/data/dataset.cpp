@@ -15,6 +15,7 @@
 #include "echelon/data/order.h"
 #include "echelon/data/random.h"
 #include "echelon/data/resize.h"
+#include "echelon/data/text.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -237,6 +238,48 @@ class ImagesDataset : public Dataset {
   Normalise normalise_;
 };
 
+class TextDataset : public Dataset {
+ public:
+  explicit TextDataset(TextCorpus corpus) : corpus_(std::move(corpus)) {}
+
+  const TextCorpus& corpus() const { return corpus_; }
+
+  int64_t size() const override { return corpus_.num_samples(); }
+  SampleSpec spec() const override {
+    const std::vector<int64_t> shape = {corpus_.sequence()};
+    SampleSpec spec{
+        .input_shape = shape,
+        .input_dtype = torch::kInt64,
+        .target_shape = shape,
+        .classes = corpus_.vocabulary()};
+    if (corpus_.respects_documents()) spec.more.push_back({shape});
+    return spec;
+  }
+  void load(
+      int64_t index,
+      const SampleContext&,
+      const SampleMemory& to) const override {
+    const auto numbers = [](std::byte* memory) {
+      return reinterpret_cast<int64_t*>(memory);
+    };
+    corpus_.read(
+        index,
+        numbers(to.input),
+        numbers(to.target),
+        to.more.empty() ? nullptr : numbers(to.more[0]));
+  }
+  std::vector<int64_t> training_order(
+      std::vector<int64_t> samples,
+      uint64_t seed,
+      int64_t epoch,
+      bool shuffle) const override {
+    return corpus_.training_order(std::move(samples), seed, epoch, shuffle);
+  }
+
+ private:
+  TextCorpus corpus_;
+};
+
 std::vector<int64_t> all_of(const Dataset& dataset) {
   std::vector<int64_t> indices(static_cast<size_t>(dataset.size()));
   std::iota(indices.begin(), indices.end(), int64_t{0});
@@ -254,6 +297,24 @@ make_checked(const DataOptions& options, uint64_t seed, int64_t classes) {
   }
   return std::make_unique<ImagesDataset>(
       options, options.path, std::vector<std::string>{});
+}
+
+TrainingData open_text(const DataOptions& options, uint64_t seed) {
+  TrainingData data;
+  auto train = std::make_shared<TextDataset>(TextCorpus(options));
+  data.train = train;
+  if (options.holdout_path.empty()) {
+    auto split = train->corpus().split(options.holdout, seed);
+    data.train_samples = std::move(split.train);
+    data.holdout_samples = std::move(split.holdout);
+    data.holdout = data.train;
+    return data;
+  }
+  data.holdout =
+      std::make_shared<TextDataset>(TextCorpus(options, train->corpus()));
+  data.train_samples = all_of(*data.train);
+  data.holdout_samples = all_of(*data.holdout);
+  return data;
 }
 
 }  // namespace
@@ -345,10 +406,14 @@ Batch Dataset::get(
 
 std::unique_ptr<Dataset>
 make_dataset(const DataOptions& options, uint64_t seed) {
+  if (options.name == "text") {
+    return std::make_unique<TextDataset>(TextCorpus(options));
+  }
   return make_checked(options, seed, inspect_data(options).classes);
 }
 
 TrainingData open_data(const DataOptions& options, uint64_t seed) {
+  if (options.name == "text") return open_text(options, seed);
   const int64_t classes = inspect_data(options).classes;
   TrainingData data;
   data.train = make_checked(options, seed, classes);

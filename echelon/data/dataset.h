@@ -121,6 +121,9 @@ void drop_rows(Batch& batch, const std::vector<std::string>& reasons);
 ///   int64;
 ///            the file is mapped, not read
 ///   images   float32 [3, image_size, image_size], normalised; the class folder
+///   text     int64 [sequence] tokens; the tokens that follow each, -100 where
+///            that begins another document and borders are respected; then
+///            `more` has the documents (text.h)
 ///
 /// Throws as inspect_data().
 std::unique_ptr<Dataset>

@@ -9,6 +9,7 @@
 #include "echelon/data/digits.h"
 #include "echelon/data/image_folder.h"
 #include "echelon/data/order.h"
+#include "echelon/data/text.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -218,7 +219,28 @@ DataFacts main_facts(const DataOptions& options) {
   }
   throw ConfigError(
       "[data] name=\"" + options.name +
-      "\": must be digits, dummy, tensors or images");
+      "\": must be digits, dummy, tensors, images or text");
+}
+
+DataFacts text_facts(const DataOptions& options) {
+  const TextCorpus corpus(options);
+  DataFacts facts;
+  facts.num_samples = corpus.num_samples();
+  facts.sample_shape = {corpus.sequence()};
+  facts.classes = corpus.vocabulary();
+  if (options.holdout_path.empty()) {
+    const Split split = corpus.split(options.holdout, 0);
+    facts.num_train = static_cast<int64_t>(split.train.size());
+    facts.num_holdout = static_cast<int64_t>(split.holdout.size());
+  } else {
+    facts.num_train = facts.num_samples;
+    facts.num_holdout = TextCorpus(options, corpus).num_samples();
+  }
+  facts.describe = corpus.describe() + ", vocabulary " +
+                   std::to_string(facts.classes) + ", " +
+                   counted(facts.num_samples, "sample", "samples") + " of " +
+                   std::to_string(corpus.sequence());
+  return facts;
 }
 
 /// Held-out samples from a file or folder of their own.
@@ -231,7 +253,7 @@ int64_t holdout_samples(const DataOptions& options, const DataFacts& facts) {
     check_same_classes(options);
   } else {
     throw ConfigError(
-        "[data] holdout_path is for tensors and images; name=\"" +
+        "[data] holdout_path is for tensors, images and text; name=\"" +
         options.name + "\" holds out a part of its own: use holdout");
   }
   if (other.sample_shape != facts.sample_shape) {
@@ -253,6 +275,7 @@ int64_t holdout_samples(const DataOptions& options, const DataFacts& facts) {
 
 DataFacts inspect_data(const DataOptions& options) {
   check_loading(options);
+  if (options.name == "text") return text_facts(options);
   DataFacts facts = main_facts(options);
   if (options.holdout_path.empty()) {
     facts.num_holdout = num_holdout(facts.num_samples, options.holdout);

@@ -21,6 +21,8 @@ struct DataFacts {
 
 /// Checks `options` and what they point to. Folders are listed and headers are
 /// read; of a tensors file the targets are read too, for the number of classes.
+/// Plain text is tokenised (token_cache.h); a sample is [sequence] tokens, and
+/// classes is the vocabulary.
 /// Throws ConfigError for a setting that is wrong by itself and DataError for a
 /// file or folder that is missing, empty or malformed.
 DataFacts inspect_data(const DataOptions& options);

@@ -4,19 +4,83 @@
 
 namespace echelon {
 
+namespace {
+
+void bind_text(config::Section& section, DataOptions& options) {
+  section.field(
+      "sources",
+      options.sources,
+      "text: files, or patterns such as \"doc/*.md\"; text, tokens in a .bin, "
+      "or a .bin with its .idx");
+  section
+      .field(
+          "weights",
+          options.weights,
+          "text: part of each source in what is seen; empty: by size")
+      .above(0);
+  section.field(
+      "format",
+      options.format,
+      "text: what the sources are",
+      {{"by_suffix", TextFormat::by_suffix},
+       {"text", TextFormat::text},
+       {"tokens", TextFormat::tokens},
+       {"indexed", TextFormat::indexed}});
+  section.field(
+      "tokenizer",
+      options.tokenizer,
+      "text: bytes, a tokenizer.json, or a SentencePiece .model; empty: "
+      "bytes for text, none for tokens");
+  section
+      .field(
+          "vocab_size",
+          options.vocab_size,
+          "text: how many tokens there are; 0: the tokenizer's")
+      .at_least(0)
+      .at_most(2147483647);
+  section
+      .field(
+          "token_bytes",
+          options.token_bytes,
+          "text: bytes of a token in a .bin without .idx: 2 or 4; 0: 2")
+      .at_least(0)
+      .at_most(4);
+  section.field("sequence", options.sequence, "text: tokens of a sample")
+      .at_least(1)
+      .at_most(1 << 24);
+  section.field(
+      "documents",
+      options.documents,
+      "text: respected: tokens attend within their document alone",
+      {{"packed", Documents::packed}, {"respected", Documents::respected}});
+  section.field(
+      "document_separator",
+      options.document_separator,
+      "text: what parts text files into documents; empty: a file is one");
+  section
+      .field(
+          "end_of_text_id",
+          options.end_of_text_id,
+          "text: the token that ends a document; -1: the tokenizer's own")
+      .at_least(-1);
+}
+
+}  // namespace
+
 void bind(config::Section& section, DataOptions& options) {
   section
       .field(
           "name",
           options.name,
           "digits: 1,797 handwritten digits; dummy: random images; "
-          "tensors: a safetensors file; images: a folder of class folders")
-      .one_of({"digits", "dummy", "tensors", "images"});
+          "tensors: a safetensors file; images: a folder of class folders; "
+          "text: text files, or files of tokens")
+      .one_of({"digits", "dummy", "tensors", "images", "text"});
   section.field(
       "path",
       options.path,
       "tensors: a .safetensors file with inputs and targets; images: "
-      "a folder of class folders");
+      "a folder of class folders; text: a single source");
   section.field(
       "shuffle",
       options.shuffle,
@@ -87,6 +151,7 @@ void bind(config::Section& section, DataOptions& options) {
           options.max_image_pixels,
           "images: one with more pixels is refused before it is decoded")
       .at_least(1);
+  bind_text(section, options);
 }
 
 }  // namespace echelon

@@ -11,10 +11,13 @@ namespace config { class Section; }
 
 enum class BadImage { error, skip };       // what a broken image does
 enum class Crop { center, random_resized };  // how an image gets its size
+enum class Documents { packed, respected };  // whether their borders count
+enum class TextFormat { by_suffix, text, tokens, indexed };
 
 struct DataOptions {
-  std::string name = "digits";  // digits | dummy | tensors | images
-  std::string path;             // tensors: a .safetensors file; images: a folder
+  std::string name = "digits";  // digits | dummy | tensors | images | text
+  std::string path;             // tensors: a .safetensors file; images: a folder;
+                                // text: a single source
   bool shuffle = true;          // a new order each epoch, from train.seed
   /// Part of the samples that is held out to measure accuracy, the last of the
   /// seeded order; 0 holds nothing out.
@@ -36,6 +39,21 @@ struct DataOptions {
   std::vector<double> std = {0.229, 0.224, 0.225};
   BadImage bad_image = BadImage::error;
   int64_t max_image_pixels = 178956970;  // more is refused before decoding
+
+  // text (data/text.h)
+  /// Files, or patterns as in "doc/*.md": text, plain tokens in a .bin, or a
+  /// .bin with its .idx.
+  std::vector<std::string> sources;
+  std::vector<double> weights;  // one per source; empty: by their sizes
+  TextFormat format = TextFormat::by_suffix;  // of all sources
+  std::string tokenizer;        // bytes, a tokenizer.json, a .model; "": bytes
+                                // for text, none for tokens
+  int64_t vocab_size = 0;       // 0: the tokenizer's
+  int64_t token_bytes = 0;      // of plain .bin files: 2 or 4; 0: 2
+  int64_t sequence = 256;       // tokens of a sample
+  Documents documents = Documents::packed;
+  std::string document_separator;  // within text files; "": a file is one
+  int64_t end_of_text_id = -1;  // ends a document; -1: the tokenizer's own
 };
 
 void bind(config::Section& section, DataOptions& options);  // [data]

@@ -18,6 +18,43 @@ void shuffle_by(RandomStream random, std::vector<int64_t>& values) {
   }
 }
 
+__extension__ using int128 = __int128;
+
+/// The samples that an epoch takes of a source, in its own order.
+std::vector<int64_t> source_order(
+    const std::vector<int64_t>& samples,
+    int64_t count,
+    uint64_t seed,
+    size_t source,
+    int64_t epoch,
+    bool shuffle) {
+  const auto size = static_cast<int128>(samples.size());
+  const int128 begin = static_cast<int128>(epoch) * count;
+  auto pass = static_cast<int64_t>(begin / size);
+  auto at = static_cast<size_t>(begin % size);
+  std::vector<int64_t> order;
+  order.reserve(static_cast<size_t>(count));
+  while (static_cast<int64_t>(order.size()) < count) {
+    std::vector<int64_t> one = samples;
+    if (shuffle) {
+      shuffle_by(
+          RandomStream(
+              RandomUse::blend,
+              {seed, uint64_t{source}, static_cast<uint64_t>(pass)}),
+          one);
+    }
+    const size_t left = static_cast<size_t>(count) - order.size();
+    const size_t end = std::min(one.size(), at + left);
+    order.insert(
+        order.end(),
+        one.begin() + static_cast<ptrdiff_t>(at),
+        one.begin() + static_cast<ptrdiff_t>(end));
+    at = 0;
+    ++pass;
+  }
+  return order;
+}
+
 }  // namespace
 
 int64_t num_holdout(int64_t num_samples, double holdout) {
@@ -52,6 +89,75 @@ std::vector<int64_t> epoch_order(
         samples);
   }
   return samples;
+}
+
+std::vector<int64_t>
+blend_counts(int64_t total, std::span<const double> weights) {
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<int64_t> counts;
+  std::vector<std::pair<double, size_t>> rests;  // what is lost, negated
+  int64_t left = total;
+  for (size_t s = 0; s < weights.size(); ++s) {
+    const double exact = static_cast<double>(total) * (weights[s] / sum);
+    counts.push_back(static_cast<int64_t>(std::floor(exact)));
+    rests.emplace_back(static_cast<double>(counts.back()) - exact, s);
+    left -= counts.back();
+  }
+  std::sort(rests.begin(), rests.end());
+  for (size_t i = 0; left > 0; i = (i + 1) % rests.size(), --left) {
+    ++counts[rests[i].second];
+  }
+  for (size_t s = 0; s < counts.size(); ++s) {
+    if (counts[s] > 0) continue;
+    throw ConfigError(
+        "[data] weights: of an epoch's " + std::to_string(total) +
+        " samples source " + std::to_string(s) +
+        " would get none; raise its weight or leave it out");
+  }
+  return counts;
+}
+
+std::vector<int64_t> blend_order(
+    const std::vector<std::vector<int64_t>>& sources,
+    std::span<const int64_t> counts,
+    uint64_t seed,
+    int64_t epoch,
+    bool shuffle) {
+  struct Source {
+    std::vector<int64_t> order;
+    size_t taken = 0;
+    int64_t release = 0;   // the first turn in which it may take its next one
+    int64_t deadline = 0;  // and the turn by which it must have
+  };
+  const int64_t total =
+      std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  std::vector<Source> turns;
+  const auto set_window = [&](Source& source, int64_t count) {
+    const auto j = static_cast<int128>(source.taken);
+    source.release = static_cast<int64_t>(j * total / count);
+    source.deadline =
+        static_cast<int64_t>(((j + 1) * total + count - 1) / count);
+  };
+  for (size_t s = 0; s < sources.size(); ++s) {
+    turns.push_back(
+        {source_order(sources[s], counts[s], seed, s, epoch, shuffle)});
+    set_window(turns.back(), counts[s]);
+  }
+  std::vector<int64_t> order;
+  order.reserve(static_cast<size_t>(total));
+  for (int64_t k = 0; k < total; ++k) {
+    size_t next = turns.size();
+    for (size_t s = 0; s < turns.size(); ++s) {
+      const auto& source = turns[s];
+      if (source.taken == source.order.size() || source.release > k) continue;
+      if (next == turns.size() || source.deadline < turns[next].deadline) {
+        next = s;
+      }
+    }
+    order.push_back(turns[next].order[turns[next].taken++]);
+    set_window(turns[next], counts[next]);
+  }
+  return order;
 }
 
 Share rank_share(
@@ -92,7 +198,6 @@ Share rank_share(
     }
   }
   const auto at = [&](int64_t sum) {
-    __extension__ using int128 = __int128;
     return static_cast<int64_t>(
         static_cast<int128>(batch_samples) * sum / total);
   };

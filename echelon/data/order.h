@@ -37,6 +37,26 @@ Split split_samples(int64_t num_samples, double holdout, uint64_t seed);
 std::vector<int64_t> epoch_order(
     std::vector<int64_t> samples, uint64_t seed, int64_t epoch, bool shuffle);
 
+/// How many samples of each source an epoch of `total` takes: in proportion to
+/// `weights` (positive), rounded so that they add up (largest remainders, the
+/// first source on a tie). Throws ConfigError when a source would get none.
+std::vector<int64_t>
+blend_counts(int64_t total, std::span<const double> weights);
+
+/// An epoch of several sources, `counts[s]` samples of source s: sources[s],
+/// shuffled by (seed, s, pass) and repeated, from where the epoch before ended;
+/// so each sample of a source comes once before one comes again. The sources
+/// take turns: of any k samples at the front, source s has more than
+/// k * counts[s] / total - 1 and less than k * counts[s] / total + 1.
+/// Source: Baruah et al., "Proportionate progress", 1996: the windows of
+/// subtasks; here of one processor, by the earliest deadline.
+std::vector<int64_t> blend_order(
+    const std::vector<std::vector<int64_t>>& sources,
+    std::span<const int64_t> counts,
+    uint64_t seed,
+    int64_t epoch,
+    bool shuffle);
+
 /// A rank's part of a global batch: [begin, end) of its samples.
 struct Share {
   int64_t begin = 0;

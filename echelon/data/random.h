@@ -18,6 +18,7 @@ enum class RandomUse : uint64_t {
   augment = 3,  // crop and flip of a sample
   dummy = 4,    // made-up samples
   sample_key = 5,  // Batch::more's keys
+  blend = 6,    // the order of one source of several, pass by pass
 };
 
 /// A permutation of 64-bit words that looks random (splitmix64's finaliser).

@@ -307,7 +307,8 @@ class Checker {
     } catch (const ConfigError& error) {
       throw ConfigError(
           place(
-              data.holdout_path.empty() || from_disk ? "data.name"
+              data.holdout_path.empty() || from_disk || data.name == "text"
+                  ? "data.name"
                                                      : "data.holdout_path") +
           error.what());
     }
@@ -316,6 +317,9 @@ class Checker {
   // Messages about files begin with the path; tell who named it.
   std::string data_place(const std::string& message) const {
     const auto& data = job_.data;
+    if (data.name == "text" && data.path.empty()) {
+      return place("data.sources");
+    }
     const bool holdout = !data.holdout_path.empty() &&
                          message.rfind(data.holdout_path, 0) == 0 &&
                          data.holdout_path.size() >= data.path.size();
@@ -472,7 +476,23 @@ std::vector<std::string> find_unused(const Job& job) {
 
   const auto& data = job.data.name;
   const std::string by_data = "with data \"" + data + "\"";
-  unless(data == "tensors" || data == "images", by_data, {"data.path"});
+  unless(
+      data == "tensors" || data == "images" || data == "text",
+      by_data,
+      {"data.path"});
+  unless(
+      data == "text",
+      by_data,
+      {"data.sources",
+       "data.weights",
+       "data.format",
+       "data.tokenizer",
+       "data.vocab_size",
+       "data.token_bytes",
+       "data.sequence",
+       "data.documents",
+       "data.document_separator",
+       "data.end_of_text_id"});
   unless(
       data == "dummy", by_data, {"data.samples", "data.shape", "data.classes"});
   unless(

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "echelon/checkpoint/tensor_file.h"
+#include "echelon/data/loader.h"
 #include "tests/data/make_image.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
@@ -195,6 +196,114 @@ TEST_F(Images, HoldoutFolderUsesTheNumbersOfTheOther) {
   const TrainingData data = open_data(both, 0);
   const Batch batch = data.holdout->get(data.holdout_samples, {});
   EXPECT_TRUE(torch::equal(batch.targets, torch::tensor({1, 2})));
+}
+
+class TextData : public testing::Test {
+ protected:
+  void SetUp() override {
+    ::setenv("ECHELON_CACHE", folder_.make_folder("cache").c_str(), 1);
+    std::string lines;
+    for (int i = 0; i < 300; ++i) lines += "line " + std::to_string(i) + "\n";
+    options_.name = "text";
+    options_.sources = {
+        folder_.write("a.txt", lines), folder_.write("b.txt", "0123456789")};
+    options_.weights = {3, 1};
+    options_.sequence = 5;
+    options_.document_separator = "\n";
+    options_.documents = Documents::respected;
+  }
+
+  TempFolder folder_;
+  DataOptions options_;
+};
+
+TEST_F(TextData, TensorsOfABatch) {
+  const auto dataset = make_dataset(options_, 0);
+  const auto spec = dataset->spec();
+  EXPECT_EQ(spec.input_shape, (std::vector<int64_t>{5}));
+  EXPECT_EQ(spec.target_shape, (std::vector<int64_t>{5}));
+  EXPECT_EQ(spec.input_dtype, torch::kInt64);
+  EXPECT_EQ(spec.classes, 257);
+  ASSERT_EQ(spec.more.size(), 1);
+  const std::vector<int64_t> indices = {1, 0};
+  const Batch batch = dataset->get(indices, {});
+  // "line " | "0\0line" with \0 for the end of a document.
+  EXPECT_TRUE(torch::equal(
+      batch.inputs,
+      torch::tensor(
+          {{'0', 256, 'l', 'i', 'n'}, {'l', 'i', 'n', 'e', ' '}},
+          torch::kInt64)));
+  EXPECT_TRUE(torch::equal(
+      batch.targets,
+      torch::tensor(
+          {{256, -100, 'i', 'n', 'e'}, {'i', 'n', 'e', ' ', '0'}},
+          torch::kInt64)));
+  EXPECT_TRUE(torch::equal(
+      batch.more.at(0),
+      torch::tensor({{0, 0, 1, 1, 1}, {0, 0, 0, 0, 0}}, torch::kInt64)));
+  options_.documents = Documents::packed;
+  EXPECT_TRUE(make_dataset(options_, 0)->get(indices, {}).more.empty());
+}
+
+TEST_F(TextData, OneOrderForAnyRanksAndItGoesOnAtOthers) {
+  const TrainingData data = open_data(options_, 7);
+  const auto order = data.train->training_order(data.train_samples, 7, 1, true);
+  const auto total = static_cast<int64_t>(order.size());
+  const auto loader = [&](int64_t batch, int64_t rank, int64_t ranks) {
+    return std::make_unique<Loader>(
+        *data.train,
+        LoaderOptions{
+            .samples = data.train_samples,
+            .global_batch = batch,
+            .rank = rank,
+            .num_ranks = ranks,
+            .seed = 7});
+  };
+  const auto first = loader(12, 0, 1);
+  first->start_epoch(1);
+  std::vector<int64_t> seen = first->next()->indices;
+  const auto second = first->next()->indices;
+  seen.insert(seen.end(), second.begin(), second.end());
+  EXPECT_EQ(first->position(), (Position{1, 24}));
+  for (const int64_t ranks : {1, 2, 3}) {
+    std::vector<std::vector<int64_t>> batches(
+        static_cast<size_t>((total - 24 + 9) / 10));
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const auto other = loader(10, rank, ranks);
+      other->seek(first->position());
+      for (auto& batch : batches) {
+        const auto part = other->next();
+        ASSERT_TRUE(part);
+        EXPECT_EQ(
+            part->more.at(0).size(0),
+            static_cast<int64_t>(part->indices.size()));
+        batch.insert(batch.end(), part->indices.begin(), part->indices.end());
+      }
+      EXPECT_FALSE(other->next());
+    }
+    std::vector<int64_t> all = seen;
+    for (const auto& batch : batches) {
+      all.insert(all.end(), batch.begin(), batch.end());
+    }
+    EXPECT_EQ(all, order) << ranks << " ranks";
+  }
+  // The short second source is repeated: a quarter of what is seen.
+  const auto repeated =
+      std::count_if(order.begin(), order.end(), [&](int64_t sample) {
+        return sample >= data.train->size() - 2;
+      });
+  EXPECT_EQ(repeated, (total + 2) / 4);
+}
+
+TEST_F(TextData, HeldOutSamplesAreSeenOnceAsTheyAre) {
+  const TrainingData data = open_data(options_, 7);
+  Loader loader(
+      *data.holdout,
+      {.samples = data.holdout_samples,
+       .global_batch = 1000000,
+       .shuffle = false,
+       .training = false});
+  EXPECT_EQ(loader.next()->indices, data.holdout_samples);
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ TEST(Inspect, Dummy) {
 TEST(Inspect, RefusesSettingsThatAreWrongByThemselves) {
   EXPECT_THAT(
       config_error({.name = "mnist"}),
-      HasSubstr("name=\"mnist\": must be digits, dummy, tensors or images"));
+      HasSubstr("name=\"mnist\": must be digits, dummy, tensors, images or text"));
   EXPECT_THAT(config_error({.holdout = 1.0}), HasSubstr("holdout=1"));
   EXPECT_THAT(config_error({.workers = 0}), HasSubstr("workers=0"));
   EXPECT_THAT(config_error({.prefetch = -1}), HasSubstr("prefetch=-1"));

@@ -134,5 +134,63 @@ TEST(Share, RefusesWhatCannotBe) {
   EXPECT_THAT(refused(0, three), HasSubstr("3 numbers for 2"));
 }
 
+TEST(Blend, CountsAddUp) {
+  EXPECT_THAT(
+      blend_counts(10, std::vector<double>{1, 1, 1}),
+      testing::ElementsAre(4, 3, 3));
+  EXPECT_THAT(
+      blend_counts(100, std::vector<double>{0.7, 0.3}),
+      testing::ElementsAre(70, 30));
+  EXPECT_THROW(blend_counts(2, std::vector<double>{1, 1, 1}), ConfigError);
+}
+
+TEST(Blend, AnyPrefixKeepsTheProportions) {
+  for (const auto& counts : std::vector<std::vector<int64_t>>{
+           {1, 1}, {7, 3}, {1, 1, 1, 1}, {50, 3, 17, 1}, {97, 1, 1, 1}, {5}}) {
+    const int64_t total =
+        std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    std::vector<std::vector<int64_t>> sources;
+    for (size_t s = 0; s < counts.size(); ++s) {
+      sources.push_back({static_cast<int64_t>(s)});
+    }
+    const auto order = blend_order(sources, counts, 1, 0, true);
+    ASSERT_EQ(static_cast<int64_t>(order.size()), total);
+    std::vector<int64_t> taken(counts.size());
+    for (int64_t k = 1; k <= total; ++k) {
+      ++taken[static_cast<size_t>(order[static_cast<size_t>(k - 1)])];
+      for (size_t s = 0; s < counts.size(); ++s) {
+        EXPECT_LT(std::abs(taken[s] * total - k * counts[s]), total)
+            << "source " << s << " of " << counts.size() << " after " << k;
+      }
+    }
+    EXPECT_EQ(taken, counts);
+  }
+}
+
+TEST(Blend, ASourceGoesOnWhereTheEpochBeforeEnded) {
+  const std::vector<std::vector<int64_t>> sources = {{0, 1, 2, 3, 4}, {9}};
+  const std::vector<int64_t> counts = {3, 1};
+  for (const bool shuffle : {false, true}) {
+    std::vector<int64_t> seen;
+    for (int64_t epoch = 0; epoch < 5; ++epoch) {
+      for (const int64_t sample :
+           blend_order(sources, counts, 3, epoch, shuffle)) {
+        if (sample != 9) seen.push_back(sample);
+      }
+    }
+    ASSERT_EQ(seen.size(), 15);
+    for (auto pass = seen.begin(); pass != seen.end(); pass += 5) {
+      const std::vector<int64_t> one(pass, pass + 5);
+      EXPECT_THAT(one, testing::UnorderedElementsAre(0, 1, 2, 3, 4));
+      if (!shuffle) {
+        EXPECT_THAT(one, testing::ElementsAre(0, 1, 2, 3, 4));
+      }
+    }
+  }
+  EXPECT_NE(
+      blend_order(sources, std::vector<int64_t>{500, 1}, 3, 0, true),
+      blend_order(sources, std::vector<int64_t>{500, 1}, 4, 0, true));
+}
+
 }  // namespace
 }  // namespace echelon
