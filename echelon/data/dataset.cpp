@@ -252,6 +252,7 @@ class TextDataset : public Dataset {
         .input_dtype = torch::kInt64,
         .target_shape = shape,
         .classes = corpus_.vocabulary()};
+    spec.every_target_counts = !corpus_.respects_documents();
     if (corpus_.respects_documents()) spec.more.push_back({shape});
     return spec;
   }
