@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -49,6 +50,9 @@ std::string to_line(const StepMetrics& m) {
   put(json, "epoch", m.epoch);
   put(json, "loss", m.loss);
   put(json, "samples_per_second", m.samples_per_second);
+  if (m.tokens_per_second) {
+    put(json, "tokens_per_second", *m.tokens_per_second);
+  }
   put(json, "step_seconds", m.step_seconds);
   put(json, "data_seconds", m.data_seconds);
   put(json, "learning_rate", m.learning_rate);
@@ -64,6 +68,8 @@ std::string to_line(const EvaluationMetrics& m) {
   put(inner, "accuracy", m.accuracy);
   put(inner, "loss", m.loss);
   put(inner, "seconds", m.seconds);
+  if (m.tokens) inner["tokens"] = *m.tokens;
+  if (m.perplexity) put(inner, "perplexity", *m.perplexity);
   Json json;
   json["step"] = m.step;
   json["evaluation"] = std::move(inner);
@@ -76,6 +82,7 @@ StepMetrics step_from(const Json& json) {
   m.epoch = get(json, "epoch").value_or(0);
   m.loss = get(json, "loss").value_or(0);
   m.samples_per_second = get(json, "samples_per_second").value_or(0);
+  m.tokens_per_second = get(json, "tokens_per_second");
   m.step_seconds = get(json, "step_seconds").value_or(0);
   m.data_seconds = get(json, "data_seconds").value_or(0);
   m.learning_rate = get(json, "learning_rate").value_or(0);
@@ -95,6 +102,8 @@ EvaluationMetrics evaluation_from(const Json& json) {
   m.accuracy = get(inner, "accuracy").value_or(0);
   m.loss = get(inner, "loss").value_or(0);
   m.seconds = get(inner, "seconds").value_or(0);
+  if (inner.contains("tokens")) m.tokens = inner["tokens"].get<int64_t>();
+  m.perplexity = get(inner, "perplexity");
   return m;
 }
 
@@ -131,6 +140,23 @@ fail(const std::filesystem::path& path, int error, int64_t lines) {
 }
 
 }  // namespace
+
+std::string to_text(const EvaluationMetrics& metrics) {
+  const bool text = metrics.tokens.has_value();
+  char line[200];
+  int length = 0;
+  if (metrics.perplexity) {
+    length = std::snprintf(
+        line, sizeof(line), "perplexity %.2f, ", *metrics.perplexity);
+  }
+  std::snprintf(
+      line + length, sizeof(line) - static_cast<size_t>(length),
+      "accuracy %.2f %% on %lld held-out %s, loss %.4f",
+      100 * metrics.accuracy,
+      static_cast<long long>(metrics.tokens.value_or(metrics.samples)),
+      text ? "tokens" : "samples", metrics.loss);
+  return line;
+}
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path) : path_(path) {
   std::error_code ignored;

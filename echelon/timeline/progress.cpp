@@ -196,6 +196,12 @@ std::string Progress::eta() const {
   return format_clock(std::max(0.0, left * seconds_per_step_));
 }
 
+std::string Progress::rate() const {
+  return state_.tokens_per_second > 0
+             ? format_count(state_.tokens_per_second) + " tokens/s"
+             : format_count(state_.samples_per_second) + " samples/s";
+}
+
 std::string Progress::slowest() const {
   if (state_.slowest_rank < 0) return "";
   return "slowest rank " + std::to_string(state_.slowest_rank) + " (+" +
@@ -211,7 +217,7 @@ std::string Progress::line(int columns, int& width) const {
        "1"},
       {"epoch " + fixed(state_.epoch, 2), 3, "2"},
       {"loss " + loss_text(state_.loss), 8, "36"},
-      {format_count(state_.samples_per_second) + " samples/s", 5, ""}};
+      {rate(), 5, ""}};
   if (const auto text = eta(); !text.empty()) {
     parts.push_back({"ETA " + text, 7, ""});
   }
@@ -266,8 +272,7 @@ std::string Progress::plain_line() const {
   std::string out = "step " + std::to_string(state_.step);
   if (total_steps_ > 0) out += "/" + std::to_string(total_steps_);
   out += "  epoch " + fixed(state_.epoch, 2) + "  loss " +
-         loss_text(state_.loss) + "  " +
-         format_count(state_.samples_per_second) + " samples/s";
+         loss_text(state_.loss) + "  " + rate();
   if (const auto text = eta(); !text.empty()) out += "  ETA " + text;
   if (const auto text = slowest(); !text.empty()) out += "  " + text;
   return out + "\n";

@@ -13,6 +13,7 @@ struct ProgressState {
   double epoch = 0;
   double loss = 0;
   double samples_per_second = 0;
+  double tokens_per_second = 0;  // of texts: shown in place of samples
   int32_t slowest_rank = -1;  // shown when at least 0
   double slowest_excess = 0;  // its work over the mean, less 1: 0.14
 };
@@ -60,6 +61,7 @@ class Progress {
   std::string line(int columns, int& width) const;
   std::string plain_line() const;
   std::string eta() const;
+  std::string rate() const;
   std::string slowest() const;
 
   int64_t total_steps_;

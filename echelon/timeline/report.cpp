@@ -29,10 +29,11 @@ double total_seconds(const ReportInput& input) {
 }
 
 std::vector<double> finite_values(
-    const std::vector<StepMetrics>& metrics, double StepMetrics::*field) {
+    const std::vector<StepMetrics>& metrics,
+    const std::function<double(const StepMetrics&)>& value) {
   std::vector<double> values;
   for (const auto& m : metrics) {
-    if (std::isfinite(m.*field)) values.push_back(m.*field);
+    if (std::isfinite(value(m))) values.push_back(value(m));
   }
   return values;
 }
@@ -103,6 +104,31 @@ cost_tile(const Diagnosis& d, const std::optional<StagePictures>& stages) {
   return {};
 }
 
+bool of_texts(const ReportInput& input) {
+  return !input.metrics.empty() && input.metrics[0].tokens_per_second;
+}
+
+std::function<double(const StepMetrics&)> rate_of(bool texts) {
+  if (!texts) return &StepMetrics::samples_per_second;
+  return [](const StepMetrics& m) {
+    return m.tokens_per_second.value_or(NAN);
+  };
+}
+
+Tile evaluation_tile(const EvaluationMetrics& last) {
+  if (!last.perplexity) {
+    return tile_of(
+        "Held-out accuracy",
+        format_percent(last.accuracy),
+        "of " + format_count(last.samples) + " samples");
+  }
+  return tile_of(
+      "Held-out perplexity",
+      format_number(*last.perplexity),
+      format_percent(last.accuracy) + " of " +
+          format_count(last.tokens.value_or(0)) + " tokens right");
+}
+
 std::vector<Tile> tiles_of(
     const ReportInput& input,
     const Diagnosis& d,
@@ -116,17 +142,15 @@ std::vector<Tile> tiles_of(
         "after step " + format_count(last.step)));
   }
   if (!input.evaluations.empty()) {
-    const auto& last = input.evaluations.back();
-    tiles.push_back(tile_of(
-        "Held-out accuracy",
-        format_percent(last.accuracy),
-        "of " + format_count(last.samples) + " samples"));
+    tiles.push_back(evaluation_tile(input.evaluations.back()));
   }
   if (!input.metrics.empty()) {
-    const double rate =
-        median(finite_values(input.metrics, &StepMetrics::samples_per_second));
-    tiles.push_back(
-        tile_of("Throughput", format_count(rate), "samples/s, median"));
+    const bool texts = of_texts(input);
+    const double rate = median(finite_values(input.metrics, rate_of(texts)));
+    tiles.push_back(tile_of(
+        "Throughput",
+        format_count(rate),
+        texts ? "tokens/s, median" : "samples/s, median"));
   }
   if (const double seconds = total_seconds(input); seconds > 0) {
     tiles.push_back(tile_of(
@@ -174,10 +198,10 @@ std::vector<Point> points_of(
 
 std::vector<Point> points_of(
     const std::vector<EvaluationMetrics>& evaluations,
-    double EvaluationMetrics::*value) {
+    const std::function<double(const EvaluationMetrics&)>& value) {
   std::vector<Point> points;
   for (const auto& e : evaluations) {
-    points.push_back({static_cast<double>(e.step), e.*value});
+    points.push_back({static_cast<double>(e.step), value(e)});
   }
   return points;
 }
@@ -254,23 +278,52 @@ Chart small_chart(
   return chart;
 }
 
+Chart perplexity_chart(const ReportInput& input) {
+  Chart chart{.id = "perplexity", .title = "Held-out perplexity"};
+  chart.scale = YScale::automatic;
+  chart.height = 240;
+  const auto value = [](const EvaluationMetrics& e) {
+    return e.perplexity.value_or(NAN);
+  };
+  const auto best = std::min_element(
+      input.evaluations.begin(),
+      input.evaluations.end(),
+      [&](const auto& a, const auto& b) { return value(a) < value(b); });
+  chart.headline = "best " + format_number(value(*best)) + ", step " +
+                   format_count(best->step);
+  auto points = points_of(input.evaluations, value);
+  chart.description =
+      "exp(loss) on held-out tokens: among how many words the model is "
+      "undecided, " +
+      range_text(points) + ".";
+  chart.curves.push_back(
+      {"perplexity", "c1", CurveStyle::dots, std::move(points)});
+  return chart;
+}
+
 void draw_curves(Markup& page, const ReportInput& input) {
   if (input.metrics.empty() && input.evaluations.empty()) return;
   page.open("section").leaf("h2", {}, "Learning");
   const bool evaluated = !input.evaluations.empty();
   page.open("div", {{"class", evaluated ? "grid2" : "grid2 only"}});
   draw_chart(page, loss_chart(input));
-  if (evaluated) draw_chart(page, accuracy_chart(input));
+  if (evaluated) {
+    draw_chart(
+        page,
+        input.evaluations[0].perplexity ? perplexity_chart(input)
+                                        : accuracy_chart(input));
+  }
   page.close();
   page.open("div", {{"class", "grid3"}});
   using M = StepMetrics;
+  const bool texts = of_texts(input);
   auto throughput = small_chart(
       input,
       "throughput",
-      "Samples per second",
+      texts ? "Tokens per second" : "Samples per second",
       YScale::from_zero,
       CurveStyle::raw_and_smooth,
-      [](const M& m) { return m.samples_per_second; });
+      rate_of(texts));
   draw_chart(page, throughput);
   draw_chart(
       page,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "echelon/timeline/chrome_trace.h"
@@ -77,12 +79,12 @@ Run run_of(const StrategyRun& input, size_t number) {
   return run;
 }
 
-double median_rate(const std::vector<StepMetrics>& metrics) {
+double median_rate(
+    const std::vector<StepMetrics>& metrics,
+    const std::function<double(const StepMetrics&)>& rate) {
   std::vector<double> rates;
   for (const auto& m : metrics) {
-    if (std::isfinite(m.samples_per_second)) {
-      rates.push_back(m.samples_per_second);
-    }
+    if (std::isfinite(rate(m))) rates.push_back(rate(m));
   }
   if (rates.empty()) return NAN;
   const auto middle = rates.begin() + rates.size() / 2;
@@ -99,18 +101,42 @@ std::string loss_text(const Run& run) {
          " not computing";
 }
 
-void draw_cells(Markup& page, const Run& run) {
+double tokens_per_second(const StepMetrics& metrics) {
+  return metrics.tokens_per_second.value_or(NAN);
+}
+
+// Whether any of the runs is of texts: then the table tells of tokens too.
+bool any_texts(const std::vector<Run>& runs) {
+  return std::any_of(runs.begin(), runs.end(), [](const Run& run) {
+    const auto& metrics = run.input.metrics;
+    return !metrics.empty() && metrics[0].tokens_per_second;
+  });
+}
+
+void draw_cells(Markup& page, const Run& run, bool texts) {
   const auto& metrics = run.input.metrics;
   const auto& evaluations = run.input.evaluations;
-  const double rate = median_rate(metrics);
   const std::string none = "\u2013";
+  const auto rate_text = [&](const auto& of_step) {
+    const double rate = median_rate(metrics, of_step);
+    return std::isnan(rate) ? none : format_count(rate);
+  };
   page.leaf(
       "td", {}, metrics.empty() ? none : format_number(metrics.back().loss));
   page.leaf(
       "td",
       {},
       evaluations.empty() ? none : format_percent(evaluations.back().accuracy));
-  page.leaf("td", {}, std::isnan(rate) ? none : format_count(rate));
+  if (texts) {
+    page.leaf(
+        "td",
+        {},
+        evaluations.empty() || !evaluations.back().perplexity
+            ? none
+            : format_number(*evaluations.back().perplexity));
+  }
+  page.leaf("td", {}, rate_text(&StepMetrics::samples_per_second));
+  if (texts) page.leaf("td", {}, rate_text(tokens_per_second));
   page.leaf("td", {}, loss_text(run));
 }
 
@@ -123,12 +149,14 @@ void draw_table(Markup& page, const std::vector<Run>& runs) {
        {"aria-label", "The runs in figures"}});
   page.open("table").leaf("caption", {{"class", "hidden"}}, "The runs");
   page.open("thead").open("tr");
-  for (const char* head :
-       {"Strategy",
-        "Final loss",
-        "Held-out accuracy",
-        "Samples/s, median",
-        "Of a step"}) {
+  const bool texts = any_texts(runs);
+  std::vector<std::string> heads = {
+      "Strategy", "Final loss", "Held-out accuracy"};
+  if (texts) heads.push_back("Perplexity");
+  heads.push_back("Samples/s, median");
+  if (texts) heads.push_back("Tokens/s, median");
+  heads.push_back("Of a step");
+  for (const auto& head : heads) {
     page.leaf("th", {{"scope", "col"}}, head);
   }
   page.close().close().open("tbody");
@@ -137,7 +165,7 @@ void draw_table(Markup& page, const std::vector<Run>& runs) {
     page.leaf(
         "a", {{"href", "#strategy-" + std::to_string(i)}}, runs[i].input.title);
     page.close();
-    draw_cells(page, runs[i]);
+    draw_cells(page, runs[i], texts);
     page.close();
   }
   page.close().close().close();

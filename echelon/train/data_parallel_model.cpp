@@ -20,8 +20,7 @@ std::unique_ptr<ParallelModel>
 make_data_parallel_model(const Job& job, const ModelPlace& place) {
   const torch::Device device = place.world.device();
   return std::make_unique<InProcessModel<Network>>(
-      job, place.groups.data(), build(job, place), device, device,
-      place.recorder);
+      job, place, build(job, place), device, device, place.recorder);
 }
 
 }  // namespace echelon

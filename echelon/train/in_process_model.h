@@ -21,7 +21,7 @@ class InProcessModel : public ParallelModel {
   /// its own.
   InProcessModel(
       const Job& job,
-      const Group& data,
+      const ModelPlace& place,
       std::shared_ptr<Net> network,
       torch::Device first,
       torch::Device last,
@@ -31,22 +31,31 @@ class InProcessModel : public ParallelModel {
         first_(first),
         last_(last),
         recorder_(recorder),
+        objective_(objective_for(
+            place.source.sample, place.source.classes, TensorParallel{})),
         network_(std::move(network)),
-        parallel_(network_, data, data_parallel_options(job)) {}
+        parallel_(
+            network_, place.groups.data(), data_parallel_options(job)) {}
 
-  Score forward_backward(const Batch& raw, bool count_samples) override {
+  Score forward_backward(const Batch& raw, bool count_units) override {
     const Batch batch = placed(raw);
+    const double scale = loss_scale(
+        *objective_, batch, parallel_.group(), count_units);
+    const int64_t samples = batch.inputs.size(0);
     Score score;
-    score.count = batch.inputs.size(0);
     for (int64_t piece = 0; piece < accumulate_; ++piece) {
-      const int64_t begin = score.count * piece / accumulate_;
-      const int64_t length = score.count * (piece + 1) / accumulate_ - begin;
+      const int64_t begin = samples * piece / accumulate_;
+      const int64_t end = samples * (piece + 1) / accumulate_;
       std::unique_ptr<NoSync> local;
       if (piece + 1 < accumulate_) local.reset(new NoSync(parallel_.no_sync()));
       torch::Tensor loss;
       {
         ScopedSpan span(recorder_, "compute", "forward", SpanKind::forward);
-        loss = scaled_loss(batch, begin, length, count_samples, score);
+        const Batch part = piece_of(batch, begin, end - begin);
+        const auto outputs = parallel_.forward(inputs_of(part));
+        const auto sum = objective_->loss_sum(outputs, part.targets);
+        objective_->add_to(score, outputs, part.targets, sum);
+        loss = sum * scale;
       }
       ScopedSpan span(recorder_, "compute", "backward", SpanKind::backward);
       loss.backward();
@@ -58,19 +67,18 @@ class InProcessModel : public ParallelModel {
     const torch::NoGradGuard no_grad;
     const Batch batch = placed(raw);
     Score score;
-    score.count = batch.inputs.size(0);
-    if (score.count == 0) return score;
+    if (batch.inputs.size(0) == 0) return score;
     network_->eval();
-    const auto scores = network_->forward(batch.inputs);
+    const auto outputs = network_->forward(inputs_of(batch));
     network_->train();
-    score.loss_sum =
-        loss_sum_of(scores, batch.targets).template item<double>();
-    score.correct = count_correct(scores, batch.targets);
+    objective_->add_to(
+        score, outputs, batch.targets,
+        objective_->loss_sum(outputs, batch.targets));
     return score;
   }
 
   std::optional<NonFinite> find_nonfinite(const Batch& raw) override {
-    return network_->first_nonfinite_layer(Tensors{placed(raw).inputs});
+    return network_->first_nonfinite_layer(inputs_of(placed(raw)));
   }
 
   NamedTensors parameters() const override {
@@ -84,28 +92,9 @@ class InProcessModel : public ParallelModel {
 
  private:
   Batch placed(const Batch& raw) const {
-    Batch batch = prepared(raw, first_, dtype_);
+    Batch batch = objective_->prepared(raw, first_, dtype_);
     batch.targets = batch.targets.to(last_, /*non_blocking=*/true);
     return batch;
-  }
-
-  torch::Tensor scaled_loss(
-      const Batch& batch,
-      int64_t begin,
-      int64_t length,
-      bool count_samples,
-      Score& score) {
-    const auto targets = batch.targets.narrow(0, begin, length);
-    const auto scores =
-        parallel_.forward(batch.inputs.narrow(0, begin, length));
-    const auto loss_sum = loss_sum_of(scores, targets);
-    score.loss_sum += loss_sum.template item<double>();
-    score.correct += count_correct(scores.detach(), targets);
-    // Every sample weighs the same, on whichever rank it is: the wrapper
-    // divides the sum of the ranks' gradients by their number.
-    if (count_samples) return parallel_.global_mean(loss_sum, score.count);
-    return loss_sum * (static_cast<double>(parallel_.group().size()) /
-                       static_cast<double>(batch.global_count));
   }
 
   int64_t accumulate_;
@@ -113,6 +102,7 @@ class InProcessModel : public ParallelModel {
   torch::Device first_;
   torch::Device last_;
   Recorder* recorder_;
+  std::unique_ptr<Objective> objective_;
   std::shared_ptr<Net> network_;
   DistributedDataParallel<std::shared_ptr<Net>> parallel_;
 };

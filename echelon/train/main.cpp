@@ -123,8 +123,11 @@ int run_train(Arguments& arguments) {
     if (world.rank() != 0) return;
     interrupted = result.interrupted;
     if (result.evaluation.samples > 0) {
-      std::printf("accuracy %.2f %% after %lld steps\n",
-                  100 * result.evaluation.accuracy,
+      const auto& last = result.evaluation;
+      std::printf("%s %.2f%s after %lld steps\n",
+                  last.perplexity ? "perplexity" : "accuracy",
+                  last.perplexity.value_or(100 * last.accuracy),
+                  last.perplexity ? "" : " %",
                   static_cast<long long>(result.steps));
     }
     if (result.interrupted) {

@@ -10,7 +10,6 @@
 #include "echelon/parallel/placement/placement.h"
 #include "echelon/schedule/memory.h"
 #include "echelon/timeline/units.h"
-#include "echelon/train/parallel_model.h"
 
 namespace echelon {
 namespace {
@@ -197,16 +196,14 @@ std::vector<double> time_layers(
 
 ModelCut cut_into_stages(
     const Job& job,
-    const LayerList& layers,
-    const std::vector<int64_t>& input_shape,
+    const ModelSource& source,
     const Schedule& schedule,
     World& world) {
+  const LayerList& layers = source.layers;
   const int64_t pieces =
       job.layout.data_degree() * schedule.num_microbatches;
-  std::vector<int64_t> shape = {
-      std::max<int64_t>(1, job.train.batch / pieces)};
-  shape.insert(shape.end(), input_shape.begin(), input_shape.end());
-  const std::vector<TensorSpec> inputs = {{shape, dtype_of(job.model.dtype)}};
+  const auto inputs = input_specs(
+      job, source, std::max<int64_t>(1, job.train.batch / pieces));
 
   ModelCut cut;
   cut.layers = layers.names();

@@ -11,6 +11,7 @@
 #include "echelon/models/layer_list.h"
 #include "echelon/schedule/schedule.h"
 #include "echelon/train/job.h"
+#include "echelon/train/parallel_model.h"
 
 namespace echelon {
 
@@ -25,14 +26,10 @@ struct ModelCut {
 /// schedule stores. With balance = "measured" rank 0 times the layers, and the
 /// others take its result. Every rank of the world calls this.
 ///
-///   input_shape  of one sample
-///   classes      of the model
-///
 /// Throws ConfigError for what cannot be cut so.
 ModelCut cut_into_stages(
     const Job& job,
-    const LayerList& layers,
-    const std::vector<int64_t>& input_shape,
+    const ModelSource& source,
     const Schedule& schedule,
     World& world);
 

@@ -1,5 +1,7 @@
 #include "echelon/train/parallel_model.h"
 
+#include <algorithm>
+
 #include "echelon/models/make_network.h"
 #include "echelon/models/meta_mode.h"
 #include "echelon/models/ties.h"
@@ -31,6 +33,17 @@ LayerList in_dtype(const LayerList& given, torch::Dtype dtype) {
   }
   for (const auto& tie : given.ties()) layers.tie(tie.first, tie.second);
   return layers;
+}
+
+int64_t classes_of(const Job& job, const SampleSpec& sample) {
+  return job.model.classes > 0 ? job.model.classes : sample.classes;
+}
+
+std::vector<int64_t>
+batch_shape(int64_t samples, const std::vector<int64_t>& sample) {
+  std::vector<int64_t> shape = {samples};
+  shape.insert(shape.end(), sample.begin(), sample.end());
+  return shape;
 }
 
 }  // namespace
@@ -75,23 +88,23 @@ int64_t ModelSource::num_parameters() const {
   return sum;
 }
 
-ModelSource model_source(
-    const Job& job, const std::vector<int64_t>& input_shape, int64_t classes) {
+ModelSource model_source(const Job& job, const SampleSpec& sample) {
+  const int64_t classes = classes_of(job, sample);
   return {
-      .layers = model_layers(job.model, input_shape, classes),
-      .parameters = list_parameters(job.model, input_shape, classes),
-      .input_shape = input_shape};
+      .layers = model_layers(job.model, sample.input_shape, classes),
+      .parameters = list_parameters(job.model, sample.input_shape, classes),
+      .sample = sample,
+      .classes = classes};
 }
 
 ModelSource model_source(
-    const Job& job,
-    const LayerList& given,
-    const std::vector<int64_t>& input_shape) {
+    const Job& job, const LayerList& given, const SampleSpec& sample) {
   LayerList layers = in_dtype(given, dtype_of(job.model.dtype));
   for (const auto& tie : find_ties(layers, build_on_meta)) {
     layers.tie(tie.first, tie.second);
   }
-  ModelSource source{.layers = layers, .input_shape = input_shape};
+  ModelSource source{
+      .layers = layers, .sample = sample, .classes = classes_of(job, sample)};
   for (const auto& group : tied_groups(layers)) {
     for (size_t i = 1; i < group.names.size(); ++i) {
       source.first_names[group.names[i]] = group.names[0];
@@ -121,24 +134,26 @@ void announce(
   for (const auto& line : lines) place.announce(line);
 }
 
-Batch prepared(const Batch& batch, torch::Device device, torch::Dtype dtype) {
-  Batch ready = batch;
-  ready.inputs = batch.inputs.to(device, dtype, /*non_blocking=*/true);
-  ready.targets = batch.targets.to(device, /*non_blocking=*/true);
-  return ready;
+bool counts_units(const Dataset& dataset) {
+  const SampleSpec spec = dataset.spec();
+  return dataset.may_skip() || (is_text(spec) && !spec.every_target_counts);
 }
 
-torch::Tensor
-loss_sum_of(const torch::Tensor& scores, const torch::Tensor& targets) {
-  return torch::nn::functional::cross_entropy(
-      scores,
-      targets,
-      torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+std::vector<TensorSpec>
+input_specs(const Job& job, const ModelSource& source, int64_t samples) {
+  const bool text = is_text(source.sample);
+  std::vector<TensorSpec> specs = {
+      {batch_shape(samples, source.sample.input_shape),
+       text ? torch::kInt64 : dtype_of(job.model.dtype)}};
+  for (const auto& more : source.sample.more) {
+    specs.push_back({batch_shape(samples, more.shape), more.dtype});
+  }
+  if (draws_masks(job)) specs.push_back({{samples}, torch::kInt64});
+  return specs;
 }
 
-int64_t
-count_correct(const torch::Tensor& scores, const torch::Tensor& targets) {
-  return scores.argmax(1).eq(targets).sum().item<int64_t>();
+bool draws_masks(const Job& job) {
+  return job.model.dropout > 0;
 }
 
 std::unique_ptr<ParallelModel>

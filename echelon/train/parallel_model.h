@@ -14,6 +14,7 @@
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/data/dataset.h"
+#include "echelon/models/layer_cost.h"
 #include "echelon/models/layer_list.h"
 #include "echelon/models/network.h"
 #include "echelon/models/parameter_list.h"
@@ -22,22 +23,16 @@
 #include "echelon/parallel/data/distributed_data_parallel.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/train/job.h"
+#include "echelon/train/objective.h"
 
 namespace echelon {
-
-/// Samples, their losses and right answers, over some batches.
-struct Score {
-  double loss_sum = 0;
-  int64_t count = 0;
-  int64_t correct = 0;
-};
 
 /// Ranks with the same samples (those of one pipeline) call everything together,
 /// with the same batches. Each sample's loss is counted on one of them alone: sum
 /// a Score over the world.
 ///
-/// The loss is cross-entropy, summed over the samples of all ranks and divided
-/// by their number, whatever the layout.
+/// What is minimised is the objective's loss (objective.h), summed over the units
+/// of all ranks and divided by their number, whatever the layout.
 class ParallelModel {
  public:
   virtual ~ParallelModel() = default;
@@ -46,10 +41,9 @@ class ParallelModel {
   /// microbatches; on return the gradients are those of the mean loss over the
   /// global batch.
   ///
-  /// `count_samples` asks the other ranks how many samples there are; needed
-  /// when a rank may have left some out. Otherwise batch.global_count says it.
-  virtual Score
-  forward_backward(const Batch& batch, bool count_samples) = 0;
+  /// `count_units` asks the other ranks how many units there are (counts_units
+  /// below). Otherwise batch.global_count says it.
+  virtual Score forward_backward(const Batch& batch, bool count_units) = 0;
 
   /// The model as it is, without gradients, in evaluation mode.
   virtual Score evaluate(const Batch& batch) = 0;
@@ -77,7 +71,8 @@ class ParallelModel {
 struct ModelSource {
   LayerList layers;
   std::vector<ParameterInfo> parameters;
-  std::vector<int64_t> input_shape;  // of one sample
+  SampleSpec sample;    // what it is trained on
+  int64_t classes = 0;  // that it tells apart, or words
   /// The other names of tied parameters, and the first one of each.
   std::map<std::string, std::string> first_names;
 
@@ -89,14 +84,22 @@ struct ModelSource {
 };
 
 /// The model that job.model names.
+ModelSource model_source(const Job& job, const SampleSpec& sample);
+/// A user's own list, whose first layer takes [batch, *sample.input_shape] and
+/// whose last returns the scores of the classes. Ties that were not declared are
+/// found.
 ModelSource model_source(
-    const Job& job, const std::vector<int64_t>& input_shape, int64_t classes);
-/// A user's own list, whose first layer takes [batch, *input_shape] and whose
-/// last returns [batch, classes]. Ties that were not declared are found.
-ModelSource model_source(
-    const Job& job,
-    const LayerList& layers,
-    const std::vector<int64_t>& input_shape);
+    const Job& job, const LayerList& layers, const SampleSpec& sample);
+
+/// Whether ranks have to ask each other how many units a batch of this data has.
+bool counts_units(const Dataset& dataset);
+
+/// Whether the model's layers draw random masks: then batches have keys.
+bool draws_masks(const Job& job);
+
+/// A batch of so many samples, as the model's first layer takes it.
+std::vector<TensorSpec>
+input_specs(const Job& job, const ModelSource& source, int64_t samples);
 
 /// What a model is built from, beside the job.
 struct ModelPlace {
@@ -118,15 +121,6 @@ make_parallel_model(const Job& job, const ModelPlace& place);
 /// Tells place.announce, where there is one.
 void announce(
     const ModelPlace& place, const std::vector<std::string>& lines);
-
-/// A batch on `device`, its inputs in `dtype`.
-Batch prepared(const Batch& batch, torch::Device device, torch::Dtype dtype);
-
-/// Sum over the samples; and how many answers are right.
-torch::Tensor
-loss_sum_of(const torch::Tensor& scores, const torch::Tensor& targets);
-int64_t
-count_correct(const torch::Tensor& scores, const torch::Tensor& targets);
 
 /// Floating-point parameters and buffers; Module::to would turn the counters of
 /// batches into floating point as well.

@@ -63,7 +63,7 @@ class PipelineModel : public ParallelModel {
  public:
   PipelineModel(const Job& job, const ModelPlace& place);
 
-  Score forward_backward(const Batch& batch, bool count_samples) override;
+  Score forward_backward(const Batch& batch, bool count_units) override;
   Score evaluate(const Batch& batch) override;
   std::optional<NonFinite> find_nonfinite(const Batch& batch) override;
   NamedTensors parameters() const override;
@@ -80,16 +80,16 @@ class PipelineModel : public ParallelModel {
 
   void build_stages(const Job& job);
   PipelineStage pipeline_stage(int32_t index, const Stage& stage);
-  std::vector<Tensors> pieces(const torch::Tensor& tensor) const;
-  double scale(const Batch& batch, bool count_samples) const;
-  void add_score(
-      Score& score, const torch::Tensor& scores, const torch::Tensor& targets);
+  std::vector<Batch> microbatches(const Batch& batch) const;
+  // What the first stage takes; nothing on ranks without it.
+  std::vector<Tensors> inputs(const std::vector<Batch>& microbatches) const;
 
   const Group group_;  // the pipeline
   const Group data_;   // the ranks with this rank's stages and other samples
   torch::Device device_;
   torch::Dtype dtype_;
   Schedule schedule_;
+  std::unique_ptr<Objective> objective_;
   LayerList layers_;
   ModelCut cut_;
   std::shared_ptr<Probe> probe_ = std::make_shared<Probe>();
@@ -103,9 +103,10 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
       device_(place.world.device()),
       dtype_(dtype_of(job.model.dtype)),
       schedule_(pipeline_schedule(job)),
+      objective_(objective_for(
+          place.source.sample, place.source.classes, TensorParallel{})),
       layers_(place.source.layers),
-      cut_(cut_into_stages(
-          job, layers_, place.source.input_shape, schedule_, place.world)) {
+      cut_(cut_into_stages(job, place.source, schedule_, place.world)) {
   announce(place, cut_.lines);
   build_stages(job);
   std::vector<PipelineStage> stages;
@@ -159,90 +160,68 @@ PipelineStage PipelineModel::pipeline_stage(int32_t index, const Stage& stage) {
   return result;
 }
 
-std::vector<Tensors> PipelineModel::pieces(const torch::Tensor& tensor) const {
+std::vector<Batch> PipelineModel::microbatches(const Batch& batch) const {
   const int64_t count = schedule_.num_microbatches;
-  const int64_t size = tensor.size(0);
-  std::vector<Tensors> pieces;
+  const int64_t size = batch.inputs.size(0);
+  std::vector<Batch> pieces;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = size * i / count;
     pieces.push_back(
-        {tensor.narrow(0, begin, size * (i + 1) / count - begin)});
+        piece_of(batch, begin, size * (i + 1) / count - begin));
   }
   return pieces;
 }
 
-// Every sample weighs the same, in whichever pipeline it is: data parallelism
-// divides the sum of the ranks' gradients by their number.
-double PipelineModel::scale(const Batch& batch, bool count_samples) const {
-  double count = static_cast<double>(batch.global_count);
-  if (count_samples && data_.size() > 1) {
-    auto total = torch::tensor({batch.inputs.size(0)}, torch::kInt64);
-    total = total.to(device_);
-    data_.all_reduce(total, ReduceOp::sum, {.label = "batch size"}).wait();
-    count = static_cast<double>(total.item<int64_t>());
-  } else if (count_samples) {
-    count = static_cast<double>(batch.inputs.size(0));
-  }
-  if (count < 1) throw DataError("a global batch has no sample at all");
-  return static_cast<double>(data_.size()) / count;
+std::vector<Tensors>
+PipelineModel::inputs(const std::vector<Batch>& microbatches) const {
+  std::vector<Tensors> inputs;
+  if (!pipeline_->has_first_stage()) return inputs;
+  for (const auto& one : microbatches) inputs.push_back(inputs_of(one));
+  return inputs;
 }
 
-void PipelineModel::add_score(
-    Score& score, const torch::Tensor& scores, const torch::Tensor& targets) {
-  const torch::NoGradGuard no_grad;
-  score.loss_sum += loss_sum_of(scores, targets).item<double>();
-  score.correct += count_correct(scores, targets);
-}
-
-Score PipelineModel::forward_backward(
-    const Batch& raw, bool count_samples) {
-  const Batch batch = prepared(raw, device_, dtype_);
-  const double factor = scale(batch, count_samples);
+Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
+  const Batch batch = objective_->prepared(raw, device_, dtype_);
+  const double scale = loss_scale(*objective_, batch, data_, count_units);
   for (auto& [_, stage] : stages_) {
     stage.parallel->sync_buffers();
     stage.local.reset(new NoSync(stage.parallel->no_sync()));
   }
   Score score;
-  const auto targets = pieces(batch.targets);
+  const auto pieces = microbatches(batch);
   pipeline_->step(
-      pipeline_->has_first_stage() ? pieces(batch.inputs)
-                                   : std::vector<Tensors>{},
-      [&](const Tensors& outputs, int64_t microbatch) {
-        const auto& target = targets[static_cast<size_t>(microbatch)][0];
-        const auto loss_sum = loss_sum_of(outputs[0], target);
-        score.loss_sum += loss_sum.item<double>();
-        score.correct += count_correct(outputs[0].detach(), target);
-        return loss_sum * factor;
+      inputs(pieces), [&](const Tensors& outputs, int64_t microbatch) {
+        const auto& targets = pieces[static_cast<size_t>(microbatch)].targets;
+        const auto sum = objective_->loss_sum(outputs, targets);
+        objective_->add_to(score, outputs, targets, sum);
+        return sum * scale;
       });
   for (auto& [_, stage] : stages_) stage.local.reset();
-  if (pipeline_->has_last_stage()) score.count = batch.inputs.size(0);
   return score;
 }
 
 Score PipelineModel::evaluate(const Batch& raw) {
-  const Batch batch = prepared(raw, device_, dtype_);
+  const torch::NoGradGuard no_grad;
+  const Batch batch = objective_->prepared(raw, device_, dtype_);
   Score score;
   if (batch.inputs.size(0) == 0) return score;
+  const auto pieces = microbatches(batch);
   for (auto& [_, stage] : stages_) stage.network->eval();
-  const auto outputs = pipeline_->evaluate(
-      pipeline_->has_first_stage() ? pieces(batch.inputs)
-                                   : std::vector<Tensors>{});
+  const auto outputs = pipeline_->evaluate(inputs(pieces));
   for (auto& [_, stage] : stages_) stage.network->train();
-  if (!pipeline_->has_last_stage()) return score;
-  const auto targets = pieces(batch.targets);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    add_score(score, outputs[i][0], targets[i][0]);
+    const auto& targets = pieces[i].targets;
+    objective_->add_to(
+        score, outputs[i], targets,
+        objective_->loss_sum(outputs[i], targets));
   }
-  score.count = batch.inputs.size(0);
   return score;
 }
 
 std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
-  const Batch batch = prepared(raw, device_, dtype_);
+  const Batch batch = objective_->prepared(raw, device_, dtype_);
   probe_->begin();
-  pipeline_->evaluate(
-      pipeline_->has_first_stage() ? pieces(batch.inputs)
-                                   : std::vector<Tensors>{});
+  pipeline_->evaluate(inputs(microbatches(batch)));
   const auto found = probe_->end();
   // Of all stages' findings the one of the earliest layer.
   std::vector<std::string> lines;

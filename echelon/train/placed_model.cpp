@@ -21,14 +21,10 @@ int64_t optimizer_bytes(const OptimizerOptions& options, torch::Dtype dtype) {
 PlacementOptions placement_options(const Job& job, const ModelPlace& place) {
   const torch::Dtype dtype = dtype_of(job.model.dtype);
   const int64_t pieces = job.layout.data_degree() * job.train.accumulate;
-  std::vector<int64_t> shape = {std::max<int64_t>(1, job.train.batch / pieces)};
-  shape.insert(
-      shape.end(),
-      place.source.input_shape.begin(),
-      place.source.input_shape.end());
   PlacementOptions options;
   for (const auto& name : job.model.devices) options.devices.emplace_back(name);
-  options.inputs = {{shape, dtype}};
+  options.inputs = input_specs(
+      job, place.source, std::max<int64_t>(1, job.train.batch / pieces));
   options.balance = job.model.balance == "memory" ? placement::Balance::memory
                                                   : placement::Balance::time;
   options.cut = job.model.cut;
@@ -50,7 +46,7 @@ class PlacedModel : public InProcessModel<PlacedNetwork> {
       std::shared_ptr<PlacedNetwork> network)
       : InProcessModel(
             job,
-            place.groups.data(),
+            place,
             network,
             network->placement().devices.front().device,
             network->placement().devices.back().device,

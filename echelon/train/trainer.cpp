@@ -36,7 +36,8 @@ int threads_per_rank(const Job& job, const World& world) {
 /// What all ranks know after a step.
 struct StepSums {
   double loss_sum = 0;
-  double count = 0;
+  double count = 0;  // units
+  double samples = 0;
   double skipped = 0;
   bool stop = false;
   int64_t bad_rank = -1;      // first rank whose loss is not finite
@@ -80,8 +81,8 @@ class Loop {
   TrainingData data_;
   Loader loader_;
   int64_t total_steps_;
-  int64_t classes_;
   ModelSource source_;
+  bool counts_tokens_;  // the objective's units; else they are samples
   Recorder recorder_;
   TrainingState state_;
   std::unique_ptr<MetricsWriter> metrics_;
@@ -109,6 +110,7 @@ LoaderOptions Loop::loader_options(
   options.training = training;
   options.workers = job_.data.workers;
   options.prefetch = job_.data.prefetch;
+  options.sample_keys = draws_masks(job_);
   return options;
 }
 
@@ -124,12 +126,11 @@ Loop::Loop(
       data_(open_data(job.data, job.train.seed)),
       loader_(*data_.train, loader_options(data_.train_samples, true)),
       total_steps_(total_steps(job, loader_.batches_per_epoch())),
-      classes_(job.model.classes > 0 ? job.model.classes
-                                     : data_.train->spec().classes),
       source_(
           layers == nullptr
-              ? model_source(job, data_.train->spec().input_shape, classes_)
-              : model_source(job, *layers, data_.train->spec().input_shape)),
+              ? model_source(job, data_.train->spec())
+              : model_source(job, *layers, data_.train->spec())),
+      counts_tokens_(is_text(source_.sample)),
       // The first steps are not typical: buckets are cut anew, memory is new.
       recorder_(
           world.rank(), total_steps_ > job.train.timeline_steps + 3 ? 3 : 0,
@@ -200,7 +201,7 @@ bool Loop::one_step(Position position) {
   if (!batch) return false;
   const double loaded = seconds();
   const Score score =
-      state_.model().forward_backward(*batch, data_.train->may_skip());
+      state_.model().forward_backward(*batch, counts_units(*data_.train));
   const StepSums sums = share_sums(score, batch->skipped, seconds() - started);
   for (const auto& reason : batch->skip_reasons) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
@@ -222,15 +223,17 @@ StepSums Loop::share_sums(
     const Score& score, int64_t skipped, double work_seconds) {
   const int64_t size = world_.size();
   const bool finite = std::isfinite(score.loss_sum);
-  // [loss, samples, skipped, stop, then per rank: work and whether finite]
-  auto sums = torch::zeros({4 + 2 * size}, torch::kFloat64);
+  // [loss, units, skipped, stop, samples, then per rank: work and whether finite]
+  constexpr int64_t kSums = 5;
+  auto sums = torch::zeros({kSums + 2 * size}, torch::kFloat64);
   double* values = sums.data_ptr<double>();
   values[0] = finite ? score.loss_sum : 0;
   values[1] = static_cast<double>(score.count);
   values[2] = static_cast<double>(skipped);
   values[3] = stop_signals.load() > 0 ? 1 : 0;
-  values[4 + world_.rank()] = work_seconds;
-  values[4 + size + world_.rank()] = finite ? 0 : 1;
+  values[4] = static_cast<double>(score.samples);
+  values[kSums + world_.rank()] = work_seconds;
+  values[kSums + size + world_.rank()] = finite ? 0 : 1;
   auto on_device = sums.to(world_.device());
   world_.group().all_reduce(
       on_device, ReduceOp::sum, {.label = "step sums"});
@@ -242,15 +245,16 @@ StepSums Loop::share_sums(
   result.count = values[1];
   result.skipped = values[2];
   result.stop = values[3] > 0;
+  result.samples = values[4];
   double total = 0;
   double most = 0;
   for (int64_t rank = 0; rank < size; ++rank) {
-    total += values[4 + rank];
-    if (values[4 + rank] > most) {
-      most = values[4 + rank];
+    total += values[kSums + rank];
+    if (values[kSums + rank] > most) {
+      most = values[kSums + rank];
       result.slowest_rank = static_cast<int32_t>(rank);
     }
-    if (values[4 + size + rank] > 0 && result.bad_rank < 0) {
+    if (values[kSums + size + rank] > 0 && result.bad_rank < 0) {
       result.bad_rank = rank;
     }
   }
@@ -273,7 +277,10 @@ void Loop::record(
   metrics.loss = sums.count > 0 ? sums.loss_sum / sums.count : 0;
   metrics.step_seconds = seconds() - started;
   metrics.data_seconds = data_seconds;
-  metrics.samples_per_second = sums.count / metrics.step_seconds;
+  metrics.samples_per_second = sums.samples / metrics.step_seconds;
+  if (counts_tokens_) {
+    metrics.tokens_per_second = sums.count / metrics.step_seconds;
+  }
   metrics.learning_rate = state_.optimizer().learning_rate();
   if (norm >= 0) metrics.grad_norm = norm;
   if (sums.slowest_rank >= 0) metrics.slowest_rank = sums.slowest_rank;
@@ -288,6 +295,7 @@ void Loop::record(
        .epoch = metrics.epoch,
        .loss = window_loss_ / static_cast<double>(window_steps_),
        .samples_per_second = metrics.samples_per_second,
+       .tokens_per_second = metrics.tokens_per_second.value_or(0),
        .slowest_rank = sums.slowest_rank,
        .slowest_excess = sums.slowest_excess});
 }
@@ -301,15 +309,12 @@ void Loop::evaluate() {
     Loader loader(
         *data_.holdout, loader_options(data_.holdout_samples, false));
     while (const auto batch = loader.next()) {
-      const Score part = state_.model().evaluate(*batch);
-      score.loss_sum += part.loss_sum;
-      score.count += part.count;
-      score.correct += part.correct;
+      score += state_.model().evaluate(*batch);
     }
   }
   auto sums = torch::tensor(
       {score.loss_sum, static_cast<double>(score.count),
-       static_cast<double>(score.correct)},
+       static_cast<double>(score.correct), static_cast<double>(score.samples)},
       torch::kFloat64).to(world_.device());
   world_.group().all_reduce(sums, ReduceOp::sum, {.label = "evaluation"});
   const auto all = sums.to(torch::kCPU);
@@ -317,20 +322,19 @@ void Loop::evaluate() {
   EvaluationMetrics metrics;
   metrics.step = step_;
   metrics.epoch = steps_.empty() ? 0 : steps_.back().epoch;
-  metrics.samples = static_cast<int64_t>(values[1]);
+  metrics.samples = static_cast<int64_t>(values[3]);
   metrics.loss = values[0] / values[1];
   metrics.accuracy = values[2] / values[1];
   metrics.seconds = seconds() - started;
+  if (counts_tokens_) {
+    metrics.tokens = static_cast<int64_t>(values[1]);
+    metrics.perplexity = std::exp(metrics.loss);
+  }
   evaluations_.push_back(metrics);
   if (!first()) return;
   metrics_->append(metrics);
-  char line[160];
-  std::snprintf(
-      line, sizeof(line),
-      "step %lld: accuracy %.2f %% on %lld held-out samples, loss %.4f",
-      static_cast<long long>(step_), 100 * metrics.accuracy,
-      static_cast<long long>(metrics.samples), metrics.loss);
-  progress_->message(line);
+  progress_->message(
+      "step " + std::to_string(step_) + ": " + to_text(metrics));
 }
 
 void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {

@@ -67,7 +67,7 @@ class Run {
  private:
   Score forward_backward(const Batch& batch) {
     const torch::AutoGradMode grad(true);
-    return state_.model().forward_backward(batch, data_.train->may_skip());
+    return state_.model().forward_backward(batch, counts_units(*data_.train));
   }
 
   static LoaderOptions loader_options(
@@ -81,6 +81,7 @@ class Run {
     options.seed = job.train.seed;
     options.shuffle = job.data.shuffle;
     options.workers = job.data.workers;
+    options.sample_keys = draws_masks(job);
     return options;
   }
 
@@ -152,12 +153,10 @@ VerifyResult verify(
   job.model.dtype = "float64";
   const MeshGroups groups(world, job.layout);
   const TrainingData data = open_data(job.data, job.train.seed);
-  const int64_t classes = job.model.classes > 0 ? job.model.classes
-                                                : data.train->spec().classes;
-  const auto shape = data.train->spec().input_shape;
+  const SampleSpec sample = data.train->spec();
   const ModelSource source = layers == nullptr
-      ? model_source(job, shape, classes)
-      : model_source(job, *layers, shape);
+      ? model_source(job, sample)
+      : model_source(job, *layers, sample);
   const auto list = trained_parameters(source);
   const MeshGroups alone = MeshGroups::alone(world);
 

@@ -60,6 +60,34 @@ TEST(Metrics, AreReadBackBitForBit) {
   EXPECT_FALSE(file.truncated);
 }
 
+TEST(Metrics, OfTextsCountTokens) {
+  TempFolder folder;
+  const auto path = folder.path("metrics.jsonl");
+  StepMetrics step = step_metrics(1);
+  step.tokens_per_second = 1.0 / 7;
+  const EvaluationMetrics evaluation = {
+      .step = 1,
+      .samples = 4,
+      .accuracy = 0.41067,
+      .loss = 2.51036,
+      .tokens = 4096,
+      .perplexity = 12.309};
+  append_metrics(path, step);
+  append_metrics(path, evaluation);
+  const auto file = read_metrics(path);
+  ASSERT_EQ(file.steps.size(), 1u);
+  EXPECT_EQ(file.steps[0], step);
+  ASSERT_EQ(file.evaluations.size(), 1u);
+  EXPECT_EQ(file.evaluations[0], evaluation);
+  EXPECT_EQ(
+      to_text(evaluation),
+      "perplexity 12.31, accuracy 41.07 % on 4096 held-out tokens, loss "
+      "2.5104");
+  EXPECT_EQ(
+      to_text({.samples = 360, .accuracy = 0.9124, .loss = 0.29312}),
+      "accuracy 91.24 % on 360 held-out samples, loss 0.2931");
+}
+
 TEST(Metrics, OneObjectALineInAFixedOrder) {
   TempFolder folder;
   const auto path = folder.path("metrics.jsonl");

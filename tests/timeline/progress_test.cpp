@@ -156,6 +156,17 @@ TEST_F(ProgressTest, OneLineWithEverything) {
                   "5,120 samples/s  ETA 0:03  slowest rank 3 (+14 %)"));
 }
 
+TEST_F(ProgressTest, OfTextsItCountsTokens) {
+  auto s = state(10);
+  s.tokens_per_second = 81920;
+  {
+    Progress plain(100, options(false));
+    plain.update(s);
+  }
+  EXPECT_EQ(
+      output_, "step 10/100  epoch 1.25  loss 0.5124  81,920 tokens/s\n");
+}
+
 TEST_F(ProgressTest, AtMostTenDrawingsASecond) {
   Progress progress(2000, options(true));
   for (int i = 0; i < 1000; ++i) {

@@ -208,6 +208,27 @@ TEST(Report, SaysTheHeadlineFigures) {
   EXPECT_TRUE(contains(page, "of the step is exposed communication"));
 }
 
+TEST(Report, OfTextsSpeaksOfTokens) {
+  auto input = sample::run({.steps = 100, .ranks = 2});
+  for (auto& m : input.metrics) m.tokens_per_second = 81920;
+  for (auto& e : input.evaluations) {
+    e.tokens = 4096;
+    e.perplexity = 40;
+  }
+  input.evaluations.back().perplexity = 12.31;
+  input.evaluations.back().accuracy = 0.411;
+  const auto page = to_html(input);
+  EXPECT_TRUE(contains(page, ">Held-out perplexity</dt>"));
+  EXPECT_TRUE(contains(page, ">12.3</dd>"));
+  EXPECT_TRUE(contains(page, " of 4,096 tokens right</dd>"));
+  EXPECT_TRUE(contains(page, ">81,920</dd>"));
+  EXPECT_TRUE(contains(page, "tokens/s, median"));
+  EXPECT_TRUE(contains(page, "Tokens per second"));
+  EXPECT_TRUE(contains(page, "id=\"perplexity\""));
+  EXPECT_FALSE(contains(page, "id=\"accuracy\""));
+  EXPECT_FALSE(contains(page, "amples per second"));
+}
+
 TEST(Report, AsksNothingOfTheNetworkAndRunsNoScript) {
   const auto page = to_html(sample::run({}));
   EXPECT_TRUE(contains(page, "content=\"default-src 'none'; "));

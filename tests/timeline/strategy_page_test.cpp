@@ -83,6 +83,22 @@ TEST(StrategyPage, SaysWhichRunHasNoTimeline) {
       write_strategy_page(folder.path("demo.html"), "demo", {run}), DataError);
 }
 
+TEST(StrategyPage, OfTextsCountsTokensToo) {
+  StrategyRun text;
+  text.metrics = {{.step = 1, .samples_per_second = 8, .tokens_per_second = 81920}};
+  text.evaluations = {{.step = 1, .tokens = 4096, .perplexity = 12.31}};
+  StrategyRun images;
+  images.metrics = {{.step = 1, .samples_per_second = 2000}};
+  const auto both = to_html(StrategyPage{.runs = {text, images}});
+  EXPECT_TRUE(contains(both, ">Perplexity</th>"));
+  EXPECT_TRUE(contains(both, ">Tokens/s, median</th>"));
+  EXPECT_TRUE(contains(both, "<td>12.3</td><td>8</td><td>81,920</td>"));
+  EXPECT_TRUE(contains(both, "<td>\u2013</td><td>2,000</td><td>\u2013</td>"));
+  const auto one = to_html(StrategyPage{.runs = {images}});
+  EXPECT_FALSE(contains(one, "Perplexity"));
+  EXPECT_FALSE(contains(one, "Tokens/s"));
+}
+
 TEST(StrategyPage, LeavesOutWhatARunLacks) {
   TempFolder folder;
   write_chrome_trace(

@@ -206,7 +206,8 @@ std::vector<std::set<std::string>> layers_of_ranks(const Job& job) {
   std::vector<std::set<std::string>> layers(size);
   run_ranks(static_cast<int>(size), [&](World& world) {
     const MeshGroups groups(world, job.layout);
-    const ModelSource source = model_source(job, {1, 8, 8}, 10);
+    const ModelSource source = model_source(
+        job, {.input_shape = {1, 8, 8}, .classes = 10});
     const auto model = make_parallel_model(job, {source, world, groups});
     for (const auto& [name, _] : model->state()) {
       layers[static_cast<size_t>(world.rank())].insert(
