@@ -37,8 +37,25 @@ constexpr std::array<std::pair<std::string_view, torch::Dtype>, 19> kDtypes = {{
     {"F8_E5M2FNUZ", torch::kFloat8_e5m2fnuz},
 }};
 
+}  // namespace
+
+torch::Dtype dtype_from_safetensors(const std::string& dtype) {
+  for (const auto& [name, type] : kDtypes) {
+    if (name == dtype) return type;
+  }
+  throw CheckpointError("no tensor type for the safetensors dtype " + dtype);
+}
+
+std::string dtype_to_safetensors(torch::Dtype dtype) {
+  for (const auto& [name, type] : kDtypes) {
+    if (type == dtype) return std::string(name);
+  }
+  throw ConfigError(
+      std::string("safetensors has no dtype for ") + c10::toString(dtype));
+}
+
 torch::Tensor
-view_of(const std::shared_ptr<const File>& file, const TensorInfo& info) {
+load_tensor(const std::shared_ptr<const File>& file, const TensorInfo& info) {
   const auto bytes = file->bytes(info);
   const auto options =
       torch::TensorOptions().dtype(dtype_from_safetensors(info.dtype));
@@ -65,29 +82,12 @@ view_of(const std::shared_ptr<const File>& file, const TensorInfo& info) {
       options);
 }
 
-}  // namespace
-
-torch::Dtype dtype_from_safetensors(const std::string& dtype) {
-  for (const auto& [name, type] : kDtypes) {
-    if (name == dtype) return type;
-  }
-  throw CheckpointError("no tensor type for the safetensors dtype " + dtype);
-}
-
-std::string dtype_to_safetensors(torch::Dtype dtype) {
-  for (const auto& [name, type] : kDtypes) {
-    if (type == dtype) return std::string(name);
-  }
-  throw ConfigError(
-      std::string("safetensors has no dtype for ") + c10::toString(dtype));
-}
-
 std::vector<torch::Tensor>
 load_tensors(const std::string& path, const std::vector<std::string>& names) {
   const auto file = std::make_shared<const File>(path);
   std::vector<torch::Tensor> tensors;
   for (const auto& name : names) {
-    tensors.push_back(view_of(file, file->at(name)));
+    tensors.push_back(load_tensor(file, file->at(name)));
   }
   return tensors;
 }
@@ -96,7 +96,7 @@ std::vector<NamedTensor> load_tensors(const std::string& path) {
   const auto file = std::make_shared<const File>(path);
   std::vector<NamedTensor> tensors;
   for (const auto& info : file->tensors()) {
-    tensors.emplace_back(info.name, view_of(file, info));
+    tensors.emplace_back(info.name, load_tensor(file, info));
   }
   return tensors;
 }

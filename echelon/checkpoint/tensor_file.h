@@ -3,6 +3,7 @@
 
 #include <torch/types.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,11 @@ std::string dtype_to_safetensors(torch::Dtype dtype);
 std::vector<torch::Tensor>
 load_tensors(const std::string& path, const std::vector<std::string>& names);
 std::vector<NamedTensor> load_tensors(const std::string& path);
+
+/// The same for one of `file->tensors()`.
+torch::Tensor load_tensor(
+    const std::shared_ptr<const safetensors::File>& file,
+    const safetensors::TensorInfo& info);
 
 /// Writes them as safetensors::write() does. Tensors on a device are copied to
 /// the host, strided ones made contiguous. Throws ConfigError for an undefined

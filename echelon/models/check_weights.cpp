@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <set>
 
-#include "echelon/checkpoint/safetensors.h"
 #include "echelon/config/nearest.h"
 #include "echelon/error.h"
 
@@ -29,31 +28,52 @@ bool may_be_missing(const ParameterInfo& parameter) {
          parameter.name.ends_with("num_batches_tracked");
 }
 
+// A tied parameter is wanted by the name that owns it; any other will do.
+bool has_tied(
+    const WeightsSource& weights,
+    const std::vector<ParameterInfo>& parameters,
+    const ParameterInfo& parameter) {
+  if (!parameter.tied_to.empty()) return true;
+  return std::any_of(
+      parameters.begin(), parameters.end(), [&](const ParameterInfo& other) {
+        return other.tied_to == parameter.name &&
+               weights.find(other.name) != nullptr;
+      });
+}
+
+std::vector<std::string> names_of(const std::vector<ParameterInfo>& list) {
+  std::vector<std::string> names;
+  for (const auto& info : list) names.push_back(info.name);
+  return names;
+}
+
 }  // namespace
 
 std::vector<std::string> weights_differences(
-    const safetensors::File& file,
+    const WeightsSource& weights,
     const std::vector<ParameterInfo>& parameters,
     const std::function<bool(const std::string& name)>& expected) {
   std::vector<std::string> lines;
   std::vector<std::string> unused;
   std::set<std::string> wanted;
   for (const auto& parameter : parameters) wanted.insert(parameter.name);
-  for (const auto& tensor : file.tensors()) {
-    if (wanted.count(tensor.name) > 0) continue;
-    if (expected && expected(tensor.name)) continue;
-    unused.push_back(tensor.name);
+  for (const auto& [name, tensor] : weights.tensors()) {
+    if (wanted.count(name) > 0) continue;
+    if (expected && expected(name)) continue;
+    unused.push_back(name);
   }
   for (const auto& parameter : parameters) {
-    const auto* tensor = file.find(parameter.name);
-    if (tensor == nullptr) {
+    const auto* found = weights.find(parameter.name);
+    if (found == nullptr) {
       if (may_be_missing(parameter)) continue;
+      if (has_tied(weights, parameters, parameter)) continue;
       const std::string guess = config::nearest(parameter.name, unused);
       lines.push_back(
           quoted(parameter.name) + " is missing" +
           (guess.empty() ? "" : "; the file has " + quoted(guess)));
       continue;
     }
+    const auto* tensor = found->info;
     if (tensor->shape != parameter.shape) {
       lines.push_back(
           quoted(parameter.name) + " has shape " + shape_string(tensor->shape) +
@@ -79,7 +99,8 @@ void check_weights(
     const std::string& place) {
   std::vector<std::string> lines;
   try {
-    lines = weights_differences(safetensors::File(path), parameters);
+    lines = weights_differences(
+        WeightsSource(path, base_prefix(names_of(parameters))), parameters);
   } catch (const Error& error) {
     throw DataError(place + ": " + error.what());
   }

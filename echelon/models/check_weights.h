@@ -1,4 +1,4 @@
-// Whether a weights file fits a model.
+// Whether a weights file, or folder, fits a model.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "echelon/checkpoint/safetensors.h"
 #include "echelon/models/parameter_list.h"
+#include "echelon/models/weights_source.h"
 
 namespace echelon {
 
@@ -15,18 +15,19 @@ namespace echelon {
 /// many, shapes, dtypes. Floating-point tensors may be of a type that the
 /// model's holds exactly (F16, BF16 and F32 in a float64 model). BatchNorm's
 /// num_batches_tracked may be missing: nothing depends on it, and files of old
-/// PyTorch releases do not have it.
+/// PyTorch releases do not have it. Of tied parameters one suffices.
 ///
 ///   expected  whether a tensor of the file that `parameters` does not have may
 ///             be there: it is of another slice of the model. Empty: none may.
 std::vector<std::string> weights_differences(
-    const safetensors::File& file,
+    const WeightsSource& weights,
     const std::vector<ParameterInfo>& parameters,
     const std::function<bool(const std::string& name)>& expected = {});
 
 /// Throws DataError that lists the first of them, five lines at most, or that
 /// the file is missing or malformed.
 ///
+///   path   a safetensors file or a Hugging Face folder
 ///   place  how each message begins, "first.toml:3:11: [model] weights = …"
 void check_weights(
     const std::string& path,

@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "echelon/error.h"
+#include "echelon/models/sharded_module.h"
 #include "echelon/parallel/tensor/philox.h"
 
 // Everything below works on blocks of 16 counters in plain loops without
@@ -203,10 +204,61 @@ void fill_range(
   }
 }
 
+// What of a parameter goes where: `rows` rows, each of whose `runs` is contiguous
+// in the parameter and in the memory that is filled. Offsets in elements.
+struct Places {
+  struct Run {
+    int64_t global = 0;  // in a row of the parameter
+    int64_t local = 0;   // in a row of the memory
+    int64_t size = 0;
+  };
+  int64_t rows = 1;
+  int64_t global_row = 0;  // elements of a row of the parameter
+  int64_t local_row = 0;
+  std::vector<Run> runs;
+};
+
+constexpr int64_t kGrain = int64_t{1} << 16;  // elements that are worth a thread
+
+template <typename T>
+void fill_places(
+    T* data,
+    const Places& places,
+    uint64_t key,
+    double scale,
+    BlockMaker make) {
+  const auto fill_part = [&](int64_t row, const Places::Run& run, int64_t lo,
+                             int64_t hi) {
+    const int64_t from = row * places.global_row + run.global;
+    fill_range(
+        data + row * places.local_row + run.local + lo,
+        key,
+        from + lo,
+        from + hi,
+        scale,
+        make);
+  };
+  if (places.rows == 1) {
+    for (const auto& run : places.runs) {
+      at::parallel_for(0, run.size, kGrain, [&](int64_t lo, int64_t hi) {
+        fill_part(0, run, lo, hi);
+      });
+    }
+    return;
+  }
+  const int64_t grain =
+      std::max<int64_t>(1, kGrain / std::max<int64_t>(1, places.local_row));
+  at::parallel_for(0, places.rows, grain, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      for (const auto& run : places.runs) fill_part(row, run, 0, run.size);
+    }
+  });
+}
+
 void fill(
     const torch::Tensor& slice,
+    const Places& places,
     uint64_t key,
-    int64_t first,
     double scale,
     BlockMaker make) {
   if (!slice.is_contiguous() || !slice.is_floating_point()) {
@@ -218,18 +270,59 @@ void fill(
   if (!slice.is_cpu()) {
     const auto host =
         torch::empty(slice.sizes(), slice.options().device(torch::kCPU));
-    fill(host, key, first, scale, make);
+    fill(host, places, key, scale, make);
     slice.copy_(host);
     return;
   }
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kBFloat16, at::kHalf, slice.scalar_type(), "fill", [&] {
-        auto* data = slice.data_ptr<scalar_t>();
-        at::parallel_for(
-            0, slice.numel(), int64_t{1} << 16, [&](int64_t lo, int64_t hi) {
-              fill_range(data + lo, key, first + lo, first + hi, scale, make);
-            });
+        fill_places(slice.data_ptr<scalar_t>(), places, key, scale, make);
       });
+}
+
+Places one_run(const torch::Tensor& slice, int64_t first_element) {
+  return {.runs = {{first_element, 0, slice.numel()}}};
+}
+
+int64_t product(const std::vector<int64_t>& sizes, size_t begin, size_t end) {
+  int64_t result = 1;
+  for (size_t i = begin; i < end; ++i) result *= sizes[i];
+  return result;
+}
+
+Places places_of(const Shard& shard) {
+  if (shard.shape.empty()) return {.runs = {{0, 0, 1}}};
+  const auto dim = static_cast<size_t>(shard.dim);
+  const int64_t inner = product(shard.shape, dim + 1, shard.shape.size());
+  Places places{
+      .rows = product(shard.shape, 0, dim),
+      .global_row = inner * shard.shape[dim],
+      .local_row = inner * shard.local_shape()[dim]};
+  int64_t local = 0;
+  for (const auto& piece : shard.pieces) {
+    const int64_t size = inner * piece.size();
+    places.runs.push_back({inner * piece.begin, local, size});
+    local += size;
+  }
+  return places;
+}
+
+void fill_by(
+    const InitialValue& initial,
+    const torch::Tensor& tensor,
+    const Places& places,
+    uint64_t key) {
+  switch (initial.kind) {
+    case InitialValue::Kind::constant: {
+      const torch::NoGradGuard no_grad;
+      tensor.fill_(initial.value);
+      return;
+    }
+    case InitialValue::Kind::uniform:
+      return fill(tensor, places, key, initial.value, block_maker<false>());
+    case InitialValue::Kind::normal:
+      return fill(tensor, places, key, initial.value, block_maker<true>());
+  }
 }
 
 }  // namespace
@@ -246,8 +339,8 @@ void fill_uniform(
     double bound) {
   fill(
       slice,
+      one_run(slice, first_element),
       parameter_key(seed, name),
-      first_element,
       bound,
       block_maker<false>());
 }
@@ -260,8 +353,8 @@ void fill_normal(
     double standard_deviation) {
   fill(
       slice,
+      one_run(slice, first_element),
       parameter_key(seed, name),
-      first_element,
       standard_deviation,
       block_maker<true>());
 }
@@ -272,17 +365,24 @@ void fill_initial(
     std::string_view name,
     int64_t first_element,
     const InitialValue& initial) {
-  switch (initial.kind) {
-    case InitialValue::Kind::constant: {
-      const torch::NoGradGuard no_grad;
-      slice.fill_(initial.value);
-      return;
-    }
-    case InitialValue::Kind::uniform:
-      return fill_uniform(slice, seed, name, first_element, initial.value);
-    case InitialValue::Kind::normal:
-      return fill_normal(slice, seed, name, first_element, initial.value);
+  fill_by(
+      initial,
+      slice,
+      one_run(slice, first_element),
+      parameter_key(seed, name));
+}
+
+void fill_initial(
+    const torch::Tensor& part,
+    uint64_t seed,
+    std::string_view name,
+    const Shard& shard,
+    const InitialValue& initial) {
+  if (part.sizes() != at::IntArrayRef(shard.local_shape())) {
+    throw Error(
+        "\"" + std::string(name) + "\": its tensor and its shard differ");
   }
+  fill_by(initial, part, places_of(shard), parameter_key(seed, name));
 }
 
 void initialize(
@@ -298,15 +398,25 @@ void initialize(
         std::string(prefix) + "…\", but its parameter list " +
         std::to_string(list.size()));
   }
+  const auto shards = shards_of(module);
   for (const auto& info : list) {
-    const auto* tensor = info.name.starts_with(prefix)
-        ? tensors.find(info.name.substr(prefix.size()))
-        : nullptr;
-    if (tensor == nullptr || tensor->sizes() != at::IntArrayRef(info.shape)) {
+    const bool named = info.name.starts_with(prefix);
+    const auto name = named ? info.name.substr(prefix.size()) : "";
+    const auto* tensor = named ? tensors.find(name) : nullptr;
+    const auto found = shards.find(name);
+    const bool cut = found != shards.end();
+    const auto whole = cut ? at::IntArrayRef(found->second.shard.shape)
+        : tensor != nullptr ? tensor->sizes()
+                            : at::IntArrayRef();
+    if (tensor == nullptr || whole != at::IntArrayRef(info.shape)) {
       throw Error(
           "the model and its parameter list differ at \"" + info.name + "\"");
     }
-    fill_initial(*tensor, seed, info.name, 0, info.initial);
+    if (cut) {
+      fill_initial(*tensor, seed, info.name, found->second.shard, info.initial);
+    } else {
+      fill_initial(*tensor, seed, info.name, 0, info.initial);
+    }
   }
 }
 

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "echelon/layout/shard.h"
 #include "echelon/models/parameter_list.h"
 
 namespace echelon {
@@ -54,9 +55,21 @@ void fill_initial(
     int64_t first_element,
     const InitialValue& initial);
 
+/// The same for a part of a parameter: each element is that of the whole one, bit
+/// for bit. Nothing else of the whole is made.
+///
+///   part  contiguous, of shard.local_shape()
+void fill_initial(
+    const torch::Tensor& part,
+    uint64_t seed,
+    std::string_view name,
+    const Shard& shard,
+    const InitialValue& initial);
+
 /// Gives every parameter and buffer of `module`, a layer or a whole model, its
-/// first value. Throws Error when the module's names or shapes are not those of
-/// `list`.
+/// first value; where only a shard of one is here (sharded_module.h), that of the
+/// shard. Throws Error when the module's names or whole shapes are not
+/// those of `list`.
 ///
 ///   prefix  what `list` has before the module's own names: "layer1.0."
 void initialize(

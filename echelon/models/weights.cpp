@@ -8,6 +8,8 @@
 #include "echelon/checkpoint/tensor_file.h"
 #include "echelon/error.h"
 #include "echelon/models/check_weights.h"
+#include "echelon/models/sharded_module.h"
+#include "echelon/models/weights_source.h"
 
 namespace echelon {
 namespace {
@@ -38,17 +40,26 @@ std::string dtype_name(torch::Dtype dtype) {
   return "int64";
 }
 
-// A tensor of the model, and how the file may call it.
+// A tensor of the model, or the part of it that is here, and how the file may
+// call it.
 struct Target {
   std::string name;
   torch::Tensor tensor;
+  std::optional<Shard> shard;      // none: the whole is here
   std::vector<std::string> names;  // the likeliest first
+
+  std::vector<int64_t> whole_shape() const {
+    return shard ? shard->shape : tensor.sizes().vec();
+  }
 };
 
 std::vector<Target> targets_of(const torch::nn::Module& module) {
+  const auto shards = shards_of(module);
   std::vector<Target> targets;
   for (const auto& [name, tensor] : state_dict(module)) {
-    targets.push_back({name, tensor, {name}});
+    targets.push_back({name, tensor, std::nullopt, {name}});
+    const auto shard = shards.find(name);
+    if (shard != shards.end()) targets.back().shard = shard->second.shard;
   }
   return targets;
 }
@@ -62,17 +73,14 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 class Loader {
  public:
   Loader(
-      const std::string& path,
+      WeightsSource source,
       const std::vector<std::string>& parameters,
       std::vector<Target> targets)
-      : path_(path), file_(path), targets_(std::move(targets)) {
+      : source_(std::move(source)), targets_(std::move(targets)) {
     for (const auto& target : targets_) {
-      for (const auto& name : target.names) {
-        if (file_.find(name) != nullptr) found_.emplace_back(&target, name);
-      }
       described_.push_back(
           {.name = name_in_file(target),
-           .shape = target.tensor.sizes().vec(),
+           .shape = target.whole_shape(),
            .kind = has(parameters, target.name) ? ParameterInfo::Kind::parameter
                                                 : ParameterInfo::Kind::buffer,
            .dtype = dtype_name(target.tensor.scalar_type())});
@@ -80,44 +88,61 @@ class Loader {
   }
 
   void check(const std::function<bool(const std::string&)>& expected) const {
-    const auto lines = weights_differences(file_, described_, expected);
+    auto lines = weights_differences(source_, described_, expected);
+    if (lines.empty()) lines = tied_differences();
     if (lines.empty()) return;
-    std::string text = path_ + ": does not fit the model";
+    std::string text = source_.path() + ": does not fit the model";
     for (const auto& line : lines) text += "\n  " + line;
     throw DataError(text);
   }
 
   void load() const {
-    std::vector<std::string> names;
-    for (const auto& item : found_) names.push_back(item.second);
-    const auto values = load_tensors(path_, names);
-    for (size_t i = 1; i < found_.size(); ++i) {
-      if (found_[i].first != found_[i - 1].first) continue;
-      if (values[i].equal(values[i - 1])) continue;
-      throw DataError(
-          path_ + ": \"" + names[i - 1] + "\" and \"" + names[i] +
-          "\" differ, but are tied in the model; leave one of them out");
-    }
     const torch::NoGradGuard no_grad;
-    for (size_t i = 0; i < found_.size(); ++i) {
-      auto target = found_[i].first->tensor;
-      target.copy_(values[i]);
+    for (const auto& target : targets_) {
+      const auto name = name_in_file(target);
+      if (source_.find(name) == nullptr) continue;
+      auto tensor = target.tensor;
+      tensor.copy_(part(target, name));
     }
   }
 
  private:
   std::string name_in_file(const Target& target) const {
     for (const auto& name : target.names) {
-      if (file_.find(name) != nullptr) return name;
+      if (source_.find(name) != nullptr) return name;
     }
     return target.names.front();
   }
 
-  std::string path_;
-  safetensors::File file_;
+  // Of the mapped file, so that no more than the part is read.
+  torch::Tensor part(const Target& target, const std::string& name) const {
+    const auto* found = source_.find(name);
+    const auto whole = load_tensor(found->file, *found->info);
+    return target.shard ? slice_of(whole, *target.shard) : whole;
+  }
+
+  // The file may have a tied parameter under several names.
+  std::vector<std::string> tied_differences() const {
+    std::vector<std::string> lines;
+    for (const auto& target : targets_) {
+      const auto first = name_in_file(target);
+      for (const auto& name : target.names) {
+        const auto* found = source_.find(name);
+        if (found == nullptr || name == first) continue;
+        const bool equal = found->info->shape == target.whole_shape() &&
+                           part(target, first).equal(part(target, name));
+        if (equal) continue;
+        lines.push_back(
+            "\"" + first + "\" and \"" + name +
+            "\" differ, but are tied in the model; leave one of them out");
+      }
+    }
+    return lines;
+  }
+
+  WeightsSource source_;
   std::vector<Target> targets_;
   std::vector<ParameterInfo> described_;
-  std::vector<std::pair<const Target*, std::string>> found_;
 };
 
 std::vector<std::string> parameter_names(const torch::nn::Module& module) {
@@ -143,7 +168,8 @@ state_dict(const torch::nn::Module& module) {
 }
 
 void load_weights(torch::nn::Module& module, const std::string& path) {
-  const Loader loader(path, parameter_names(module), targets_of(module));
+  const Loader loader(
+      WeightsSource(path), parameter_names(module), targets_of(module));
   loader.check({});
   loader.load();
 }
@@ -158,7 +184,10 @@ void load_weights(Network& network, const std::string& path) {
     }
     names.insert(target.names.begin(), target.names.end());
   }
-  const Loader loader(path, parameter_names(network), std::move(targets));
+  const Loader loader(
+      WeightsSource(path, base_prefix(network.list().names())),
+      parameter_names(network),
+      std::move(targets));
   loader.check([&](const std::string& name) {
     if (names.contains(name)) return true;
     const auto layer = layer_of(network.list(), name);

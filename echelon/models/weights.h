@@ -1,5 +1,6 @@
-// A model's weights in a safetensors file, under the names of a state dict:
-// what Python's safetensors package reads and writes for the same model.
+// A model's weights in a safetensors file or a Hugging Face folder, under the
+// names of a state dict: what Python's safetensors package reads and writes for
+// the same model.
 #pragma once
 
 #include <torch/torch.h>
@@ -19,8 +20,10 @@ namespace echelon {
 std::vector<std::pair<std::string, torch::Tensor>>
 state_dict(const torch::nn::Module& module);
 
-/// Copies a file's tensors into the module, on whatever device it lives. The
-/// rules are those of check_weights.h. Throws DataError that lists every tensor
+/// Copies the tensors of a file or folder (weights_source.h) into the module, on
+/// whatever device it lives; of parameters of which a shard is here
+/// (sharded_module.h) that part alone is read. The rules are those of
+/// check_weights.h. Throws DataError that lists every tensor
 /// that does not fit, and then changes nothing; CheckpointError when the file
 /// is missing or malformed.
 void load_weights(torch::nn::Module& module, const std::string& path);

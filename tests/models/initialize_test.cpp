@@ -7,6 +7,10 @@
 
 #include <cmath>
 
+#include "echelon/error.h"
+#include "echelon/models/sharded_module.h"
+#include "tests/support/error_text.h"
+
 namespace echelon {
 namespace {
 
@@ -88,6 +92,47 @@ TEST(Initialize, AShardIsTheSliceOfTheWholeBitForBit) {
       }
     }
   }
+}
+
+// Modules of which a rank holds a part, cut along any dimension, in pieces that
+// begin anywhere.
+class Part : public ShardedModule {
+ public:
+  explicit Part(const Shard& shard) { register_shard("weight", {shard}); }
+};
+
+TEST(Initialize, APartOfAParameterIsThatOfTheWholeBitForBit) {
+  const std::vector<Shard> shards = {
+      {.shape = {7}, .dim = 0, .pieces = {{3, 7}}},
+      {.shape = {40, 50}, .dim = 0, .pieces = {{11, 29}}},
+      {.shape = {40, 50}, .dim = 1, .pieces = {{11, 29}}},
+      {.shape = {300, 700}, .dim = 1, .pieces = {{0, 99}, {300, 641}, {699, 700}}},
+      {.shape = {6, 5, 4, 3}, .dim = 2, .pieces = {{1, 2}, {3, 4}}},
+      {.shape = {6, 5}, .dim = 0, .pieces = {{2, 2}}},
+      {.shape = {6, 5}, .dim = 1, .pieces = {}}};
+  using Kind = InitialValue::Kind;
+  for (const auto& shard : shards) {
+    for (const InitialValue& initial :
+         {InitialValue{Kind::normal, 0.02}, InitialValue{Kind::uniform, 0.5},
+          InitialValue{Kind::constant, 3}}) {
+      const auto whole = torch::empty(shard.shape);
+      fill_initial(whole, 5, "block.weight", 0, initial);
+      Part part(shard);
+      initialize(
+          part,
+          "block.",
+          {{.name = "block.weight", .shape = shard.shape, .initial = initial}},
+          5);
+      EXPECT_TRUE(part.parameters()[0].equal(slice_of(whole, shard)))
+          << shard.shape.size() << " " << shard.dim;
+    }
+  }
+  Part part(shards[1]);
+  EXPECT_THAT(
+      error_text<Error>([&] {
+        initialize(part, "", {{.name = "weight", .shape = {40, 51}}}, 5);
+      }),
+      testing::HasSubstr("differ at \"weight\""));
 }
 
 TEST(Initialize, FarElementsAreReachedDirectly) {

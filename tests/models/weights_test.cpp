@@ -7,6 +7,7 @@
 #include "echelon/error.h"
 #include "echelon/models/check_weights.h"
 #include "echelon/models/make_network.h"
+#include "echelon/models/sharded_module.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -227,6 +228,30 @@ TEST(Weights, OfTiedParameters) {
   EXPECT_THAT(
       error_text<DataError>([&] { load_weights(*last, path); }),
       HasSubstr("\"embed.weight\" is missing"));
+}
+
+// A rank that holds parts of parameters takes them out of the whole ones.
+class Part : public ShardedModule {
+ public:
+  explicit Part(const Shard& shard) { register_shard("weight", {shard}); }
+};
+
+TEST(Weights, OfShards) {
+  const TempFolder folder;
+  const std::string path = folder.path("w.safetensors");
+  const auto whole = torch::arange(60, torch::kFloat32).view({6, 10});
+  save_tensors(path, {{"weight", whole.to(torch::kBFloat16)}});
+  for (const Shard& shard :
+       {Shard{.shape = {6, 10}, .dim = 0, .pieces = {{1, 4}}},
+        Shard{.shape = {6, 10}, .dim = 1, .pieces = {{0, 2}, {5, 9}}}}) {
+    Part part(shard);
+    load_weights(part, path);
+    EXPECT_TRUE(part.parameters()[0].equal(slice_of(whole, shard)));
+  }
+  Part other({.shape = {3, 10}, .dim = 0, .pieces = {{0, 3}}});
+  EXPECT_THAT(
+      error_text<DataError>([&] { load_weights(other, path); }),
+      HasSubstr("\"weight\" has shape [6, 10], the model needs [3, 10]"));
 }
 
 TEST(Weights, AFileThatIsNotThereIsNamed) {

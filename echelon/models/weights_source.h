@@ -1,0 +1,59 @@
+// Where a model's weights lie: in one safetensors file, or in a Hugging Face
+// folder, which has model.safetensors or the shards that
+// model.safetensors.index.json names. Free of LibTorch.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "echelon/checkpoint/safetensors.h"
+
+namespace echelon {
+
+/// The name in front of a language model's names that its base model, saved
+/// alone, leaves out: "transformer." or "model."; empty for other models.
+///
+///   names  of all layers or all parameters, in order
+std::string base_prefix(const std::vector<std::string>& names);
+
+/// All tensors of a file or folder, mapped and not read. A value; copies share
+/// the files.
+class WeightsSource {
+ public:
+  /// `prefix`, as base_prefix gives it, is put in front of names that lack it
+  /// (all but "lm_head.…"); then masks and frequencies that old releases of
+  /// transformers stored as buffers ("….attn.bias", "….attn.masked_bias",
+  /// "….rotary_emb.inv_freq") are passed over.
+  ///
+  /// Throws CheckpointError when there is no such file, when it is malformed or
+  /// cut off, when the index is no index or names a shard that is not there or
+  /// has not the tensor, and when two tensors have one name.
+  explicit WeightsSource(const std::string& path, std::string prefix = "");
+
+  struct Tensor {
+    std::shared_ptr<const safetensors::File> file;
+    const safetensors::TensorInfo* info = nullptr;
+  };
+
+  const std::string& path() const { return path_; }
+  /// By name, as the model has it.
+  const std::map<std::string, Tensor>& tensors() const { return tensors_; }
+  /// Null when there is none of that name.
+  const Tensor* find(const std::string& name) const;
+
+ private:
+  void add_file(const std::string& path);
+  void add_index(const std::string& path);
+  void add(
+      std::shared_ptr<const safetensors::File> file,
+      const safetensors::TensorInfo& info);
+
+  std::string path_;
+  std::string prefix_;
+  std::map<std::string, Tensor> tensors_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,193 @@
+#include "echelon/models/weights_source.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "echelon/models/check_weights.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Tensors of two floats each; the first is `value`.
+void write_floats(
+    const std::string& path,
+    const std::vector<std::string>& names,
+    float value = 1) {
+  const float numbers[2] = {value, 2};
+  std::vector<safetensors::TensorBytes> list;
+  for (const auto& name : names) {
+    list.push_back({name, "F32", {2}, std::as_bytes(std::span(numbers))});
+  }
+  safetensors::write(path, list);
+}
+
+float first_of(const WeightsSource& source, const std::string& name) {
+  const auto* tensor = source.find(name);
+  if (tensor == nullptr) return -1;
+  float value = 0;
+  std::memcpy(&value, tensor->file->bytes(*tensor->info).data(), sizeof value);
+  return value;
+}
+
+std::vector<std::string> names_of(const WeightsSource& source) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : source.tensors()) names.push_back(name);
+  return names;
+}
+
+std::string refused(const std::string& path, const std::string& prefix = "") {
+  return error_text<CheckpointError>([&] { WeightsSource(path, prefix); });
+}
+
+// A folder with "a" in the first shard, "b" and "c" in the second.
+struct Sharded {
+  Sharded() {
+    write_floats(folder.path("one.safetensors"), {"a"}, 5);
+    write_floats(folder.path("two.safetensors"), {"b", "c"}, 7);
+    write_index(
+        R"({"metadata": {"total_size": 24}, "weight_map": {)"
+        R"("a": "one.safetensors", "b": "two.safetensors", )"
+        R"("c": "two.safetensors"}})");
+  }
+  void write_index(const std::string& text) const {
+    folder.write("model.safetensors.index.json", text);
+  }
+  TempFolder folder;
+};
+
+TEST(WeightsSource, IsAFileOrAFolderOrItsShards) {
+  const Sharded sharded;
+  const auto& folder = sharded.folder;
+  const WeightsSource shards(folder.path());
+  EXPECT_THAT(names_of(shards), ElementsAre("a", "b", "c"));
+  EXPECT_EQ(first_of(shards, "a"), 5);
+  EXPECT_EQ(first_of(shards, "c"), 7);
+  EXPECT_EQ(shards.find("d"), nullptr);
+
+  EXPECT_THAT(
+      names_of(WeightsSource(folder.path("two.safetensors"))),
+      ElementsAre("b", "c"));
+  folder.make_folder("single");
+  write_floats(folder.path("single/model.safetensors"), {"x"}, 9);
+  const WeightsSource single(folder.path("single"));
+  EXPECT_EQ(first_of(single, "x"), 9);
+}
+
+TEST(WeightsSource, NamesOfTheBaseModelGetItsPrefix) {
+  EXPECT_EQ(base_prefix({"transformer.wte", "lm_head"}), "transformer.");
+  EXPECT_EQ(
+      base_prefix({"model.embed_tokens.weight", "lm_head.weight"}), "model.");
+  EXPECT_EQ(base_prefix({"conv1.weight", "fc.bias"}), "");
+  EXPECT_EQ(base_prefix({}), "");
+  const TempFolder folder;
+  const std::string path = folder.path("gpt.safetensors");
+  write_floats(
+      path,
+      {"wte.weight",
+       "h.0.attn.bias",
+       "h.0.attn.masked_bias",
+       "h.0.attn.c_attn.bias",
+       "transformer.ln_f.weight",
+       "lm_head.weight"});
+  EXPECT_THAT(
+      names_of(WeightsSource(path, "transformer.")),
+      ElementsAre(
+          "lm_head.weight",
+          "transformer.h.0.attn.c_attn.bias",
+          "transformer.ln_f.weight",
+          "transformer.wte.weight"));
+  EXPECT_EQ(names_of(WeightsSource(path)).size(), 6u);
+  write_floats(path, {"norm.weight", "layers.0.self_attn.rotary_emb.inv_freq"});
+  EXPECT_THAT(
+      names_of(WeightsSource(path, "model.")),
+      ElementsAre("model.norm.weight"));
+  write_floats(path, {"norm.weight", "model.norm.weight"});
+  EXPECT_THAT(
+      refused(path, "model."),
+      HasSubstr("has \"model.norm.weight\" twice"));
+}
+
+TEST(WeightsSource, WhatIsWrongWithAFolderIsSaid) {
+  const Sharded sharded;
+  const auto& folder = sharded.folder;
+  std::filesystem::remove(folder.path("two.safetensors"));
+  EXPECT_THAT(
+      refused(folder.path()),
+      AllOf(
+          HasSubstr(folder.path("two.safetensors") + ": is missing, but"),
+          HasSubstr("says that it has \"b\"; copy or download all files")));
+  write_floats(folder.path("two.safetensors"), {"b"});
+  EXPECT_THAT(
+      refused(folder.path()),
+      HasSubstr("two.safetensors: has no \"c\", but"));
+  const auto whole = read_file(folder.path("one.safetensors"));
+  folder.write("one.safetensors", whole.substr(0, whole.size() - 3));
+  EXPECT_THAT(
+      refused(folder.path()), HasSubstr("one.safetensors: tensor \"a\""));
+
+  sharded.write_index("{\"weight_map\": {\"a\": ");
+  EXPECT_THAT(
+      refused(folder.path()),
+      HasSubstr("model.safetensors.index.json: is not JSON, or cut off; an "
+                "index is"));
+  sharded.write_index("[1, 2]");
+  EXPECT_THAT(refused(folder.path()), HasSubstr("has no weight_map"));
+  sharded.write_index("{\"weight_map\": {\"a\": 3}}");
+  EXPECT_THAT(refused(folder.path()), HasSubstr("\"a\" has no file"));
+  sharded.write_index("{\"weight_map\": {\"a\": \"../one.safetensors\"}}");
+  EXPECT_THAT(
+      refused(folder.path()),
+      HasSubstr("\"a\" lies in \"../one.safetensors\", outside"));
+
+  const TempFolder empty;
+  EXPECT_THAT(
+      refused(empty.path()),
+      HasSubstr("a folder without model.safetensors and"));
+  empty.write("pytorch_model.bin", "");
+  EXPECT_THAT(refused(empty.path()), HasSubstr("a pickle, is not read"));
+}
+
+TEST(CheckWeights, OfTiedParametersOneSuffices) {
+  const std::vector<ParameterInfo> tied = {
+      {.name = "transformer.wte.weight", .shape = {2}, .dtype = "float32"},
+      {.name = "transformer.ln_f.weight", .shape = {2}, .dtype = "float32"},
+      {.name = "lm_head.weight",
+       .shape = {2},
+       .dtype = "float32",
+       .tied_to = "transformer.wte.weight"}};
+  const TempFolder folder;
+  const std::string path = folder.path("w.safetensors");
+  const auto check = [&] {
+    return error_text<DataError>([&] { check_weights(path, tied, "here"); });
+  };
+  for (const std::vector<std::string>& names :
+       {std::vector<std::string>{"wte.weight", "ln_f.weight"},
+        {"transformer.wte.weight", "transformer.ln_f.weight"},
+        {"wte.weight", "lm_head.weight", "ln_f.weight", "h.0.attn.bias"},
+        {"lm_head.weight", "transformer.ln_f.weight"}}) {
+    write_floats(path, names);
+    EXPECT_EQ(check(), "no error") << names[0];
+  }
+  write_floats(path, {"ln_f.weight"});
+  EXPECT_THAT(
+      check(),
+      HasSubstr("does not fit the model in 1 place:\n  "
+                "\"transformer.wte.weight\" is missing"));
+  auto apart = tied;
+  apart.back().tied_to = "";
+  write_floats(path, {"wte.weight", "ln_f.weight"});
+  EXPECT_THAT(
+      error_text<DataError>([&] { check_weights(path, apart, "here"); }),
+      HasSubstr("\"lm_head.weight\" is missing"));
+}
+
+}  // namespace
+}  // namespace echelon
