@@ -5,17 +5,9 @@
 #include <utility>
 
 #include "echelon/comm/differentiable.h"
-#include "echelon/error.h"
 
 namespace echelon {
 namespace {
-
-torch::Tensor product(
-    const torch::Tensor& x, const LinearWeights& weights, WeightLayout layout) {
-  const auto weight = layout == WeightLayout::out_in ? weights.weight
-                                                     : weights.weight.t();
-  return at::linear(x, weight, weights.bias);
-}
 
 // Sizes of the ranks' parts of `total` things.
 std::vector<int64_t> parts_of(int64_t total, const TensorParallel& parallel) {
@@ -38,38 +30,6 @@ bool overlaps(const Shard& shard) {
 }
 
 }  // namespace
-
-std::vector<torch::Tensor> column_linear(
-    const torch::Tensor& x,
-    const std::vector<LinearWeights>& weights,
-    WeightLayout layout,
-    const TensorParallel& parallel,
-    int64_t tokens,
-    const std::string& label) {
-  const auto input = parallel.cuts_tokens()
-      ? all_gather(x, parallel.group, 0, parts_of(tokens, parallel), label)
-      : copy_to(x, parallel.group, label);
-  std::vector<torch::Tensor> outputs;
-  for (const auto& one : weights) {
-    outputs.push_back(product(input, one, layout));
-  }
-  return outputs;
-}
-
-torch::Tensor row_linear(
-    const torch::Tensor& x,
-    const torch::Tensor& weight,
-    const torch::Tensor& bias,
-    WeightLayout layout,
-    const TensorParallel& parallel,
-    const std::string& label) {
-  auto sum = product(x, {weight, {}}, layout);
-  sum = parallel.cuts_tokens()
-      ? reduce_scatter(
-            sum, parallel.group, 0, parts_of(sum.size(0), parallel), label)
-      : reduce_from(sum, parallel.group, label);
-  return bias.defined() ? sum + bias : sum;
-}
 
 ColumnParallelLinear::ColumnParallelLinear(
     const LinearShape& shape,
@@ -108,7 +68,8 @@ ColumnParallelLinear::forward(const torch::Tensor& x, int64_t tokens) {
   auto y = column_linear(
       x, {weights()}, shape_.layout, parallel_, tokens, label_)[0];
   if (!gather_output_) return y;
-  return gather_from(y, parallel_.group, -1, output_sizes_, label_);
+  return gather_from(
+      y, parallel_.group, -1, output_sizes_, label_ + " gather");
 }
 
 RowParallelLinear::RowParallelLinear(
@@ -142,7 +103,8 @@ RowParallelLinear::RowParallelLinear(
 torch::Tensor RowParallelLinear::forward(const torch::Tensor& x) {
   const auto part = scatter_input_
       ? scatter_to(
-            x, parallel_.group, -1, parts_of(shape_.in, parallel_), label_)
+            x, parallel_.group, -1, parts_of(shape_.in, parallel_),
+            label_ + " input gradient")
       : x;
   return row_linear(part, weight, bias, shape_.layout, parallel_, label_);
 }

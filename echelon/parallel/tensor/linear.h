@@ -36,8 +36,17 @@ struct LinearWeights {
 /// Forward: nothing is sent, or tokens are gathered (in options.overlap_chunks
 /// pieces, each multiplied while the next arrives). Backward: the input's
 /// gradient is summed over the ranks (reduce-scattered when tokens are cut)
-/// while the weights' gradients are computed. Gathered tokens are not kept for
-/// backward, but gathered again.
+/// while the weights' gradients are computed; one sum for all of the weights.
+/// Gathered tokens are not kept for backward, but gathered again while the
+/// input's gradient is computed. In a backward of two halves (zero bubble) the
+/// first sums, the second gathers. Collectives: "<label> gather",
+/// "<label> input gradient".
+///
+/// All ranks of the group call, and agree on what requires gradients: a rank
+/// alone that skips a collective hangs the others. ConfigError for an input
+/// whose rows are not this rank's. Backward cannot be differentiated again
+/// (Error), unless the group has one rank. A weight may be used again elsewhere.
+/// Source: Shoeybi et al., 2019, section 3; Korthikanti et al., 2022, section 4.
 std::vector<torch::Tensor> column_linear(
     const torch::Tensor& x,
     const std::vector<LinearWeights>& weights,
@@ -54,7 +63,10 @@ std::vector<torch::Tensor> column_linear(
 ///            part of a sum
 ///   returns  [..., out]; with cut tokens this rank's [tokens_r, out]
 ///
-/// Forward: all-reduce, or reduce-scatter. Backward: nothing, or all-gather.
+/// Forward: all-reduce, or reduce-scatter, in options.overlap_chunks pieces, each
+/// on its way while the next is multiplied. Backward: nothing, or all-gather.
+/// Collectives: "<label> sum"; "<label> scatter", "<label> gather". Otherwise as
+/// column_linear.
 torch::Tensor row_linear(
     const torch::Tensor& x,
     const torch::Tensor& weight,
@@ -76,7 +88,8 @@ class ColumnParallelLinear : public ShardedModule {
  public:
   /// `outputs`: which of the outputs are here and owned (Shard::pieces and owned
   /// along the output dimension); empty pieces in the default: an even part.
-  /// `gather_output`: forward returns all outputs, on every rank.
+  /// `gather_output`: forward returns all outputs, on every rank ("<label>
+  /// gather").
   ColumnParallelLinear(
       const LinearShape& shape,
       TensorParallel parallel,
@@ -108,7 +121,8 @@ class ColumnParallelLinear : public ShardedModule {
 class RowParallelLinear : public ShardedModule {
  public:
   /// `inputs`: as `outputs` above, along the input dimension.
-  /// `scatter_input`: forward takes all inputs and uses this rank's part.
+  /// `scatter_input`: forward takes all inputs and uses this rank's part;
+  /// backward gathers their gradient ("<label> input gradient").
   RowParallelLinear(
       const LinearShape& shape,
       TensorParallel parallel,

@@ -60,7 +60,7 @@ void SharedGradients::finish(const std::vector<Shared>& of_one_dtype) {
   // Travels along: on how many ranks backward reached each of them.
   sums.push_back(
       torch::tensor(here, torch::kFloat32).to(sums.front().options()));
-  group_.all_reduce(sums, ReduceOp::sum, {.label = "shared gradients sum"});
+  group_.all_reduce(sums, ReduceOp::sum, {.label = "shared_gradients sum"});
   torch::Tensor reached;
   for (size_t i = 0; i < of_one_dtype.size(); ++i) {
     auto parameter = of_one_dtype[i].parameter;

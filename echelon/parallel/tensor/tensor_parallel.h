@@ -16,6 +16,19 @@
 // is replicated has the same gradient on every rank; what is cut has the
 // gradient of the part that is here.
 //
+// Labels of collectives, which the timeline and errors show: "<layer> <what>",
+// where <layer> is the name of a module or of the matrices that share an input
+// ("transformer.h.0.attn.c_attn", "model.layers.3.mlp.gate_up_proj"), and what is
+//
+//   gather          tokens or features are gathered: in forward, and what
+//                   backward needs of them again
+//   sum, scatter    partial results are summed: on all ranks, or each its tokens
+//   input gradient  the gradient of what entered a region, summed in backward
+//   loss, argmax    over the vocabulary (lm_head)
+//
+// and <layer> is "shared_gradients" for those of shared_gradients.h. A <layer> has
+// no blanks: what follows the first one is <what>.
+//
 // Sources: Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053; Korthikanti et
 // al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
 // arXiv:2205.05198.

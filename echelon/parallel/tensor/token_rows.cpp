@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include <utility>
+#include <algorithm>
 
 namespace echelon::detail {
 
@@ -10,7 +10,11 @@ using torch::Tensor;
 
 TokenChunks::TokenChunks(
     int64_t tokens, const TensorParallel& parallel, int64_t chunks)
-    : tokens_(tokens), ranks_(parallel.size()), chunks_(chunks) {}
+    : tokens_(tokens),
+      ranks_(parallel.size()),
+      chunks_(std::clamp<int64_t>(
+          chunks, 1, std::max<int64_t>(1, even_range(tokens, 0, ranks_).size()))) {
+}
 
 IndexRange TokenChunks::rows(int rank, int64_t chunk) const {
   const auto part = even_range(tokens_, rank, ranks_);
@@ -129,11 +133,18 @@ Tensor gather_tokens(
   return TokenGather(mine, chunks, parallel, label).whole();
 }
 
-TokenReduceScatter begin_scatter_tokens(
+Tensor scatter_tokens(
     const Tensor& all,
     const TensorParallel& parallel,
     const std::string& label) {
   const TokenChunks chunks(all.size(0), parallel, 1);
+  if (chunks.plain()) {
+    auto mine = torch::empty(
+        {all.size(0) / parallel.size(), all.size(1)}, all.options());
+    parallel.group.reduce_scatter(
+        mine, all.contiguous(), ReduceOp::sum, {.label = label});
+    return mine;
+  }
   TokenReduceScatter scatter(
       all.size(1), all.options(), chunks, parallel, label);
   for (int rank = 0; rank < parallel.size(); ++rank) {
@@ -141,7 +152,7 @@ TokenReduceScatter begin_scatter_tokens(
     scatter.rows(rank, 0).copy_(all.slice(0, rows.begin, rows.end));
   }
   scatter.start(0);
-  return scatter;
+  return scatter.finish();
 }
 
 }  // namespace echelon::detail

@@ -22,6 +22,7 @@ namespace echelon::detail {
 /// Which rows of all tokens are in a chunk of a rank.
 class TokenChunks {
  public:
+  /// `chunks`: as many at most; none is empty on every rank.
   TokenChunks(int64_t tokens, const TensorParallel& parallel, int64_t chunks);
 
   int64_t tokens() const { return tokens_; }
@@ -74,6 +75,8 @@ class TokenReduceScatter {
 
   /// Where to write; uninitialised.
   torch::Tensor rows(int rank, int64_t chunk);
+  /// The rows of all ranks, where the chunks are plain().
+  torch::Tensor all() const { return buffers_[0]; }
   void start(int64_t chunk);
   /// This rank's [tokens_r, width]; waits for all chunks.
   torch::Tensor finish();
@@ -96,9 +99,8 @@ torch::Tensor gather_tokens(
     const TensorParallel& parallel,
     const std::string& label);
 
-/// And the sum of `all` [tokens, width], of which this rank keeps its rows. Not
-/// waited for: call finish().
-TokenReduceScatter begin_scatter_tokens(
+/// And this rank's rows of the sum of `all` [tokens, width].
+torch::Tensor scatter_tokens(
     const torch::Tensor& all,
     const TensorParallel& parallel,
     const std::string& label);

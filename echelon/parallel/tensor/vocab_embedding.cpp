@@ -41,9 +41,7 @@ class CutLookup : public torch::autograd::Function<CutLookup> {
           sum, ReduceOp::sum, {.label = lookup->label + " sum"});
       return sum.view({ids.size(0), ids.size(1), weight.size(1)});
     }
-    return detail::begin_scatter_tokens(
-               sum, parallel, lookup->label + " scatter")
-        .finish();
+    return detail::scatter_tokens(sum, parallel, lookup->label + " scatter");
   }
 
   static variable_list
