@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "echelon/models/language_model.h"
 #include "echelon/models/layer_list.h"
 #include "echelon/models/parameter_list.h"
+#include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace echelon::models {
 
@@ -17,5 +19,11 @@ LayerList mlp_layers(
 
 LayerList
 resnet_layers(const ResnetPlan& plan, int64_t channels, int64_t classes);
+
+LayerList
+gpt_layers(const LanguageModelShape& shape, const TensorParallel& parallel);
+
+LayerList
+llama_layers(const LanguageModelShape& shape, const TensorParallel& parallel);
 
 }  // namespace echelon::models

@@ -57,10 +57,12 @@ LanguageModelShape llama_160m() {
       .max_positions = 2048};
 }
 
-// Llama 3.2's, which has one matrix for words in and out.
+// Llama 3.2's, which has one matrix for words in and out, and reads longer texts.
 LanguageModelShape llama_1b() {
   auto shape = llama3(16, 2048, 32, 8192);
   shape.tie_embeddings = true;
+  shape.max_positions = 131072;
+  shape.rope_factor = 32.0;
   return shape;
 }
 
@@ -132,6 +134,12 @@ LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
   base.vocab_size = vocabulary;
   base.max_positions = or_else(options.max_positions, base.max_positions);
   if (options.rope_theta > 0) base.rope_theta = options.rope_theta;
+  if (options.rope_factor > 0) {
+    base.rope_factor = options.rope_factor;
+    base.rope_low_freq_factor = options.rope_low_freq_factor;
+    base.rope_high_freq_factor = options.rope_high_freq_factor;
+    base.rope_original_positions = options.rope_original_positions;
+  }
   if (options.norm_eps > 0) base.norm_eps = options.norm_eps;
   base.dropout = options.dropout;
   base.tie_embeddings = base.tie_embeddings || options.tie_embeddings ||
@@ -167,6 +175,12 @@ void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
         " does not divide by heads=" + number(shape.heads) + "; " +
         number(shape.hidden_size / shape.heads * shape.heads) + " or " +
         number((shape.hidden_size / shape.heads + 1) * shape.heads) + " does");
+  }
+  if (shape.rope_low_freq_factor >= shape.rope_high_freq_factor) {
+    throw ConfigError(
+        place(options) +
+        ": rope_low_freq_factor is not below rope_high_freq_factor; Llama 3 has "
+        "1 and 4");
   }
   if (shape.family == Family::gpt) {
     if (shape.kv_heads == shape.heads) return;

@@ -29,7 +29,11 @@ struct LanguageModelShape {
   int64_t intermediate_size = 1;  // of the MLP
   int64_t vocab_size = 1;
   int64_t max_positions = 1;      // longest sequence
-  double rope_theta = 10000.0;    // llama
+  double rope_theta = 10000.0;    // llama; see parallel/tensor/rotary.h
+  double rope_factor = 0.0;       // 0: frequencies are not stretched
+  double rope_low_freq_factor = 1.0;
+  double rope_high_freq_factor = 4.0;
+  int64_t rope_original_positions = 8192;
   double norm_eps = 1e-5;
   double dropout = 0.0;
   bool tie_embeddings = false;    // gpt: true

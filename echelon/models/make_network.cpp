@@ -7,6 +7,7 @@
 
 #include "echelon/models/build.h"
 #include "echelon/models/initialize.h"
+#include "echelon/models/language_model.h"
 #include "echelon/models/parameter_list.h"
 
 namespace echelon {
@@ -28,13 +29,21 @@ void to_float64(torch::nn::Module& module) {
 LayerList plain_layers(
     const ModelOptions& options,
     const std::vector<int64_t>& shape,
-    int64_t classes) {
+    int64_t classes,
+    const TensorParallel& parallel) {
   if (options.name == "simple_cnn") {
     return models::simple_cnn_layers(shape, classes);
   }
   if (options.name == "mlp") {
     return models::mlp_layers(
         c10::multiply_integers(shape), options.hidden, classes);
+  }
+  if (is_language_model(options)) {
+    const auto numbers = language_model_shape(options, classes);
+    check_language_model(options, classes, shape[0], parallel.size());
+    return numbers.family == LanguageModelShape::Family::gpt
+        ? models::gpt_layers(numbers, parallel)
+        : models::llama_layers(numbers, parallel);
   }
   return models::resnet_layers(resnet_plan(options.name), shape[0], classes);
 }
@@ -55,10 +64,10 @@ LayerList model_layers(
     const ModelOptions& options,
     const std::vector<int64_t>& input_shape,
     int64_t classes,
-    const TensorParallel& /*parallel*/) {
+    const TensorParallel& parallel) {
   const auto all = list_parameters(options, input_shape, classes);
   const bool wide = options.dtype == "float64";
-  const auto plain = plain_layers(options, input_shape, classes);
+  const auto plain = plain_layers(options, input_shape, classes, parallel);
   LayerList layers;
   for (auto layer : plain.layers()) {
     layer.initialize = [name = layer.name,
@@ -75,6 +84,7 @@ LayerList model_layers(
     }
     layers.add_definition(std::move(layer));
   }
+  for (const auto& tie : plain.ties()) layers.tie(tie.first, tie.second);
   return layers;
 }
 

@@ -47,6 +47,33 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
       .at_least(0);
   section
       .field(
+          "rope_factor",
+          options.rope_factor,
+          "llama: slows rotary positions for longer texts, as Llama 3.1 does (8; "
+          "3.2: 32); 0: the size's, or none")
+      .at_least(0);
+  section
+      .field(
+          "rope_low_freq_factor",
+          options.rope_low_freq_factor,
+          "with rope_factor: fewest turns within rope_original_positions that "
+          "are not slowed in full")
+      .above(0);
+  section
+      .field(
+          "rope_high_freq_factor",
+          options.rope_high_freq_factor,
+          "with rope_factor: turns from which on nothing is slowed")
+      .above(0);
+  section
+      .field(
+          "rope_original_positions",
+          options.rope_original_positions,
+          "with rope_factor: tokens of the texts before")
+      .at_least(1)
+      .at_most(kMost);
+  section
+      .field(
           "norm_eps",
           options.norm_eps,
           "gpt, llama: added to variances in norms; 0: 1e-5")

@@ -28,6 +28,11 @@ struct ModelOptions {
   int64_t vocab_size = 0;           // 0: the size's, or the data's
   int64_t max_positions = 0;        // longest sequence
   double rope_theta = 0;            // llama: base of the rotations; 0: 10000
+  double rope_factor = 0;           // llama: frequencies are stretched as Llama
+                                    // 3.1 does; 0: the size's, or not
+  double rope_low_freq_factor = 1;
+  double rope_high_freq_factor = 4;
+  int64_t rope_original_positions = 8192;
   double norm_eps = 0;              // 0: 1e-5
   double dropout = 0;               // of embeddings, attention, residuals
   bool tie_embeddings = false;      // llama: one matrix for words in and out

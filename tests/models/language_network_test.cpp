@@ -1,0 +1,368 @@
+// gpt and llama against their formulas, on one rank and cut over several: logits,
+// loss and every gradient, in float64.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "echelon/models/initialize.h"
+#include "echelon/models/make_network.h"
+#include "echelon/models/weights.h"
+#include "echelon/parallel/tensor/shared_gradients.h"
+#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+#include "tests/parallel/tensor/parts.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+using torch::Tensor;
+
+constexpr int64_t kBatch = 3;
+constexpr int64_t kSequence = 7;
+constexpr int64_t kWords = 23;
+
+// Sizes that do not divide by 2, 3 or 4 wherever they need not.
+ModelOptions options_of(const std::string& name) {
+  ModelOptions options;
+  options.name = name;
+  options.dtype = "float64";
+  options.layers = 2;
+  options.max_positions = 9;
+  if (name == "gpt") {
+    options.hidden_size = 20;
+    options.heads = 5;
+    options.intermediate_size = 27;
+  } else {
+    options.hidden_size = 24;
+    options.heads = 6;
+    options.kv_heads = 2;
+    options.intermediate_size = 37;
+  }
+  return options;
+}
+
+struct Inputs {
+  Tensor tokens;
+  Tensor targets;
+  Tensor documents;
+  Tensor keys;
+};
+
+Inputs make_inputs() {
+  const auto steps = torch::arange(kBatch * kSequence + 1, torch::kInt64);
+  const auto ids = (steps * 7 + steps * steps * 3).remainder(kWords);
+  return {
+      ids.narrow(0, 0, kBatch * kSequence).view({kBatch, kSequence}),
+      ids.narrow(0, 1, kBatch * kSequence).view({kBatch, kSequence}),
+      torch::tensor(
+          {{0, 0, 0, 1, 1, 2, 2}, {4, 4, 4, 4, 4, 4, 4}, {0, 1, 1, 1, 1, 1, 3}},
+          torch::kInt64),
+      torch::tensor({17, 3, 1000001}, torch::kInt64)};
+}
+
+Tensor norm_of(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const auto mean = x.mean(-1, true);
+  const auto variance = (x - mean).square().mean(-1, true);
+  return (x - mean) / (variance + 1e-5).sqrt() * weight + bias;
+}
+
+Tensor rms_of(const Tensor& x, const Tensor& weight) {
+  return x / (x.square().mean(-1, true) + 1e-5).sqrt() * weight;
+}
+
+// [batch, sequence, heads * size] -> [batch, heads, sequence, size]
+Tensor heads_of(const Tensor& x, int64_t heads) {
+  return x.view({kBatch, kSequence, heads, -1}).transpose(1, 2);
+}
+
+Tensor attention_of(
+    const Tensor& query,
+    const Tensor& key,
+    const Tensor& value,
+    const Tensor& documents) {
+  const double scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
+  auto allowed = torch::ones({kSequence, kSequence}, torch::kBool).tril();
+  if (documents.defined()) {
+    allowed = allowed.logical_and(
+        (documents.unsqueeze(1) == documents.unsqueeze(2)).unsqueeze(1));
+  }
+  const auto scores =
+      (query.matmul(key.transpose(2, 3)) * scale)
+          .masked_fill(allowed.logical_not(), -INFINITY);
+  return scores.softmax(-1).matmul(value).transpose(1, 2).flatten(2);
+}
+
+Tensor gelu_of(const Tensor& x) {
+  return 0.5 * x *
+         (1 + at::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+Tensor rotated(const Tensor& x) {  // [batch, heads, sequence, size]
+  const int64_t half = x.size(-1) / 2;
+  const auto powers =
+      torch::arange(half, torch::kFloat64) / static_cast<double>(half);
+  // As Hugging Face: frequencies and angles in float32.
+  const auto frequencies =
+      1.0 / at::pow(at::Scalar(10000.0), powers.to(torch::kFloat32));
+  const auto angles =
+      torch::arange(kSequence, torch::kFloat32).unsqueeze(1) * frequencies;
+  const auto cosine = angles.cos().to(torch::kFloat64);
+  const auto sine = angles.sin().to(torch::kFloat64);
+  const auto a = x.narrow(-1, 0, half);
+  const auto b = x.narrow(-1, half, half);
+  return torch::cat({a * cosine - b * sine, b * cosine + a * sine}, -1);
+}
+
+Tensor gpt_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
+  const auto at = [&](const std::string& name) { return p.at(name); };
+  const auto words = at("transformer.wte.weight");
+  auto x = at::embedding(words, inputs.tokens) +
+           at("transformer.wpe.weight").narrow(0, 0, kSequence);
+  for (int i = 0; i < 2; ++i) {
+    const auto block = "transformer.h." + std::to_string(i) + ".";
+    const auto linear = [&](const Tensor& y, const std::string& name) {
+      return y.matmul(at(block + name + ".weight")) + at(block + name + ".bias");
+    };
+    const auto norm = [&](const std::string& name) {
+      return norm_of(x, at(block + name + ".weight"), at(block + name + ".bias"));
+    };
+    const auto qkv = linear(norm("ln_1"), "attn.c_attn").chunk(3, -1);
+    x = x + linear(
+                attention_of(
+                    heads_of(qkv[0], 5),
+                    heads_of(qkv[1], 5),
+                    heads_of(qkv[2], 5),
+                    inputs.documents),
+                "attn.c_proj");
+    x = x + linear(gelu_of(linear(norm("ln_2"), "mlp.c_fc")), "mlp.c_proj");
+  }
+  x = norm_of(x, at("transformer.ln_f.weight"), at("transformer.ln_f.bias"));
+  return x.matmul(words.t());
+}
+
+Tensor llama_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
+  const auto at = [&](const std::string& name) { return p.at(name); };
+  const auto words = at("model.embed_tokens.weight");
+  auto x = at::embedding(words, inputs.tokens);
+  for (int i = 0; i < 2; ++i) {
+    const auto block = "model.layers." + std::to_string(i) + ".";
+    const auto linear = [&](const Tensor& y, const std::string& name) {
+      return y.matmul(at(block + name + ".weight").t());
+    };
+    const auto y = rms_of(x, at(block + "input_layernorm.weight"));
+    const auto shared = [&](const Tensor& heads) {
+      return heads.repeat_interleave(3, 1);
+    };
+    x = x +
+        linear(
+            attention_of(
+                rotated(heads_of(linear(y, "self_attn.q_proj"), 6)),
+                shared(rotated(heads_of(linear(y, "self_attn.k_proj"), 2))),
+                shared(heads_of(linear(y, "self_attn.v_proj"), 2)),
+                inputs.documents),
+            "self_attn.o_proj");
+    const auto z = rms_of(x, at(block + "post_attention_layernorm.weight"));
+    const auto gate = linear(z, "mlp.gate_proj");
+    x = x + linear(
+                gate * at::sigmoid(gate) * linear(z, "mlp.up_proj"),
+                "mlp.down_proj");
+  }
+  x = rms_of(x, at("model.norm.weight"));
+  const auto head = p.find("lm_head.weight");
+  return x.matmul((head == p.end() ? words : head->second).t());
+}
+
+std::shared_ptr<Network>
+build(const ModelOptions& options, const TensorParallel& parallel = {}) {
+  const auto layers = model_layers(options, {kSequence}, kWords, parallel);
+  return build_network(layers, 0, layers.size(), /*seed=*/5);
+}
+
+Tensor mean_loss(
+    const Tensor& logits, const Inputs& inputs, const TensorParallel& parallel) {
+  return vocab_cross_entropy(logits, inputs.targets, kWords, parallel).mean();
+}
+
+// This rank's part of logits, or of their gradients.
+Tensor part_of_words(const Tensor& whole, const TensorParallel& parallel) {
+  const auto mine = parallel.part_of(kWords);
+  return whole.narrow(-1, mine.begin, mine.size());
+}
+
+class LanguageNetwork : public testing::TestWithParam<parity::Way> {};
+INSTANTIATE_TEST_SUITE_P(
+    Ways, LanguageNetwork, testing::ValuesIn(parity::ways()),
+    testing::PrintToStringParamName());
+
+void expect_formula(
+    const ModelOptions& options,
+    const Inputs& inputs,
+    const TensorParallel& parallel) {
+  const auto network = build(options, parallel);
+  const auto whole = parity::give_parts(*network, 11);
+  const auto expected = options.name == "gpt"
+      ? gpt_by_formula(whole, inputs)
+      : llama_by_formula(whole, inputs);
+  const auto loss_of_whole = at::cross_entropy_loss(
+      expected.flatten(0, 1), inputs.targets.flatten());
+  loss_of_whole.backward();
+
+  Tensors given = {inputs.tokens};
+  if (inputs.documents.defined()) given.push_back(inputs.documents);
+  const auto outputs = network->forward(given);
+  ASSERT_EQ(outputs.size(), 1u);
+  parity::expect_tensor(
+      "logits", part_of_words(expected, parallel), outputs[0], 1e-10);
+  const auto loss = mean_loss(outputs[0], inputs, parallel);
+  EXPECT_NEAR(loss.item<double>(), loss_of_whole.item<double>(), 1e-10);
+  loss.backward();
+  SharedGradients(*network, parallel).finish();
+  parity::expect_parts(*network, whole, 1e-10);
+}
+
+TEST_P(LanguageNetwork, ComputesItsFormula) {
+  auto tied = options_of("llama");
+  tied.tie_embeddings = true;
+  parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+    auto inputs = make_inputs();
+    inputs.documents = Tensor();
+    expect_formula(options_of("gpt"), inputs, parallel);
+    expect_formula(options_of("llama"), inputs, parallel);
+    expect_formula(tied, inputs, parallel);
+  });
+}
+
+TEST_P(LanguageNetwork, RespectsTheBordersOfDocuments) {
+  parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+    const auto inputs = make_inputs();
+    expect_formula(options_of("gpt"), inputs, parallel);
+    expect_formula(options_of("llama"), inputs, parallel);
+    // And then without, by the same network.
+    const auto network = build(options_of("gpt"), parallel);
+    const auto with = network->forward({inputs.tokens, inputs.documents})[0];
+    const auto without = network->forward(Tensors{inputs.tokens})[0];
+    const auto again = network->forward({inputs.tokens, inputs.documents})[0];
+    EXPECT_FALSE(without.allclose(with));
+    EXPECT_TRUE(again.equal(with));
+  });
+}
+
+// First values, dropout and what a step does to every parameter: as on one rank.
+TEST_P(LanguageNetwork, WithDropoutIsThatOfOneRank) {
+  for (const char* name : {"gpt", "llama"}) {
+    auto options = options_of(name);
+    options.dropout = 0.25;
+    const auto inputs = make_inputs();
+    const Tensors given = {inputs.tokens, inputs.documents, inputs.keys};
+    const auto alone = build(options);
+    const auto expected = alone->forward(given)[0];
+    mean_loss(expected, inputs, {}).backward();
+    alone->eval();
+    EXPECT_FALSE(alone->forward(given)[0].allclose(expected));
+    parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+      const auto network = build(options, parallel);
+      const auto parts = parity::parts_of(*network);
+      const auto whole = alone->named_parameters();
+      ASSERT_EQ(whole.size(), parts.size());
+      for (const auto& item : network->named_parameters()) {
+        const auto& shard = parts.at(item.key());
+        EXPECT_TRUE(item.value().equal(slice_of(whole[item.key()], shard)))
+            << item.key();
+      }
+      const auto logits = network->forward(given)[0];
+      parity::expect_tensor(
+          "logits", part_of_words(expected, parallel), logits, 1e-10);
+      mean_loss(logits, inputs, parallel).backward();
+      SharedGradients(*network, parallel).finish();
+      for (const auto& item : network->named_parameters()) {
+        parity::expect_tensor(
+            item.key(),
+            slice_of(whole[item.key()].grad(), parts.at(item.key())),
+            item.value().grad(),
+            1e-10);
+      }
+    });
+  }
+}
+
+// Cut between any two layers, the tuple carries all that the rest needs.
+TEST_P(LanguageNetwork, CutInSlicesIsTheWhole) {
+  for (const char* name : {"gpt", "llama"}) {
+    auto options = options_of(name);
+    options.dropout = 0.25;
+    options.tie_embeddings = true;
+    parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+      const auto inputs = make_inputs();
+      const auto layers = model_layers(options, {kSequence}, kWords, parallel);
+      const auto whole = build_network(layers, 0, layers.size(), 5);
+      const Tensors given = {inputs.tokens, inputs.keys};
+      const auto expected = whole->forward(given)[0];
+      Tensors values = given;
+      for (size_t i = 0; i < layers.size(); ++i) {
+        const auto slice = build_network(layers, i, i + 1, 5);
+        values = slice->forward(values);
+        // As they are when they came from another process.
+        for (auto& value : values) value = value.detach().clone();
+      }
+      ASSERT_EQ(values.size(), 1u);
+      EXPECT_TRUE(values[0].equal(expected)) << name;
+    });
+  }
+}
+
+TEST(LanguageLayers, SayWhatTheyTake) {
+  const auto inputs = make_inputs();
+  const auto network = build(options_of("gpt"));
+  EXPECT_THAT(
+      error_text<ConfigError>([&] {
+        network->forward({inputs.tokens, inputs.keys, inputs.documents});
+      }),
+      HasSubstr("layer \"transformer.wte\" is given int64 [3, 7], int64 [3] and "
+                "int64 [3, 7]; it takes tokens, then documents"));
+  auto options = options_of("llama");
+  options.dropout = 0.5;
+  const auto dropping = build(options);
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { dropping->forward(Tensors{inputs.tokens}); }),
+      HasSubstr("draws from the samples' keys"));
+  dropping->eval();
+  EXPECT_EQ(dropping->forward(Tensors{inputs.tokens}).size(), 1u);
+  EXPECT_THAT(
+      error_text<ConfigError>(
+          [] { model_layers(options_of("gpt"), {10}, kWords); }),
+      HasSubstr("a sample has 10 tokens, but max_positions=9"));
+  EXPECT_THAT(
+      error_text<ConfigError>(
+          [] { model_layers(options_of("resnet19"), {10}, kWords); }),
+      HasSubstr("is not a model"));
+}
+
+// Weights of a whole model, in one file or shards, load into each rank's parts.
+TEST_P(LanguageNetwork, LoadsItsPartsOfAFile) {
+  const TempFolder folder;
+  const auto path = folder.path("model.safetensors");
+  for (const char* name : {"gpt", "llama"}) {
+    const auto options = options_of(name);
+    const auto alone = build(options);
+    save_weights(*alone, path);
+    const auto whole = alone->named_parameters();
+    parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+      const auto layers = model_layers(options, {kSequence}, kWords, parallel);
+      const auto network = build_network(layers, 0, layers.size(), 77);
+      load_weights(*network, folder.path());
+      const auto parts = parity::parts_of(*network);
+      for (const auto& item : network->named_parameters()) {
+        EXPECT_TRUE(item.value().equal(
+            slice_of(whole[item.key()], parts.at(item.key()))))
+            << item.key();
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace echelon
