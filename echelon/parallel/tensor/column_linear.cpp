@@ -43,8 +43,7 @@ variable_list gathered_products(
   const auto& options = call.parallel.options;
   const detail::TokenChunks chunks(
       call.tokens, call.parallel, options.overlap_chunks);
-  detail::TokenGather gather(
-      x, chunks, call.parallel, call.label + " gather");
+  detail::TokenGather gather(x, chunks, call.parallel, call.label + " gather");
   variable_list outputs;
   for (const auto& one : weights) {
     outputs.push_back(torch::empty(
@@ -54,7 +53,9 @@ variable_list gathered_products(
   const auto multiply = [&](const Tensor& rows, const IndexRange& range) {
     for (size_t i = 0; i < weights.size(); ++i) {
       detail::product_out(
-          outputs[i].slice(0, range.begin, range.end), rows, weights[i],
+          outputs[i].slice(0, range.begin, range.end),
+          rows,
+          weights[i],
           call.layout);
     }
   };
@@ -88,7 +89,10 @@ class InputGradient {
     for (size_t i = 0; i < products_.size(); ++i) {
       const auto& [gradient, weight] = products_[i];
       detail::input_gradient_out(
-          to, gradient.slice(0, range.begin, range.end), weight, layout_,
+          to,
+          gradient.slice(0, range.begin, range.end),
+          weight,
+          layout_,
           /*add=*/i > 0);
     }
   }
@@ -139,8 +143,10 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
     std::optional<detail::TokenGather> gather;
     if (call.parallel.cuts_tokens() && needs.any_weight) {
       gather.emplace(
-          x, detail::TokenChunks(call.tokens, call.parallel, 1),
-          call.parallel, call.label + " gather");
+          x,
+          detail::TokenChunks(call.tokens, call.parallel, 1),
+          call.parallel,
+          call.label + " gather");
     }
     Sum sum;
     if (context->needs_input_grad(0)) {
@@ -195,7 +201,9 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
   };
 
   static void begin_sum(
-      Sum& sum, const Tensor& x, const InputGradient& own,
+      Sum& sum,
+      const Tensor& x,
+      const InputGradient& own,
       const LinearCall& call) {
     const auto label = call.label + " input gradient";
     if (!call.parallel.cuts_tokens()) {
@@ -238,8 +246,8 @@ void check_tokens(
   if (x.dim() == 2 && x.size(0) == here) return;
   throw ConfigError(
       "[" + label + "] rank " + std::to_string(parallel.rank()) + " of " +
-      std::to_string(parallel.size()) + " has " + std::to_string(here) + " of " +
-      std::to_string(tokens) + " tokens, but its input has " +
+      std::to_string(parallel.size()) + " has " + std::to_string(here) +
+      " of " + std::to_string(tokens) + " tokens, but its input has " +
       std::to_string(x.size(0)) + " rows and " + std::to_string(x.dim()) +
       " dimensions; cut tokens are [tokens_r, features]");
 }
@@ -256,8 +264,8 @@ std::vector<Tensor> column_linear(
   if (parallel.size() == 1) {
     std::vector<Tensor> outputs;
     for (const auto& one : weights) {
-      outputs.push_back(at::linear(
-          x, detail::in_by_out(one.weight, layout).t(), one.bias));
+      outputs.push_back(
+          at::linear(x, detail::in_by_out(one.weight, layout).t(), one.bias));
     }
     return outputs;
   }

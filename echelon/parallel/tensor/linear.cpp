@@ -51,8 +51,7 @@ ColumnParallelLinear::ColumnParallelLinear(
     std::string label,
     const Shard& outputs)
     : weight(register_shard(
-          "weight",
-          {matrix_shard(shape, true, outputs), overlaps(outputs)})),
+          "weight", {matrix_shard(shape, true, outputs), overlaps(outputs)})),
       shape_(shape),
       parallel_(std::move(parallel)),
       label_(std::move(label)) {
@@ -68,8 +67,7 @@ ColumnParallelLinear::forward(const torch::Tensor& x, int64_t tokens) {
   auto y = column_linear(
       x, {weights()}, shape_.layout, parallel_, tokens, label_)[0];
   if (!gather_output_) return y;
-  return gather_from(
-      y, parallel_.group, -1, output_sizes_, label_ + " gather");
+  return gather_from(y, parallel_.group, -1, output_sizes_, label_ + " gather");
 }
 
 RowParallelLinear::RowParallelLinear(
@@ -101,11 +99,13 @@ RowParallelLinear::RowParallelLinear(
 }
 
 torch::Tensor RowParallelLinear::forward(const torch::Tensor& x) {
-  const auto part = scatter_input_
-      ? scatter_to(
-            x, parallel_.group, -1, parts_of(shape_.in, parallel_),
-            label_ + " input gradient")
-      : x;
+  const auto part = scatter_input_ ? scatter_to(
+                                         x,
+                                         parallel_.group,
+                                         -1,
+                                         parts_of(shape_.in, parallel_),
+                                         label_ + " input gradient")
+                                   : x;
   return row_linear(part, weight, bias, shape_.layout, parallel_, label_);
 }
 

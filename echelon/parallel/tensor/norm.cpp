@@ -80,15 +80,15 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
       x_gradient.slice(0, begin, end).copy_(out);
     });
     if (for_x) x_gradient = x_gradient.view(saved[0].sizes());
-    if (for_weight) weight_gradient = weight_gradient.to(saved[1].scalar_type());
+    if (for_weight)
+      weight_gradient = weight_gradient.to(saved[1].scalar_type());
     return {x_gradient, weight_gradient, Tensor()};
   }
 };
 
 }  // namespace
 
-LayerNorm::LayerNorm(
-    int64_t hidden, double eps, const TensorParallel& parallel)
+LayerNorm::LayerNorm(int64_t hidden, double eps, const TensorParallel& parallel)
     : weight(register_shard("weight", whole(hidden, parallel))),
       bias(register_shard("bias", whole(hidden, parallel))),
       hidden_(hidden),
@@ -107,8 +107,7 @@ Tensor RMSNorm::forward(const Tensor& x) {
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   if (x.is_cuda()) {
-    return std::get<0>(
-        at::_fused_rms_norm(x, {x.size(-1)}, weight, eps));
+    return std::get<0>(at::_fused_rms_norm(x, {x.size(-1)}, weight, eps));
   }
   return RmsNorm::apply(x, weight, eps);
 }

@@ -10,12 +10,12 @@
 
 namespace echelon::detail {
 
-/// Calls work(begin, end) for runs of rows of a [rows, width] matrix; one run on
-/// devices whose caches hold no matrix, or that compute nothing.
+/// Calls work(begin, end) for runs of rows of a [rows, width] matrix that fit a
+/// CPU core's or a GPU's L2 cache; one run where nothing is computed.
 template <class Work>
 void for_row_chunks(const torch::Tensor& matrix, const Work& work) {
-  constexpr int64_t kElements = 32 << 10;  // of a core: a part of its L2 cache
-  constexpr int64_t kDeviceElements = 32 << 20;
+  constexpr int64_t kElements = 32 << 10;        // for each core
+  constexpr int64_t kDeviceElements = 8 << 20;
   const int64_t rows = matrix.size(0);
   const int64_t width = std::max<int64_t>(1, matrix.size(1));
   int64_t step = rows;

@@ -32,7 +32,8 @@ reduced_product(const Tensor& x, const Tensor& weight, const LinearCall& call) {
     detail::product_out(
         part, x.slice(0, range.begin, range.end), {weight, {}}, call.layout);
     works.push_back(call.parallel.group.all_reduce(
-        part, ReduceOp::sum,
+        part,
+        ReduceOp::sum,
         {.label = call.label + " sum", .async = c + 1 < chunks}));
   }
   for (const auto& work : works) work.wait();
@@ -44,8 +45,11 @@ Tensor scattered_product(
   const detail::TokenChunks chunks(
       x.size(0), call.parallel, call.parallel.options.overlap_chunks);
   detail::TokenReduceScatter scatter(
-      detail::outputs_of(weight, call.layout), x.options(), chunks,
-      call.parallel, call.label + " scatter");
+      detail::outputs_of(weight, call.layout),
+      x.options(),
+      chunks,
+      call.parallel,
+      call.label + " scatter");
   const auto multiply = [&](const Tensor& to, const IndexRange& range) {
     detail::product_out(
         to, x.slice(0, range.begin, range.end), {weight, {}}, call.layout);
@@ -98,8 +102,7 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
     const detail::TokenChunks chunks(
         rows.size(0), call.parallel, call.parallel.options.overlap_chunks);
     if (call.parallel.cuts_tokens() && (for_x || for_weight)) {
-      gather.emplace(
-          gradient, chunks, call.parallel, call.label + " gather");
+      gather.emplace(gradient, chunks, call.parallel, call.label + " gather");
     }
     variable_list results = {Tensor(), Tensor()};
     if (call.has_bias[0]) {
@@ -111,7 +114,10 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
       const auto to = detail::as_rows(results[0]);
       if (!gather || chunks.plain()) {
         detail::input_gradient_out(
-            to, gather ? gather->whole() : gradient, weight, call.layout,
+            to,
+            gather ? gather->whole() : gradient,
+            weight,
+            call.layout,
             false);
       } else {
         write_chunks(to, *gather, chunks, weight, call.layout);
@@ -136,8 +142,11 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
       for (int rank = 0; rank < chunks.ranks(); ++rank) {
         const auto range = chunks.rows(rank, c);
         detail::input_gradient_out(
-            to.slice(0, range.begin, range.end), gather.rows(rank, c), weight,
-            layout, false);
+            to.slice(0, range.begin, range.end),
+            gather.rows(rank, c),
+            weight,
+            layout,
+            false);
       }
     }
   }

@@ -14,12 +14,13 @@ using torch::Tensor;
     const Tensor& wrong,
     int64_t vocabulary,
     const std::string& place) {
-  const int64_t first = wrong.flatten().to(torch::kUInt8).argmax().item<int64_t>();
+  const int64_t first =
+      wrong.flatten().to(torch::kUInt8).argmax().item<int64_t>();
   const int64_t value = ids.flatten()[first].item<int64_t>();
   std::string where = "token " + std::to_string(first);
   if (ids.dim() == 2) {
     where = "token " + std::to_string(first % ids.size(1)) + " of sample " +
-        std::to_string(first / ids.size(1));
+            std::to_string(first / ids.size(1));
   }
   throw DataError(
       "[" + place + "] " + where + " is " + std::to_string(value) +
@@ -60,8 +61,7 @@ void check_ids(
 Tensor
 local_ids(const Tensor& ids, const IndexRange& range, int64_t otherwise) {
   const auto local = ids - range.begin;
-  return local.masked_fill_(
-      in_range(ids, range).bitwise_not(), otherwise);
+  return local.masked_fill_(in_range(ids, range).bitwise_not(), otherwise);
 }
 
 }  // namespace echelon::detail

@@ -13,8 +13,9 @@ TokenChunks::TokenChunks(
     : tokens_(tokens),
       ranks_(parallel.size()),
       chunks_(std::clamp<int64_t>(
-          chunks, 1, std::max<int64_t>(1, even_range(tokens, 0, ranks_).size()))) {
-}
+          chunks,
+          1,
+          std::max<int64_t>(1, even_range(tokens, 0, ranks_).size()))) {}
 
 IndexRange TokenChunks::rows(int rank, int64_t chunk) const {
   const auto part = even_range(tokens_, rank, ranks_);
@@ -76,11 +77,11 @@ TokenReduceScatter::TokenReduceScatter(
     const TensorParallel& parallel,
     const std::string& label)
     : chunks_(chunks), parallel_(parallel), label_(label), width_(width) {
-  output_ = torch::empty(
-      {parallel.part_of(chunks.tokens()).size(), width}, options);
+  output_ =
+      torch::empty({parallel.part_of(chunks.tokens()).size(), width}, options);
   for (int64_t c = 0; c < chunks.count(); ++c) {
-    buffers_.push_back(torch::empty(
-        {chunks.longest(c) * parallel.size(), width}, options));
+    buffers_.push_back(
+        torch::empty({chunks.longest(c) * parallel.size(), width}, options));
   }
 }
 
@@ -107,7 +108,9 @@ void TokenReduceScatter::start(int64_t chunk) {
     }
   }
   works_.push_back(parallel_.group.reduce_scatter(
-      results_.back(), buffer, ReduceOp::sum,
+      results_.back(),
+      buffer,
+      ReduceOp::sum,
       {.label = label_, .async = true}));
 }
 
@@ -115,8 +118,7 @@ Tensor TokenReduceScatter::finish() {
   const int64_t first = chunks_.rows(parallel_.rank(), 0).begin;
   for (size_t c = 0; c < works_.size(); ++c) {
     works_[c].wait();
-    const auto mine =
-        chunks_.rows(parallel_.rank(), static_cast<int64_t>(c));
+    const auto mine = chunks_.rows(parallel_.rank(), static_cast<int64_t>(c));
     if (results_[c].size(0) == mine.size()) continue;
     output_.slice(0, mine.begin - first, mine.end - first)
         .copy_(results_[c].slice(0, 0, mine.size()));

@@ -2,7 +2,8 @@
 // exp(x - m), and the target's logit, t (0 where it is elsewhere). All ranks'
 // three numbers make the row's:
 //
-//   M = max m_r    logsumexp = M + log(sum of s_r exp(m_r - M))    t = sum of t_r
+//   M = max m_r    logsumexp = M + log(sum of s_r exp(m_r - M))    t = sum of
+//   t_r
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
 
 #include <torch/torch.h>
@@ -51,8 +52,7 @@ local_sums(const Tensor& rows, const Tensor& targets, const IndexRange& range) {
     sums[0].slice(0, begin, end).copy_(most.squeeze(1));
     // A row that is -infinity throughout has no exponential to count.
     most.masked_fill_(most.eq(-kInfinity), 0);
-    auto parts = part.to(dtype, /*non_blocking=*/false, /*copy=*/false);
-    parts = at::sub(parts, most).exp_();
+    const auto parts = at::sub(part, most).exp_();
     auto sum = sums[1].slice(0, begin, end);
     at::sum_out(sum, parts, {1});
   });
@@ -88,7 +88,8 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const auto range = loss->parallel.part_of(loss->vocabulary);
     const auto rows = logits.reshape({targets.numel(), range.size()});
     const auto ids = targets.flatten();
-    const auto [total, target] = over_ranks(local_sums(rows, ids, range), *loss);
+    const auto [total, target] =
+        over_ranks(local_sums(rows, ids, range), *loss);
     context->save_for_backward({logits, ids, total});
     context->saved_data["loss"] = c10::IValue::make_capsule(loss);
     return (total - target)
@@ -113,21 +114,20 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
                            .unsqueeze(1);
     const auto total = saved[2].unsqueeze(1);
     const auto index = detail::local_ids(ids, range, 0).unsqueeze(1);
-    const auto at_target =
-        (-scale).masked_fill_(
-            detail::in_range(ids, range).bitwise_not().unsqueeze(1), 0);
+    const auto at_target = detail::in_range(ids, range)
+                               .to(total.scalar_type())
+                               .neg_()
+                               .unsqueeze(1);
     if (range.size() > 0) {
       detail::for_row_chunks(rows, [&](int64_t begin, int64_t end) {
         const auto part = rows.slice(0, begin, end);
         auto out = result.slice(0, begin, end);
         const bool in_place = out.scalar_type() == total.scalar_type();
-        auto work = in_place
-            ? at::sub_out(out, part, total.slice(0, begin, end))
-            : part - total.slice(0, begin, end);
-        work.exp_().mul_(scale.slice(0, begin, end));
+        auto work = in_place ? out : torch::empty_like(part, total.options());
+        at::sub_out(work, part, total.slice(0, begin, end)).exp_();
         work.scatter_add_(
             1, index.slice(0, begin, end), at_target.slice(0, begin, end));
-        if (!in_place) out.copy_(work);
+        at::mul_out(out, work, scale.slice(0, begin, end));
       });
     }
     return {result.view(saved[0].sizes()), Tensor(), Tensor()};
@@ -186,8 +186,8 @@ Tensor vocab_argmax(
   // Both numbers fit a float64: float32 logits, and ids up to 2^53.
   auto shape = logits.sizes().vec();
   shape.back() = 1;
-  auto value = torch::full(
-      shape, -kInfinity, logits.options().dtype(torch::kFloat64));
+  auto value =
+      torch::full(shape, -kInfinity, logits.options().dtype(torch::kFloat64));
   auto id = torch::zeros_like(value);
   const auto range = parallel.part_of(vocabulary);
   if (range.size() > 0) {

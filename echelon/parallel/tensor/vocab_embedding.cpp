@@ -73,8 +73,8 @@ class CutLookup : public torch::autograd::Function<CutLookup> {
     if (weight.size(0) == 0) {
       return torch::zeros({ids.numel(), weight.size(1)}, weight.options());
     }
-    const auto rows = at::embedding(
-        weight, detail::local_ids(ids, range, 0).flatten());
+    const auto rows =
+        at::embedding(weight, detail::local_ids(ids, range, 0).flatten());
     const auto elsewhere =
         detail::in_range(ids, range).bitwise_not().view({-1, 1});
     return rows.masked_fill_(elsewhere, 0);
@@ -129,8 +129,8 @@ Tensor PositionEmbedding::forward(const Tensor& x, const Tensor& like) {
   }
   if (!parallel_.cuts_tokens()) return x + weight.narrow(0, 0, sequence);
   const auto mine = parallel_.part_of(like.size(0) * sequence);
-  const auto positions = torch::arange(
-      mine.begin, mine.end, like.options().dtype(torch::kInt64));
+  const auto positions =
+      torch::arange(mine.begin, mine.end, like.options().dtype(torch::kInt64));
   return x + at::embedding(weight, positions.remainder_(sequence));
 }
 

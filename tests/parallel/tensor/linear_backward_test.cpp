@@ -42,8 +42,12 @@ class Region : public torch::nn::Module {
 
   Tensor forward(const Tensor& x) {
     const auto inner = column_linear(
-        x, {first->weights(), second->weights()}, WeightLayout::out_in, tp_,
-        kTokens, "both");
+        x,
+        {first->weights(), second->weights()},
+        WeightLayout::out_in,
+        tp_,
+        kTokens,
+        "both");
     const auto y = last->forward(torch::tanh(inner[0]) * inner[1]);
     return y + last->forward(first->forward(y, kTokens));
   }
@@ -51,7 +55,8 @@ class Region : public torch::nn::Module {
   static Tensor plain(const Tensor& x, const parity::NamedTensors& of) {
     const auto product = [&](const char* name, const Tensor& input) {
       const std::string layer = name;
-      return at::linear(input, of.at(layer + ".weight"), of.at(layer + ".bias"));
+      return at::linear(
+          input, of.at(layer + ".weight"), of.at(layer + ".bias"));
     };
     const auto y = product(
         "last", torch::tanh(product("first", x)) * product("second", x));
@@ -151,7 +156,11 @@ TEST_P(LinearBackward, OfOneOutputAlone) {
     auto x = random({2, 5, 6}, 2).requires_grad_();
     auto mine = parity::part_of_tokens(x, tp).detach().requires_grad_();
     const auto outputs = column_linear(
-        mine, {b.weights(), a.weights()}, WeightLayout::out_in, tp, kTokens,
+        mine,
+        {b.weights(), a.weights()},
+        WeightLayout::out_in,
+        tp,
+        kTokens,
         "both");
     outputs[1].sum().backward();
     at::linear(x, whole_a.at("weight"), whole_a.at("bias")).sum().backward();
@@ -207,7 +216,10 @@ void region_step(const TensorParallel& tp) {
   const auto inner = column_linear(
       parity::part_of_tokens(random({2, 5, 6}, 1), tp).requires_grad_(),
       {region.first->weights(), region.second->weights()},
-      WeightLayout::out_in, tp, kTokens, "both");
+      WeightLayout::out_in,
+      tp,
+      kTokens,
+      "both");
   region.last->forward(inner[0] * inner[1]).sum().backward();
 }
 
@@ -250,9 +262,10 @@ TEST(LinearErrors, RowsThatAreNotThisRanks) {
         error_text<ConfigError>([&] {
           layer.forward(torch::zeros({2, 5, 6}), kTokens);
         }),
-        HasSubstr("[h.0.c_fc] rank " + std::to_string(tp.rank()) +
-                  " of 2 has 5 of 10 tokens, but its input has 2 rows and 3 "
-                  "dimensions"));
+        HasSubstr(
+            "[h.0.c_fc] rank " + std::to_string(tp.rank()) +
+            " of 2 has 5 of 10 tokens, but its input has 2 rows and 3 "
+            "dimensions"));
   });
 }
 

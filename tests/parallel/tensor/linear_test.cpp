@@ -144,11 +144,11 @@ TEST_P(LinearParity, RowScattersItsInput) {
   });
 }
 
-std::string name_of(
-    const testing::TestParamInfo<LinearParity::ParamType>& info) {
+std::string
+name_of(const testing::TestParamInfo<LinearParity::ParamType>& info) {
   const auto& [way, bias, layout] = info.param;
   return testing::PrintToString(way) + (bias ? "_bias" : "_no_bias") +
-      (layout == WeightLayout::out_in ? "_out_in" : "_in_out");
+         (layout == WeightLayout::out_in ? "_out_in" : "_in_out");
 }
 
 INSTANTIATE_TEST_SUITE_P(

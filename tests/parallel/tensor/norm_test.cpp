@@ -50,8 +50,7 @@ void check(const parity::Way& way, const Plain& plain) {
 
 TEST_P(NormParity, LayerNorm) {
   check<LayerNorm>(GetParam(), [](const Tensor& x, const auto& whole) {
-    return at::layer_norm(
-        x, {6}, whole.at("weight"), whole.at("bias"), kEps);
+    return at::layer_norm(x, {6}, whole.at("weight"), whole.at("bias"), kEps);
   });
 }
 

@@ -88,14 +88,14 @@ inline std::map<std::string, Shard> parts_of(const torch::nn::Module& module) {
   for (const auto& item : module.named_parameters()) {
     const auto found = shards.find(item.key());
     parts[item.key()] = found != shards.end()
-        ? found->second.shard
-        : replicated(item.value().sizes().vec(), 0);
+                            ? found->second.shard
+                            : replicated(item.value().sizes().vec(), 0);
   }
   return parts;
 }
 
-/// Gives `module` its parts of parameters that depend on names and `seed` alone,
-/// in float64. Returns the whole ones, as leaves that require gradients.
+/// Gives `module` its parts of parameters that depend on names and `seed`
+/// alone, in float64. Returns the whole ones, as leaves that require gradients.
 inline NamedTensors give_parts(torch::nn::Module& module, uint64_t seed) {
   NamedTensors whole;
   module.to(torch::kFloat64);
@@ -122,8 +122,8 @@ inline void expect_parts(
   for (const auto& item : module.named_parameters()) {
     const auto gradient = whole.at(item.key()).grad();
     expected[item.key()] = gradient.defined()
-        ? slice_of(gradient, parts.at(item.key()))
-        : gradient;
+                               ? slice_of(gradient, parts.at(item.key()))
+                               : gradient;
     actual[item.key()] = item.value().grad();
   }
   expect_same("gradient of", expected, actual, tolerance);

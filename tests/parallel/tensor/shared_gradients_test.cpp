@@ -50,9 +50,11 @@ TEST_P(SharedGradientsTest, SumsByIndexWhatIsMarked) {
     const double mine = tp.rank() + 1;
     set_gradient(layer.norm, torch::full({3}, mine, torch::kFloat64));
     set_gradient(layer.plain, torch::full({3}, mine, torch::kFloat64));
-    // Row i of the whole has gradient 10 i + rank + 1 on each rank that holds it.
+    // Row i of the whole has gradient 10 i + rank + 1 on each rank that holds
+    // it.
     const auto rows = torch::arange(5, torch::kFloat64).mul(10).unsqueeze(1);
-    const Shard shard{.shape = {5, 2}, .dim = 0, .pieces = layer.rows_of(tp.rank())};
+    const Shard shard{
+        .shape = {5, 2}, .dim = 0, .pieces = layer.rows_of(tp.rank())};
     set_gradient(
         layer.keys, slice_of((rows + mine).expand({5, 2}), shard).clone());
     const auto memory = layer.norm.grad().data_ptr();

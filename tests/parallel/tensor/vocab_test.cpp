@@ -102,7 +102,8 @@ TEST_P(VocabParity, CrossEntropyOfLargeLogits) {
   on_ranks(GetParam(), [](const TensorParallel& tp) {
     const double infinity = std::numeric_limits<double>::infinity();
     auto whole = torch::tensor(
-        {{1e4, -1e4, 0.0, 5.0}, {-infinity, 2.0, -infinity, 1.0},
+        {{1e4, -1e4, 0.0, 5.0},
+         {-infinity, 2.0, -infinity, 1.0},
          {900.0, 901.0, -3.0, 7.0}},
         torch::kFloat64);
     whole = whole.requires_grad_();
@@ -121,7 +122,7 @@ TEST_P(VocabParity, CrossEntropyOfLargeLogits) {
 TEST_P(VocabParity, Argmax) {
   on_ranks(GetParam(), [](const TensorParallel& tp) {
     auto whole = random({2, 5, kVocabulary}, 1);
-    whole[0][1].fill_(2.5);   // all equal: the first
+    whole[0][1].fill_(2.5);  // all equal: the first
     whole[1][2][4] = 50;
     whole[1][2][9] = 50;
     for (const auto dtype : {torch::kFloat64, torch::kBFloat16}) {
@@ -146,8 +147,7 @@ TEST_P(VocabParity, MetaTensors) {
     const auto tokens = torch::empty({2, 5}, meta.dtype(torch::kInt64));
     const auto x = positions.forward(embedding.forward(tokens), tokens);
     EXPECT_EQ(
-        x.sizes(),
-        parity::part_of_tokens(torch::empty({2, 5, 6}), tp).sizes());
+        x.sizes(), parity::part_of_tokens(torch::empty({2, 5, 6}), tp).sizes());
     x.sum().backward();
     EXPECT_EQ(embedding.weight.grad().sizes(), embedding.weight.sizes());
 
@@ -157,8 +157,7 @@ TEST_P(VocabParity, MetaTensors) {
     EXPECT_EQ(loss.sizes(), tokens.sizes());
     loss.sum().backward();
     EXPECT_EQ(logits.grad().sizes(), logits.sizes());
-    EXPECT_EQ(
-        vocab_argmax(logits, kVocabulary, tp).sizes(), tokens.sizes());
+    EXPECT_EQ(vocab_argmax(logits, kVocabulary, tp).sizes(), tokens.sizes());
   });
 }
 
@@ -173,8 +172,8 @@ TEST(VocabCrossEntropy, LowPrecisionIsSummedInFloat32) {
     const auto exact = (random({70, 1000}, 1) * 4).to(dtype);
     const auto targets = torch::arange(70).mul(13);
     auto whole = exact.to(torch::kFloat64).requires_grad_();
-    const auto expected = at::cross_entropy_loss(
-        whole, targets, {}, at::Reduction::None);
+    const auto expected =
+        at::cross_entropy_loss(whole, targets, {}, at::Reduction::None);
     expected.sum().backward();
     auto logits = exact.detach().clone().requires_grad_();
     const auto losses = vocab_cross_entropy(logits, targets, 1000, {});
@@ -183,15 +182,16 @@ TEST(VocabCrossEntropy, LowPrecisionIsSummedInFloat32) {
     losses.sum().backward();
     EXPECT_EQ(logits.grad().scalar_type(), dtype);
     parity::expect_tensor(
-        "gradient", whole.grad(), logits.grad(),
+        "gradient",
+        whole.grad(),
+        logits.grad(),
         dtype == torch::kFloat32 ? 1e-5 : 0.004);
   }
 }
 
 TEST(VocabCrossEntropy, BackwardTwiceWhenTheGraphIsKept) {
   auto logits = random({3, 5}, 1).requires_grad_();
-  const auto loss =
-      vocab_cross_entropy(logits, torch::arange(3), 5, {}).sum();
+  const auto loss = vocab_cross_entropy(logits, torch::arange(3), 5, {}).sum();
   loss.backward({}, /*retain_graph=*/true);
   const auto once = logits.grad().clone();
   loss.backward();
@@ -217,19 +217,16 @@ TEST(VocabErrors, SayWhereAndWhat) {
 
     const auto logits = random({2, 5, tp.part_of(kVocabulary).size()}, 1);
     EXPECT_THAT(
-        error_text<DataError>([&] {
-          vocab_cross_entropy(logits, wrong, kVocabulary, tp);
-        }),
+        error_text<DataError>(
+            [&] { vocab_cross_entropy(logits, wrong, kVocabulary, tp); }),
         HasSubstr("[lm_head targets] token 3 of sample 1 is -1"));
     EXPECT_THAT(
-        error_text<ConfigError>([&] {
-          vocab_cross_entropy(logits, wrong, 40, tp);
-        }),
+        error_text<ConfigError>(
+            [&] { vocab_cross_entropy(logits, wrong, 40, tp); }),
         HasSubstr("has 20 of the vocabulary's 40"));
     EXPECT_THAT(
-        error_text<ConfigError>([&] {
-          vocab_cross_entropy(logits, wrong[0], kVocabulary, tp);
-        }),
+        error_text<ConfigError>(
+            [&] { vocab_cross_entropy(logits, wrong[0], kVocabulary, tp); }),
         HasSubstr("5 targets for 10 rows"));
 
     PositionEmbedding positions(4, 6, tp);
