@@ -44,7 +44,8 @@ struct LayerDefinition {
   /// whoever counts or compares layers; each call builds a new one.
   std::function<BuiltLayer()> build;
   /// Writes first values that depend on `seed` and the parameters' full names
-  /// alone. Null: those that `build` draws, from the generator that it is given.
+  /// alone. Null: those that `build` draws, from the generator that it is given;
+  /// of cut parameters, those that their shards say (sharded_module.h).
   std::function<void(torch::nn::Module& module, uint64_t seed)> initialize;
 };
 

@@ -9,6 +9,7 @@
 #include "echelon/error.h"
 #include "echelon/models/layer_modules.h"
 #include "echelon/models/seeded_build.h"
+#include "echelon/models/sharded_module.h"
 #include "echelon/models/shared_parameters.h"
 
 namespace echelon {
@@ -45,8 +46,12 @@ BuiltLayer build_layer(
 BuiltLayer initialized_layer(
     const LayerDefinition& layer, std::optional<uint64_t> seed) {
   BuiltLayer built = build_layer(layer, seed);
-  if (seed && layer.initialize && built.module != nullptr) {
-    layer.initialize(*built.module, *seed);
+  if (seed && built.module != nullptr) {
+    if (layer.initialize) {
+      layer.initialize(*built.module, *seed);
+    } else {
+      initialize_shards(*built.module, layer.name + ".", *seed);
+    }
   }
   return built;
 }

@@ -7,21 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "echelon/models/initial_value.h"
 #include "echelon/models/options.h"
 
 namespace echelon {
-
-/// The distribution that a tensor's first value is drawn from.
-struct InitialValue {
-  enum class Kind {
-    constant,  // every element is `value`
-    uniform,   // between -value and value
-    normal,    // mean 0, standard deviation `value`
-  };
-  Kind kind = Kind::constant;
-  double value = 0.0;
-  bool operator==(const InitialValue&) const = default;
-};
 
 /// One named tensor of a model.
 struct ParameterInfo {

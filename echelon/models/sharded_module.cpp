@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/models/first_values.h"
 
 namespace echelon {
 namespace {
@@ -57,6 +58,16 @@ shards_of(const torch::nn::Module& root) {
     take(item.key(), *item.value());
   }
   return all;
+}
+
+void initialize_shards(
+    torch::nn::Module& module, const std::string& prefix, uint64_t seed) {
+  auto tensors = module.named_parameters();
+  tensors.update(module.named_buffers());
+  for (const auto& [name, shard] : shards_of(module)) {
+    fill_initial(
+        tensors[name], seed, prefix + name, shard.shard, shard.initial);
+  }
 }
 
 torch::Tensor slice_of(const torch::Tensor& whole, const Shard& shard) {

@@ -10,11 +10,13 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "echelon/layout/shard.h"
+#include "echelon/models/initial_value.h"
 
 namespace echelon {
 
@@ -26,6 +28,8 @@ struct ParameterShard {
   /// Whoever drives backward sums it over the ranks that share each index
   /// (parallel/tensor/shared_gradients.h).
   bool sum_gradients = false;
+  /// What initialize_shards gives it.
+  InitialValue initial;
 };
 
 /// A module that registers its cut parameters with the part that is here.
@@ -56,6 +60,13 @@ class ShardedModule : public torch::nn::Module {
 /// that are not among them are whole.
 std::map<std::string, ParameterShard>
 shards_of(const torch::nn::Module& root);
+
+/// Gives each parameter and buffer that shards_of(module) lists its first value,
+/// bit for bit that of the whole one, which depends on `seed` and on
+/// prefix + name alone. A layer that a LayerList builds gets its first values so
+/// unless its definition says otherwise.
+void initialize_shards(
+    torch::nn::Module& module, const std::string& prefix, uint64_t seed);
 
 /// What of `whole` (of shard.shape) is here: a new tensor, or a view where the
 /// part is one range.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -108,11 +109,13 @@ class ParallelAttention::Projection : public ShardedModule {
     matrix.dim = out_first ? 0 : 1;
     matrix.shape = out_first ? std::vector<int64_t>{shape.out, shape.in}
                              : std::vector<int64_t>{shape.in, shape.out};
-    weights.weight = register_shard("weight", {matrix, shared});
+    const auto first = InitialValue::uniform_within(
+        1 / std::sqrt(static_cast<double>(shape.in)));
+    weights.weight = register_shard("weight", {matrix, shared, first});
     if (!shape.bias) return;
     features.dim = 0;
     features.shape = {shape.out};
-    weights.bias = register_shard("bias", {features, shared});
+    weights.bias = register_shard("bias", {features, shared, first});
   }
 
   LinearWeights weights;

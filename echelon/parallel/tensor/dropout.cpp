@@ -14,7 +14,7 @@
 #include <xxhash.h>
 
 #include "echelon/error.h"
-#include "echelon/parallel/tensor/philox.h"
+#include "echelon/models/philox.h"
 
 namespace echelon {
 namespace {

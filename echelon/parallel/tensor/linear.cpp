@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "echelon/comm/differentiable.h"
@@ -23,6 +25,12 @@ Shard matrix_shard(
                           : std::vector<int64_t>{shape.in, shape.out};
   shard.dim = cut_outputs == out_first ? 0 : 1;
   return shard;
+}
+
+// As torch::nn::Linear begins, weight and bias.
+InitialValue first_value(const LinearShape& shape) {
+  const auto inputs = static_cast<double>(std::max<int64_t>(1, shape.in));
+  return InitialValue::uniform_within(1 / std::sqrt(inputs));
 }
 
 bool overlaps(const Shard& shard) {
@@ -51,7 +59,9 @@ ColumnParallelLinear::ColumnParallelLinear(
     std::string label,
     const Shard& outputs)
     : weight(register_shard(
-          "weight", {matrix_shard(shape, true, outputs), overlaps(outputs)})),
+          "weight",
+          {matrix_shard(shape, true, outputs), overlaps(outputs),
+           first_value(shape)})),
       shape_(shape),
       parallel_(std::move(parallel)),
       label_(std::move(label)) {
@@ -59,7 +69,8 @@ ColumnParallelLinear::ColumnParallelLinear(
   Shard one = outputs;
   one.shape = {shape.out};
   one.dim = 0;
-  bias = register_shard("bias", {one, overlaps(outputs)});
+  bias = register_shard(
+      "bias", {one, overlaps(outputs), first_value(shape)});
 }
 
 torch::Tensor
@@ -88,14 +99,17 @@ RowParallelLinear::RowParallelLinear(
     TensorParallel parallel,
     std::string label,
     const Shard& inputs)
-    : weight(register_shard("weight", {matrix_shard(shape, false, inputs)})),
+    : weight(register_shard(
+          "weight",
+          {matrix_shard(shape, false, inputs), false, first_value(shape)})),
       shape_(shape),
       parallel_(std::move(parallel)),
       label_(std::move(label)) {
   if (!shape.bias) return;
   bias = register_shard(
       "bias",
-      {replicated({shape.out}, parallel_.rank()), parallel_.cuts_tokens()});
+      {replicated({shape.out}, parallel_.rank()), parallel_.cuts_tokens(),
+       first_value(shape)});
 }
 
 torch::Tensor RowParallelLinear::forward(const torch::Tensor& x) {

@@ -12,8 +12,11 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-ParameterShard whole(int64_t hidden, const TensorParallel& parallel) {
-  return {replicated({hidden}, parallel.rank()), parallel.cuts_tokens()};
+ParameterShard
+whole(int64_t hidden, const TensorParallel& parallel, double first_value) {
+  return {
+      replicated({hidden}, parallel.rank()), parallel.cuts_tokens(),
+      InitialValue::constant_of(first_value)};
 }
 
 bool is_low(torch::Dtype dtype) {
@@ -88,9 +91,10 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
 
 }  // namespace
 
-LayerNorm::LayerNorm(int64_t hidden, double eps, const TensorParallel& parallel)
-    : weight(register_shard("weight", whole(hidden, parallel))),
-      bias(register_shard("bias", whole(hidden, parallel))),
+LayerNorm::LayerNorm(
+    int64_t hidden, double eps, const TensorParallel& parallel)
+    : weight(register_shard("weight", whole(hidden, parallel, 1))),
+      bias(register_shard("bias", whole(hidden, parallel, 0))),
       hidden_(hidden),
       eps_(eps) {}
 
@@ -99,7 +103,7 @@ Tensor LayerNorm::forward(const Tensor& x) {
 }
 
 RMSNorm::RMSNorm(int64_t hidden, double eps, const TensorParallel& parallel)
-    : weight(register_shard("weight", whole(hidden, parallel))), eps_(eps) {}
+    : weight(register_shard("weight", whole(hidden, parallel, 1))), eps_(eps) {}
 
 Tensor RMSNorm::forward(const Tensor& x) {
   return rms_norm(x, weight, eps_);

@@ -91,7 +91,8 @@ VocabParallelEmbedding::VocabParallelEmbedding(
     : weight(register_shard(
           "weight",
           {even_shard(
-              {vocabulary, hidden}, 0, parallel.rank(), parallel.size())})),
+              {vocabulary, hidden}, 0, parallel.rank(), parallel.size()),
+           false, InitialValue::normal_of(1)})),
       vocabulary_(vocabulary),
       parallel_(std::move(parallel)),
       label_(std::move(label)) {}
@@ -116,7 +117,7 @@ PositionEmbedding::PositionEmbedding(
     : weight(register_shard(
           "weight",
           {replicated({positions, hidden}, parallel.rank()),
-           parallel.cuts_tokens()})),
+           parallel.cuts_tokens(), InitialValue::normal_of(1)})),
       parallel_(std::move(parallel)) {}
 
 Tensor PositionEmbedding::forward(const Tensor& x, const Tensor& like) {
