@@ -116,7 +116,12 @@ class ObservedWork : public c10d::Work {
   };
 
   void watch_future() {
-    const auto inner = inner_->getFuture();
+    c10::intrusive_ptr<c10::ivalue::Future> inner;
+    try {
+      inner = inner_->getFuture();
+    } catch (const c10::Error&) {
+      return;  // Gloo's reduce_scatter has none: it ends when it is waited for
+    }
     future_ = c10::make_intrusive<c10::ivalue::Future>(inner->elementType());
     inner->addCallback(
         [state = state_, future = future_](c10::ivalue::Future& done) {

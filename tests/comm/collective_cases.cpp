@@ -250,6 +250,40 @@ void many_in_flight(World& world, const Place& at) {
   }
 }
 
+void each_kind_in_flight(World& world, const Place& at) {
+  const Group& group = world.group();
+  const int64_t size = group.size();
+  const auto real = at(torch::kFloat32);
+  const auto mine = torch::full({3}, group.rank() + 1.0, real);
+  const auto wide = torch::full({3 * size}, group.rank() + 1.0, real);
+  const Call call{.label = "in flight", .async = true};
+  const auto empty = [&](int64_t numel) { return torch::zeros({numel}, real); };
+  const std::vector<Tensor> outs = {
+      empty(3 * size), empty(3), empty(3 * size), empty(3), empty(3 * size),
+      mine.clone(), mine.clone()};
+  std::vector<Work> works = {
+      group.all_gather(outs[0], mine, call),
+      group.reduce_scatter(outs[1], wide, ReduceOp::sum, call),
+      group.all_gather(std::vector<Tensor>{outs[2]}, {mine}, call),
+      group.reduce_scatter(
+          std::vector<Tensor>{outs[3]}, {wide}, ReduceOp::sum, call),
+      group.all_to_all(outs[4], wide, {}, {}, call),
+      group.broadcast(outs[5], 0, call),
+      group.reduce(outs[6], 0, ReduceOp::sum, call)};
+  for (const auto& work : works) work.wait();
+  const double sum = static_cast<double>(size * (size + 1)) / 2;
+  for (const size_t gathered : {0, 2, 4}) {
+    EXPECT_EQ(outs[gathered].sum().item<double>(), 3 * sum) << gathered;
+  }
+  for (const size_t scattered : {1, 3}) {
+    EXPECT_EQ(outs[scattered].sum().item<double>(), 3 * sum) << scattered;
+  }
+  EXPECT_EQ(outs[5].sum().item<double>(), 3);
+  if (group.rank() == 0) {
+    EXPECT_EQ(outs[6].sum().item<double>(), 3 * sum);
+  }
+}
+
 void coalesced(World& world, const Place& at) {
   const Group& group = world.group();
   const int64_t size = group.size();
@@ -439,6 +473,7 @@ const std::vector<CollectiveCase>& collective_cases() {
       {"OneToAllAndAllToOne", one_to_all_and_all_to_one},
       {"SendAndReceive", send_and_receive},
       {"ManyInFlight", many_in_flight},
+      {"EachKindInFlight", each_kind_in_flight},
       {"Coalesced", coalesced},
       {"GroupsOfSomeRanks", groups_of_some_ranks},
       {"EveryCallIsRecorded", every_call_is_recorded},

@@ -63,13 +63,22 @@ local_sums(const Tensor& rows, const Tensor& targets, const IndexRange& range) {
   return sums;
 }
 
+// [n, rows] of each rank -> [ranks, n, rows].
+Tensor of_all_ranks(
+    const Tensor& mine,
+    const TensorParallel& parallel,
+    const std::string& label) {
+  const auto all = torch::empty(
+      {parallel.size(), mine.size(0), mine.size(1)}, mine.options());
+  parallel.group.all_gather(all.view(-1), mine.view(-1), {.label = label});
+  return all;
+}
+
 // [rows] logsumexp and the target's logit, of the whole vocabulary.
 std::pair<Tensor, Tensor> over_ranks(const Tensor& sums, const Loss& loss) {
   const auto& parallel = loss.parallel;
   if (parallel.size() == 1) return {sums[0] + sums[1].log(), sums[2]};
-  const auto all =
-      torch::empty({parallel.size(), 3, sums.size(1)}, sums.options());
-  parallel.group.all_gather(all, sums, {.label = loss.label + " loss"});
+  const auto all = of_all_ranks(sums, parallel, loss.label + " loss");
   const auto most = all.select(1, 0);
   const auto largest = most.amax({0});
   const auto scale =
@@ -196,9 +205,7 @@ Tensor vocab_argmax(
     id.copy_(index + range.begin);
   }
   const auto mine = torch::stack({value.flatten(), id.flatten()});
-  const auto all =
-      torch::empty({parallel.size(), 2, mine.size(1)}, mine.options());
-  parallel.group.all_gather(all, mine, {.label = label + " argmax"});
+  const auto all = of_all_ranks(mine, parallel, label + " argmax");
   const auto best = all.select(1, 0).argmax(0, true);
   shape.pop_back();
   return all.select(1, 1).gather(0, best).to(torch::kInt64).view(shape);

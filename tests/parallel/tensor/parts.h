@@ -31,6 +31,7 @@ namespace echelon::parity {
 struct Way {
   int ranks = 1;
   TensorParallelOptions options;
+  BackendKind backend = BackendKind::local;
 };
 
 inline void PrintTo(const Way& way, std::ostream* out) {
@@ -39,9 +40,10 @@ inline void PrintTo(const Way& way, std::ostream* out) {
   if (way.options.overlap_chunks > 1) {
     *out << "_chunks_" << way.options.overlap_chunks;
   }
+  if (way.backend == BackendKind::gloo) *out << "_gloo";
 }
 
-/// Degrees 1 to 4, tokens cut or not; with cut tokens also in chunks.
+/// Degrees 1 to 4, tokens cut or not; in chunks; and over another backend.
 inline std::vector<Way> ways() {
   std::vector<Way> all;
   for (const int ranks : {1, 2, 3, 4}) {
@@ -54,6 +56,10 @@ inline std::vector<Way> ways() {
           {ranks, {.sequence_parallel = true, .overlap_chunks = chunks}});
     }
     all.push_back({ranks, {.overlap_chunks = 2}});
+    all.push_back(
+        {ranks,
+         {.sequence_parallel = true, .overlap_chunks = ranks - 1},
+         BackendKind::gloo});
   }
   return all;
 }
@@ -67,7 +73,7 @@ inline void on_ranks(
         at::set_num_threads(1);
         body({world.group(), way.options});
       },
-      {.timeout = std::chrono::minutes(2)});
+      {.backend = way.backend, .timeout = std::chrono::minutes(2)});
 }
 
 /// What of `whole` [tokens, …] (or [batch, sequence, …], flattened to tokens)
