@@ -1,49 +1,24 @@
-// The layers that our models are made of. Unlike torch::nn's they leave their
-// parameters uninitialised: initialize() writes them, once.
+// What several of our models have in common.
 #pragma once
-
-#include <torch/torch.h>
 
 #include <cstdint>
 #include <memory>
 
+#include "echelon/parallel/tensor/linear.h"
+
 namespace echelon::models {
 
-/// weight [out, in], bias [out]; x [batch, in] -> [batch, out].
-class Linear : public torch::nn::Module {
- public:
-  Linear(int64_t in, int64_t out);
-  torch::Tensor forward(const torch::Tensor& x) const;
+/// `parallel` for layers whose activations are not cut by tokens.
+TensorParallel without_cut_tokens(TensorParallel parallel);
 
-  torch::Tensor weight;
-  torch::Tensor bias;
-
- private:
-  void pretty_print(std::ostream& stream) const override;
-};
-
-struct ConvShape {
-  int64_t in = 1;
-  int64_t out = 1;
-  int64_t kernel = 3;
-  int64_t stride = 1;
-  bool bias = true;
-};
-
-/// weight [out, in, kernel, kernel], bias [out] or undefined, padding
-/// kernel / 2; x [batch, in, h, w] -> [batch, out, ceil(h / stride), …].
-class Conv2d : public torch::nn::Module {
- public:
-  explicit Conv2d(const ConvShape& shape);
-  torch::Tensor forward(const torch::Tensor& x) const;
-
-  torch::Tensor weight;
-  torch::Tensor bias;
-
- private:
-  void pretty_print(std::ostream& stream) const override;
-
-  ConvShape shape_;
-};
+/// The last layer of an image network: from images of this rank's channels, flat
+/// [batch, channels_r * pixels], to scores [batch, classes] on every rank.
+///
+/// weight [classes, channels_r * pixels], bias [classes], not initialised.
+std::shared_ptr<RowParallelLinear> scores_of_channels(
+    int64_t channels,
+    int64_t pixels,
+    int64_t classes,
+    const TensorParallel& parallel);
 
 }  // namespace echelon::models

@@ -32,11 +32,11 @@ LayerList plain_layers(
     int64_t classes,
     const TensorParallel& parallel) {
   if (options.name == "simple_cnn") {
-    return models::simple_cnn_layers(shape, classes);
+    return models::simple_cnn_layers(shape, classes, parallel);
   }
   if (options.name == "mlp") {
     return models::mlp_layers(
-        c10::multiply_integers(shape), options.hidden, classes);
+        c10::multiply_integers(shape), options.hidden, classes, parallel);
   }
   if (is_language_model(options)) {
     const auto numbers = language_model_shape(options, classes);
@@ -45,7 +45,8 @@ LayerList plain_layers(
         ? models::gpt_layers(numbers, parallel)
         : models::llama_layers(numbers, parallel);
   }
-  return models::resnet_layers(resnet_plan(options.name), shape[0], classes);
+  return models::resnet_layers(
+      resnet_plan(options.name), shape[0], classes, parallel);
 }
 
 // The tensors of one layer, named as its module names them.

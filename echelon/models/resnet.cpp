@@ -1,25 +1,38 @@
 #include <optional>
 
-#include "echelon/models/batch_norm.h"
 #include "echelon/models/build.h"
 #include "echelon/models/layers.h"
+#include "echelon/parallel/tensor/conv.h"
 
 namespace echelon::models {
 namespace {
 
+// Where a layer is: what it is called, and who computes it.
+struct Place {
+  std::string name;
+  TensorParallel parallel;
+};
+
 // A convolution with the batch normalisation behind it, registered in `owner`
-// under the two names.
+// under the two names; both on this rank's channels.
 class ConvNorm {
  public:
   ConvNorm(
       torch::nn::Module& owner,
+      const Place& place,
       const std::string& conv_name,
       const std::string& norm_name,
       ConvShape shape) {
     shape.bias = false;
-    conv_ = owner.register_module(conv_name, std::make_shared<Conv2d>(shape));
+    conv_ = owner.register_module(
+        conv_name,
+        std::make_shared<ParallelConv2d>(
+            shape, place.parallel, place.name + "." + conv_name, Channels::cut,
+            Channels::cut));
     norm_ = owner.register_module(
-        norm_name, std::make_shared<BatchNorm2d>(shape.out));
+        norm_name,
+        std::make_shared<ParallelBatchNorm2d>(
+            shape.out, place.parallel, place.name + "." + norm_name));
   }
 
   torch::Tensor forward(const torch::Tensor& x) const {
@@ -27,8 +40,8 @@ class ConvNorm {
   }
 
  private:
-  std::shared_ptr<Conv2d> conv_;
-  std::shared_ptr<BatchNorm2d> norm_;
+  std::shared_ptr<ParallelConv2d> conv_;
+  std::shared_ptr<ParallelBatchNorm2d> norm_;
 };
 
 struct BlockShape {
@@ -43,11 +56,12 @@ struct BlockShape {
 // x passes a 1x1 convolution ("downsample") where its shape must change.
 class ResidualBlock : public torch::nn::Module {
  public:
-  explicit ResidualBlock(const BlockShape& shape) {
+  ResidualBlock(const BlockShape& shape, const Place& place) {
     auto add = [&](int64_t in, int64_t out, int64_t kernel, int64_t stride) {
       const std::string number = std::to_string(branch_.size() + 1);
       branch_.emplace_back(
           *this,
+          place,
           "conv" + number,
           "bn" + number,
           ConvShape{.in = in, .out = out, .kernel = kernel, .stride = stride});
@@ -65,6 +79,7 @@ class ResidualBlock : public torch::nn::Module {
           register_module("downsample", std::make_shared<torch::nn::Module>());
       shortcut_.emplace(
           *holder,
+          Place{place.name + ".downsample", place.parallel},
           "0",
           "1",
           ConvShape{
@@ -91,14 +106,19 @@ class ResidualBlock : public torch::nn::Module {
 };
 
 // conv1 7x7, bn1 with ReLU and 3x3 max-pooling: a quarter of the image's size.
-void add_stem(LayerList& layers, int64_t channels) {
-  layers.add("conv1", [channels] {
-    return std::make_shared<Conv2d>(ConvShape{
-        .in = channels, .out = 64, .kernel = 7, .stride = 2, .bias = false});
+void add_stem(
+    LayerList& layers, int64_t channels, const TensorParallel& parallel) {
+  layers.add("conv1", [channels, parallel] {
+    return std::make_shared<ParallelConv2d>(
+        ConvShape{
+            .in = channels, .out = 64, .kernel = 7, .stride = 2, .bias = false},
+        parallel, "conv1", Channels::replicated, Channels::cut);
   });
   layers.add(
       "bn1",
-      [] { return std::make_shared<BatchNorm2d>(64); },
+      [parallel] {
+        return std::make_shared<ParallelBatchNorm2d>(64, parallel, "bn1");
+      },
       [](BatchNorm2d& norm, const torch::Tensor& x) {
         return at::max_pool2d(norm.forward(x).relu_(), 3, 2, 1);
       });
@@ -106,27 +126,33 @@ void add_stem(LayerList& layers, int64_t channels) {
 
 }  // namespace
 
-LayerList
-resnet_layers(const ResnetPlan& plan, int64_t channels, int64_t classes) {
+LayerList resnet_layers(
+    const ResnetPlan& plan,
+    int64_t channels,
+    int64_t classes,
+    const TensorParallel& parallel) {
   LayerList layers;
-  add_stem(layers, channels);
+  add_stem(layers, channels, parallel);
   BlockShape shape{.bottleneck = plan.bottleneck};
   for (size_t group = 0; group < plan.blocks.size(); ++group) {
-    const std::string name = "layer" + std::to_string(group + 1);
+    const std::string prefix = "layer" + std::to_string(group + 1) + ".";
     shape.width = int64_t{64} << group;
     shape.out = plan.bottleneck ? 4 * shape.width : shape.width;
     for (int64_t index = 0; index < plan.blocks[group]; ++index) {
       shape.stride = group > 0 && index == 0 ? 2 : 1;
-      layers.add(name + "." + std::to_string(index), [shape] {
-        return std::make_shared<ResidualBlock>(shape);
+      const Place place{prefix + std::to_string(index), parallel};
+      layers.add(place.name, [shape, place] {
+        return std::make_shared<ResidualBlock>(shape, place);
       });
       shape.in = shape.out;
     }
   }
   layers.add(
       "fc",
-      [in = shape.in, classes] { return std::make_shared<Linear>(in, classes); },
-      [](const Linear& fc, const torch::Tensor& x) {
+      [in = shape.in, classes, parallel] {
+        return scores_of_channels(in, 1, classes, parallel);
+      },
+      [](RowParallelLinear& fc, const torch::Tensor& x) {
         return fc.forward(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
       });
   return layers;

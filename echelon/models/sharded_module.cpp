@@ -47,7 +47,7 @@ shards_of(const torch::nn::Module& root) {
   std::map<std::string, ParameterShard> all;
   const auto take = [&](const std::string& name,
                         const torch::nn::Module& module) {
-    const auto* sharded = dynamic_cast<const ShardedModule*>(&module);
+    const auto* sharded = dynamic_cast<const HasShards*>(&module);
     if (sharded == nullptr) return;
     for (const auto& [own, shard] : sharded->own_shards()) {
       all.emplace(name.empty() ? own : name + "." + own, shard);

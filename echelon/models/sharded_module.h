@@ -32,17 +32,26 @@ struct ParameterShard {
   InitialValue initial;
 };
 
-/// A module that registers its cut parameters with the part that is here.
-/// Parameters that are registered as usual are whole on every rank of the group,
-/// with the same gradient on each.
-class ShardedModule : public torch::nn::Module {
+/// What shards_of asks each module for.
+class HasShards {
  public:
-  using torch::nn::Module::Module;
-
+  virtual ~HasShards() = default;
   /// By the names that the module itself gave: "weight".
   const std::map<std::string, ParameterShard>& own_shards() const {
     return shards_;
   }
+
+ protected:
+  std::map<std::string, ParameterShard> shards_;
+};
+
+/// A module that registers its cut parameters with the part that is here.
+/// Parameters that are registered as usual are whole on every rank of the group,
+/// with the same gradient on each. (A module that derives from one of LibTorch's
+/// is a HasShards by itself.)
+class ShardedModule : public torch::nn::Module, public HasShards {
+ public:
+  using torch::nn::Module::Module;
 
  protected:
   /// Registers a parameter of shard.local_shape(), not initialised.
@@ -51,9 +60,6 @@ class ShardedModule : public torch::nn::Module {
   /// The same for a buffer (running statistics of cut channels), zeros.
   torch::Tensor
   register_buffer_shard(const std::string& name, ParameterShard shard);
-
- private:
-  std::map<std::string, ParameterShard> shards_;
 };
 
 /// The shards of `root` and of all modules below it, by full name. Parameters

@@ -1,5 +1,6 @@
 #include "echelon/models/build.h"
 #include "echelon/models/layers.h"
+#include "echelon/parallel/tensor/conv.h"
 
 namespace echelon::models {
 namespace {
@@ -13,31 +14,40 @@ torch::Tensor with_channels_last(const torch::Tensor& x) {
 }
 
 void add_conv(
-    LayerList& layers, const std::string& name, int64_t in, int64_t out) {
+    LayerList& layers,
+    const std::string& name,
+    const ConvShape& shape,
+    Channels from,
+    const TensorParallel& parallel) {
   layers.add(
       name,
-      [in, out] {
-        return std::make_shared<Conv2d>(ConvShape{.in = in, .out = out});
+      [name, shape, from, parallel] {
+        return std::make_shared<ParallelConv2d>(
+            shape, parallel, name, from, Channels::cut);
       },
-      [](const Conv2d& conv, const torch::Tensor& x) {
+      [](ParallelConv2d& conv, const torch::Tensor& x) {
         return at::max_pool2d(at::relu(conv.forward(with_channels_last(x))), 2);
       });
 }
 
 }  // namespace
 
-LayerList
-simple_cnn_layers(const std::vector<int64_t>& image, int64_t classes) {
+LayerList simple_cnn_layers(
+    const std::vector<int64_t>& image,
+    int64_t classes,
+    const TensorParallel& parallel) {
   LayerList layers;
-  add_conv(layers, "conv1", image[0], 16);
-  add_conv(layers, "conv2", 16, 32);
-  const int64_t features = 32 * (image[1] / 4) * (image[2] / 4);
+  add_conv(
+      layers, "conv1", {.in = image[0], .out = 16}, Channels::replicated,
+      parallel);
+  add_conv(layers, "conv2", {.in = 16, .out = 32}, Channels::cut, parallel);
+  const int64_t pixels = (image[1] / 4) * (image[2] / 4);
   layers.add(
       "fc",
-      [features, classes] {
-        return std::make_shared<Linear>(features, classes);
+      [pixels, classes, parallel] {
+        return scores_of_channels(32, pixels, classes, parallel);
       },
-      [](const Linear& fc, const torch::Tensor& x) {
+      [](RowParallelLinear& fc, const torch::Tensor& x) {
         return fc.forward(x.flatten(1));
       });
   return layers;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>

@@ -1,0 +1,158 @@
+// Image networks and "mlp" of which each rank holds a part, against one device.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+
+#include "echelon/models/layer_cost.h"
+#include "echelon/models/make_network.h"
+#include "echelon/models/network.h"
+#include "tests/parallel/tensor/parts.h"
+#include "tests/support/error_text.h"
+
+namespace echelon {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+
+constexpr uint64_t kSeed = 3;
+constexpr int64_t kClasses = 7;
+
+struct Model {
+  const char* name;
+  std::vector<int64_t> input;
+};
+
+void PrintTo(const Model& model, std::ostream* out) {
+  *out << model.name;
+}
+
+ModelOptions options_of(const Model& model) {
+  ModelOptions options;
+  options.name = model.name;
+  options.hidden = {13, 9, 6};
+  options.dtype = "float64";
+  return options;
+}
+
+std::shared_ptr<Network>
+build(const Model& model, const TensorParallel& parallel) {
+  const auto layers =
+      model_layers(options_of(model), model.input, kClasses, parallel);
+  return build_network(layers, 0, layers.size(), kSeed);
+}
+
+Tensor batch_of(const Model& model) {
+  std::vector<int64_t> shape = {4};
+  shape.insert(shape.end(), model.input.begin(), model.input.end());
+  return parity::random(shape, 5);
+}
+
+// Forward and backward of a loss that all ranks compute alike.
+Tensor step(Network& network, const Tensor& x) {
+  const auto scores = network.forward(x);
+  const auto targets = torch::arange(4) % kClasses;
+  torch::nn::functional::cross_entropy(scores, targets).backward();
+  return scores;
+}
+
+class TensorParallelModel : public testing::TestWithParam<Model> {};
+INSTANTIATE_TEST_SUITE_P(
+    Models, TensorParallelModel,
+    testing::Values(
+        Model{"simple_cnn", {1, 12, 9}},
+        Model{"simple_cnn", {3, 16, 16}},
+        Model{"mlp", {2, 5}},
+        Model{"resnet18", {3, 33, 33}},
+        Model{"resnet50", {3, 33, 33}}),
+    [](const auto& info) {
+      return info.param.name + std::to_string(info.index);
+    });
+
+TEST_P(TensorParallelModel, IsThatOfOneDevice) {
+  const auto one = build(GetParam(), {});
+  parity::NamedTensors whole;
+  for (const auto& item : one->named_parameters()) {
+    whole[item.key()] = item.value();
+  }
+  const auto x = batch_of(GetParam());
+  const auto scores = step(*one, x);
+  const auto buffers = one->named_buffers();
+
+  for (const int ranks : {1, 2, 3, 4}) {
+    SCOPED_TRACE(ranks);
+    parity::on_ranks({ranks, {}}, [&](const TensorParallel& parallel) {
+      const auto network = build(GetParam(), parallel);
+      const auto shards = shards_of(*network);
+      for (const auto& item : network->named_parameters()) {
+        const auto& shard = shards.at(item.key()).shard;
+        EXPECT_TRUE(
+            item.value().equal(slice_of(whole.at(item.key()), shard)))
+            << item.key();
+      }
+      const auto y = step(*network, x);
+      parity::expect_tensor("scores", scores, y, 1e-10);
+      parity::expect_parts(*network, whole, 1e-10);
+      for (const auto& item : network->named_buffers()) {
+        const auto found = shards.find(item.key());
+        const auto& expected = buffers[item.key()];
+        parity::expect_tensor(
+            item.key(),
+            found == shards.end() ? expected
+                                  : slice_of(expected, found->second.shard),
+            item.value(), 1e-10);
+      }
+    });
+  }
+}
+
+// Together the ranks hold each element, and compute each product, once.
+TEST_P(TensorParallelModel, RanksShareTheWork) {
+  const auto flops = [&](const TensorParallel& parallel) {
+    const auto layers = model_layers(
+        options_of(GetParam()), GetParam().input, kClasses, parallel);
+    auto shape = GetParam().input;
+    shape.insert(shape.begin(), 4);
+    double sum = 0;
+    for (const auto& cost : count_layers(layers, {{shape, torch::kFloat64}})) {
+      sum += cost.flops();
+    }
+    return sum;
+  };
+  const double whole = flops({});
+  std::atomic<double> sum = 0;
+  parity::on_ranks({3, {}}, [&](const TensorParallel& parallel) {
+    sum += flops(parallel);
+  });
+  EXPECT_DOUBLE_EQ(sum, whole);
+}
+
+TEST(TensorParallelModel, MoreRanksThanChannelsAreNamed) {
+  const auto error = error_text<ConfigError>([] {
+    parity::on_ranks({17, {}}, [](const TensorParallel& parallel) {
+      build({"simple_cnn", {1, 8, 8}}, parallel);
+    });
+  });
+  EXPECT_THAT(
+      error,
+      AllOf(
+          HasSubstr("tp=17"), HasSubstr("conv1"), HasSubstr("16 channels"),
+          HasSubstr("1 to 16")));
+}
+
+// Settings for tokens leave images alone.
+TEST(TensorParallelModel, ImagesHaveNoTokensToCut) {
+  const Model model{"simple_cnn", {1, 12, 9}};
+  const auto scores = build(model, {})->forward(batch_of(model));
+  const parity::Way way{2, {.sequence_parallel = true, .overlap_chunks = 2}};
+  parity::on_ranks(way, [&](const TensorParallel& parallel) {
+    parity::expect_tensor(
+        "scores", scores, build(model, parallel)->forward(batch_of(model)));
+  });
+}
+
+}  // namespace
+}  // namespace echelon

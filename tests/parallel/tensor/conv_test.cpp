@@ -1,0 +1,173 @@
+#include "echelon/parallel/tensor/conv.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "tests/parallel/tensor/parts.h"
+#include "tests/support/error_text.h"
+
+namespace echelon {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+
+constexpr uint64_t kSeed = 9;
+
+std::vector<parity::Way> degrees() {
+  return {{1, {}}, {2, {}}, {3, {}}, {4, {}}};
+}
+
+class ConvParity : public testing::TestWithParam<parity::Way> {};
+INSTANTIATE_TEST_SUITE_P(
+    Degrees, ConvParity, testing::ValuesIn(degrees()),
+    testing::PrintToStringParamName());
+
+// This rank's channels.
+Tensor
+part_of(const Tensor& whole, Channels channels, const TensorParallel& parallel) {
+  if (channels == Channels::replicated) return whole;
+  const auto mine = parallel.part_of(whole.size(1));
+  return whole.narrow(1, mine.begin, mine.size());
+}
+
+void expect_plain(
+    const ConvShape& shape,
+    Channels from,
+    Channels to,
+    const TensorParallel& parallel) {
+  ParallelConv2d layer(shape, parallel, "conv", from, to);
+  const auto whole = parity::give_parts(layer, kSeed);
+  const auto x_whole = parity::random({2, shape.in, 7, 6}, 1).requires_grad_();
+  const auto y_whole = at::conv2d(
+      x_whole, whole.at("weight"), shape.bias ? whole.at("bias") : Tensor(),
+      shape.stride, shape.kernel / 2);
+  const auto weights = parity::random(y_whole.sizes(), 2);
+  (y_whole * weights).sum().backward();
+
+  const auto x = part_of(x_whole.detach(), from, parallel)
+                     .clone()
+                     .requires_grad_();
+  const auto y = layer.forward(x);
+  (y * part_of(weights, to, parallel)).sum().backward();
+  parity::expect_tensor("output", part_of(y_whole, to, parallel), y);
+  parity::expect_tensor(
+      "gradient of the input", part_of(x_whole.grad(), from, parallel),
+      x.grad());
+  parity::expect_parts(layer, whole);
+}
+
+TEST_P(ConvParity, EveryCut) {
+  const std::vector<ConvShape> shapes = {
+      {.in = 8, .out = 8},
+      {.in = 5, .out = 7},                                 // by outputs
+      {.in = 7, .out = 5, .bias = false},                  // by inputs
+      {.in = 5, .out = 9, .kernel = 1, .stride = 2},       // by inputs
+      {.in = 4, .out = 6, .kernel = 5, .stride = 3, .bias = false},
+  };
+  parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+    for (const auto& shape : shapes) {
+      for (const auto from : {Channels::replicated, Channels::cut}) {
+        for (const auto to : {Channels::replicated, Channels::cut}) {
+          SCOPED_TRACE(shape.in * 100 + shape.out);
+          expect_plain(shape, from, to, parallel);
+        }
+      }
+    }
+  });
+}
+
+TEST(ParallelConv, TheSmallerIsSent) {
+  const auto cuts_inputs = [](const ConvShape& shape) {
+    return ParallelConv2d(shape, {}, "conv", Channels::cut, Channels::cut)
+        .cuts_inputs();
+  };
+  EXPECT_TRUE(cuts_inputs({.in = 8, .out = 8}));
+  EXPECT_FALSE(cuts_inputs({.in = 8, .out = 16}));
+  EXPECT_TRUE(cuts_inputs({.in = 8, .out = 16, .stride = 2}));
+}
+
+TEST_P(ConvParity, BatchNormOfCutChannels) {
+  const auto x_whole = parity::random({3, 5, 4, 4}, 1).requires_grad_();
+  const auto weights = parity::random(x_whole.sizes(), 2);
+  torch::nn::BatchNorm2d plain(5);
+  {
+    ParallelBatchNorm2d one(5, {}, "bn");
+    for (const auto& [name, value] : parity::give_parts(one, kSeed)) {
+      plain->named_parameters()[name].set_data(value.detach().clone());
+    }
+  }
+  plain->to(torch::kFloat64);
+  const auto y_whole = plain->forward(x_whole);
+  (y_whole * weights).sum().backward();
+  parity::NamedTensors whole = {
+      {"weight", plain->weight}, {"bias", plain->bias}};
+
+  parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+    ParallelBatchNorm2d layer(5, parallel, "bn");
+    parity::give_parts(layer, kSeed);
+    const auto x = part_of(x_whole.detach(), Channels::cut, parallel)
+                       .clone()
+                       .requires_grad_();
+    const auto y = layer.forward(x);
+    (y * part_of(weights, Channels::cut, parallel)).sum().backward();
+    parity::expect_tensor(
+        "output", part_of(y_whole, Channels::cut, parallel), y);
+    parity::expect_tensor(
+        "gradient of the input",
+        part_of(x_whole.grad(), Channels::cut, parallel), x.grad());
+    parity::expect_parts(layer, whole);
+    const auto shards = shards_of(layer);
+    EXPECT_EQ(shards.size(), 4u);
+    for (const char* name : {"running_mean", "running_var"}) {
+      parity::expect_tensor(
+          name,
+          slice_of(plain->named_buffers()[name], shards.at(name).shard),
+          layer.named_buffers()[name]);
+    }
+  });
+}
+
+TEST_P(ConvParity, FirstValuesAreSlices) {
+  const ConvShape shape{.in = 6, .out = 5};
+  ParallelConv2d conv(shape, {}, "conv", Channels::cut, Channels::cut);
+  ParallelBatchNorm2d norm(5, {}, "norm");
+  initialize_shards(conv, "conv.", 4);
+  initialize_shards(norm, "norm.", 4);
+  EXPECT_LE(conv.weight.abs().max().item<double>(), 1 / std::sqrt(54.0));
+  EXPECT_GT(conv.weight.abs().max().item<double>(), 0.1);
+  EXPECT_TRUE(norm.weight.equal(torch::ones({5})));
+  EXPECT_TRUE(norm.running_var.equal(torch::ones({5})));
+  EXPECT_TRUE(norm.bias.equal(torch::zeros({5})));
+  parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
+    ParallelConv2d part(shape, parallel, "conv", Channels::cut, Channels::cut);
+    initialize_shards(part, "conv.", 4);
+    for (const auto& [name, shard] : shards_of(part)) {
+      EXPECT_TRUE(part.named_parameters()[name].equal(
+          slice_of(conv.named_parameters()[name], shard.shard)))
+          << name;
+    }
+  });
+}
+
+TEST(ParallelConv, MoreRanksThanChannelsAreNamed) {
+  const auto error = error_text<ConfigError>([] {
+    run_ranks(3, [](World& world) {
+      ParallelConv2d(
+          {.in = 8, .out = 2}, {.group = world.group()}, "layer1.0.conv1",
+          Channels::replicated, Channels::cut);
+    });
+  });
+  EXPECT_THAT(
+      error,
+      AllOf(
+          HasSubstr("tp=3"), HasSubstr("layer1.0.conv1"),
+          HasSubstr("2 channels"), HasSubstr("1 to 2")));
+}
+
+}  // namespace
+}  // namespace echelon
