@@ -92,10 +92,10 @@ Tensor document_mask(const Tensor& documents, torch::ScalarType dtype) {
         text(documents.sizes()));
   }
   const torch::NoGradGuard no_grad;
-  const auto same = documents.unsqueeze(2) == documents.unsqueeze(1);
+  const auto others = documents.unsqueeze(2) != documents.unsqueeze(1);
   return causal_mask(
              documents.size(1), 0, documents.options().dtype(dtype))
-      .masked_fill(same.logical_not(), -std::numeric_limits<double>::infinity())
+      .masked_fill(others, -std::numeric_limits<double>::infinity())
       .unsqueeze(1);
 }
 
