@@ -95,9 +95,13 @@ const std::unordered_map<std::string, Formula>& formulas() {
         {"aten::mv", vector},
         {"aten::dot", vector},
         {"aten::addmm", added},
+        {"aten::addmm_", added},
         {"aten::baddbmm", added},
+        {"aten::baddbmm_", added},
         {"aten::addbmm", added},
+        {"aten::addbmm_", added},
         {"aten::addmv", added_vector},
+        {"aten::addmv_", added_vector},
         {"aten::convolution", forward},
         {"aten::_convolution", forward},
         {"aten::convolution_backward", convolution_backward}};
