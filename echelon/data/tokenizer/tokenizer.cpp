@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "echelon/data/tokenizer/json_tokenizer.h"
+#include "echelon/data/tokenizer/sentencepiece_tokenizer.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -33,6 +35,10 @@ size_t front_character(std::string_view text, bool& whole) {
   }
   whole = true;
   return length;
+}
+
+bool ends_in(const std::string& name, const std::string& suffix) {
+  return name.size() > suffix.size() && name.ends_with(suffix);
 }
 
 }  // namespace
@@ -107,7 +113,11 @@ std::optional<TokenId> ByteTokenizer::find(const std::string& token) const {
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
-  throw ConfigError("[data] tokenizer=\"" + name + "\": must be \"bytes\"");
+  if (ends_in(name, ".json")) return load_json_tokenizer(name);
+  if (ends_in(name, ".model")) return load_sentencepiece(name);
+  throw ConfigError(
+      "[data] tokenizer=\"" + name +
+      "\": must be \"bytes\", a tokenizer.json, or a SentencePiece .model");
 }
 
 TextCut find_text_cut(const Tokenizer& tokenizer) {

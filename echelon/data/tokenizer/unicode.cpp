@@ -1,0 +1,335 @@
+#include "echelon/data/tokenizer/unicode.h"
+
+#include <unicode/uchar.h>
+#include <unicode/unorm2.h>
+#include <unicode/uregex.h>
+#include <unicode/ustring.h>
+#include <unicode/utf8.h>
+
+#include <algorithm>
+#include <array>
+
+#include "echelon/data/tokenizer/word_split.h"
+#include "echelon/error.h"
+
+namespace echelon::detail {
+namespace {
+
+void check(UErrorCode status, const std::string& what) {
+  if (U_FAILURE(status)) {
+    throw DataError(what + ": " + u_errorName(status));
+  }
+}
+
+std::u16string to_utf16(std::string_view text) {
+  std::u16string wide(text.size(), u'\0');
+  int32_t length = 0;
+  UErrorCode status = U_ZERO_ERROR;
+  u_strFromUTF8(
+      wide.data(),
+      static_cast<int32_t>(wide.size()),
+      &length,
+      text.data(),
+      static_cast<int32_t>(text.size()),
+      &status);
+  // It warns that there is no room for a zero behind it.
+  check(status, "a text of tokens");
+  wide.resize(static_cast<size_t>(length));
+  return wide;
+}
+
+std::string to_utf8(const std::u16string& wide) {
+  std::string text(wide.size() * 3, '\0');
+  int32_t length = 0;
+  UErrorCode status = U_ZERO_ERROR;
+  u_strToUTF8(
+      text.data(),
+      static_cast<int32_t>(text.size()),
+      &length,
+      wide.data(),
+      static_cast<int32_t>(wide.size()),
+      &status);
+  check(status, "a text of tokens");
+  text.resize(static_cast<size_t>(length));
+  return text;
+}
+
+bool is_ascii(const std::string& text) {
+  for (const char c : text) {
+    if (static_cast<uint8_t>(c) >= 0x80) return false;
+  }
+  return true;
+}
+
+// Of the numbers that are no digits, those of Latin-1 count there.
+#define ECHELON_WORD \
+  "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\u00b2\\u00b3\\u00b9\\u00bc-\\u00be"
+
+/// From Oniguruma's Ruby dialect to ICU's: classes that the two see in another
+/// way are written out.
+std::string translate(const std::string& pattern, const std::string& place) {
+  std::string out;
+  bool in_set = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    if (c == '[') in_set = true;
+    if (c == ']') in_set = false;
+    // There a{1,3}+ repeats a{1,3}; here it would not go back.
+    if (c == '}' && !in_set && i + 1 < pattern.size() &&
+        pattern[i + 1] == '+') {
+      throw DataError(
+          place + ": the pattern " + pattern +
+          " has }+, whose meaning depends on the dialect; write (?:...)+");
+    }
+    if (c != '\\' || i + 1 == pattern.size()) {
+      out += c;
+      continue;
+    }
+    const char kind = pattern[++i];
+    const char* set = nullptr;
+    switch (kind) {
+      case 's':
+        set = "[\\p{White_Space}]";
+        break;
+      case 'S':
+        set = "[^\\p{White_Space}]";
+        break;
+      case 'w':
+        set = "[" ECHELON_WORD "]";
+        break;
+      case 'W':
+        set = "[^" ECHELON_WORD "]";
+        break;
+      case 'h':
+        set = "[0-9a-fA-F]";
+        break;
+      case 'H':
+        set = "[^0-9a-fA-F]";
+        break;
+      default:
+        break;
+    }
+    if (set == nullptr) {
+      out += c;
+      out += kind;
+      // The name of a property, or the number of a character.
+      if (i + 1 < pattern.size() && pattern[i + 1] == '{') {
+        const size_t end = std::min(pattern.find('}', i), pattern.size() - 1);
+        out.append(pattern, i + 1, end - i);
+        i = end;
+      }
+    } else {
+      out += set;
+    }
+  }
+  return out;
+}
+
+size_t utf8_bytes(const std::u16string& wide, int32_t begin, int32_t end) {
+  size_t bytes = 0;
+  for (int32_t i = begin; i < end; ++i) {
+    const char16_t unit = wide[static_cast<size_t>(i)];
+    if (unit < 0x80) {
+      bytes += 1;
+    } else if (unit < 0x800 || U16_IS_SURROGATE(unit)) {
+      bytes += 2;  // two halves make four
+    } else {
+      bytes += 3;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace
+
+const char* const kGpt2Pattern =
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|"
+    "\\s+(?!\\S)|\\s+";
+
+namespace {
+
+constexpr const char* kLlama3Pattern =
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
+    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+constexpr const char* kQwen2Pattern =
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
+    " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+
+}  // namespace
+
+char32_t next_character(std::string_view text, size_t& at) {
+  UChar32 character = 0;
+  auto i = static_cast<int32_t>(0);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(text.data()) + at;
+  U8_NEXT_UNSAFE(bytes, i, character);
+  at += static_cast<size_t>(i);
+  return static_cast<char32_t>(character);
+}
+
+void append_character(std::string& text, char32_t character) {
+  std::array<uint8_t, 4> bytes;
+  int32_t length = 0;
+  U8_APPEND_UNSAFE(bytes.data(), length, static_cast<UChar32>(character));
+  text.append(
+      reinterpret_cast<const char*>(bytes.data()), static_cast<size_t>(length));
+}
+
+bool is_letter(char32_t character) {
+  return (U_GET_GC_MASK(static_cast<UChar32>(character)) & U_GC_L_MASK) != 0;
+}
+bool is_number(char32_t character) {
+  return (U_GET_GC_MASK(static_cast<UChar32>(character)) & U_GC_N_MASK) != 0;
+}
+bool is_space(char32_t character) {
+  return u_isUWhiteSpace(static_cast<UChar32>(character)) != 0;
+}
+bool is_word(char32_t character) {
+  const auto c = static_cast<UChar32>(character);
+  constexpr uint32_t kMask = U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK;
+  return u_isUAlphabetic(c) || (U_GET_GC_MASK(c) & kMask) != 0 || c == 0x200c ||
+         c == 0x200d;
+}
+bool is_punctuation(char32_t character) {
+  if (character < 0x80) {
+    return (character >= '!' && character <= '/') ||
+           (character >= ':' && character <= '@') ||
+           (character >= '[' && character <= '`') ||
+           (character >= '{' && character <= '~');
+  }
+  return (U_GET_GC_MASK(static_cast<UChar32>(character)) & U_GC_P_MASK) != 0;
+}
+
+std::string normal_form(const std::string& text, NormalForm form) {
+  if (is_ascii(text)) return text;
+  UErrorCode status = U_ZERO_ERROR;
+  const UNormalizer2* normalizer = nullptr;
+  switch (form) {
+    case NormalForm::nfc:
+      normalizer = unorm2_getNFCInstance(&status);
+      break;
+    case NormalForm::nfd:
+      normalizer = unorm2_getNFDInstance(&status);
+      break;
+    case NormalForm::nfkc:
+      normalizer = unorm2_getNFKCInstance(&status);
+      break;
+    case NormalForm::nfkd:
+      normalizer = unorm2_getNFKDInstance(&status);
+      break;
+  }
+  check(status, "ICU's normal forms");
+  const std::u16string wide = to_utf16(text);
+  std::u16string out(wide.size() + 16, u'\0');
+  while (true) {
+    status = U_ZERO_ERROR;
+    const int32_t length = unorm2_normalize(
+        normalizer,
+        wide.data(),
+        static_cast<int32_t>(wide.size()),
+        out.data(),
+        static_cast<int32_t>(out.size()),
+        &status);
+    out.resize(static_cast<size_t>(length));
+    if (status != U_BUFFER_OVERFLOW_ERROR) break;
+  }
+  check(status, "ICU's normal forms");
+  return to_utf8(out);
+}
+
+std::string lower_case(const std::string& text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const char32_t character = next_character(text, at);
+    if (character < 0x80) {
+      const bool upper = character >= 'A' && character <= 'Z';
+      out += static_cast<char>(upper ? character + 32 : character);
+      continue;
+    }
+    std::string one;
+    append_character(one, character);
+    const std::u16string wide = to_utf16(one);
+    std::u16string lower(8, u'\0');
+    UErrorCode status = U_ZERO_ERROR;
+    const int32_t length = u_strToLower(
+        lower.data(),
+        static_cast<int32_t>(lower.size()),
+        wide.data(),
+        static_cast<int32_t>(wide.size()),
+        "",
+        &status);
+    check(status, "ICU's lower case");
+    lower.resize(static_cast<size_t>(length));
+    out += to_utf8(lower);
+  }
+  return out;
+}
+
+struct Regex::Compiled {
+  explicit Compiled(URegularExpression* opened) : regex(opened) {}
+  ~Compiled() { uregex_close(regex); }
+  Compiled(const Compiled&) = delete;
+  Compiled& operator=(const Compiled&) = delete;
+
+  URegularExpression* regex;
+};
+
+Regex::Regex(
+    const std::string& pattern, const std::string& place, bool shortcuts)
+    : place_(place) {
+  if (shortcuts && pattern == kGpt2Pattern) known_ = Known::gpt2;
+  if (shortcuts && pattern == kLlama3Pattern) known_ = Known::llama3;
+  if (shortcuts && pattern == kQwen2Pattern) known_ = Known::qwen2;
+  const std::u16string wide = to_utf16(translate(pattern, place));
+  UErrorCode status = U_ZERO_ERROR;
+  UParseError where = {};
+  // In Ruby ^ and $ are those of a line, and only \n ends one.
+  URegularExpression* regex = uregex_open(
+      wide.data(),
+      static_cast<int32_t>(wide.size()),
+      UREGEX_MULTILINE | UREGEX_UNIX_LINES,
+      &where,
+      &status);
+  if (U_FAILURE(status)) {
+    throw DataError(
+        place + ": the pattern " + pattern +
+        " is wrong: " + u_errorName(status));
+  }
+  compiled_ = std::make_unique<Compiled>(regex);
+}
+
+Regex::~Regex() = default;
+Regex::Regex(Regex&&) noexcept = default;
+Regex& Regex::operator=(Regex&&) noexcept = default;
+
+void Regex::split(std::string_view text, std::vector<Span>& spans) const {
+  if (known_ != Known::none) {
+    split_words(text, known_, spans);
+    return;
+  }
+  URegularExpression* regex = compiled_->regex;
+  const std::u16string wide = to_utf16(text);
+  UErrorCode status = U_ZERO_ERROR;
+  uregex_setText(
+      regex, wide.data(), static_cast<int32_t>(wide.size()), &status);
+  size_t at = 0;     // in bytes
+  int32_t unit = 0;  // the same place, in 16-bit units
+  while (uregex_findNext(regex, &status) && U_SUCCESS(status)) {
+    const int32_t begin = uregex_start(regex, 0, &status);
+    const int32_t end = uregex_end(regex, 0, &status);
+    const size_t gap = utf8_bytes(wide, unit, begin);
+    const size_t match = utf8_bytes(wide, begin, end);
+    if (gap > 0) spans.push_back({at, at + gap, false});
+    at += gap;
+    if (match > 0) spans.push_back({at, at + match, true});
+    at += match;
+    unit = end;
+  }
+  check(
+      status,
+      place_ + ": its pattern, on a text of " + std::to_string(text.size()) +
+          " bytes");
+  if (at < text.size()) spans.push_back({at, text.size(), false});
+}
+
+}  // namespace echelon::detail
