@@ -33,10 +33,6 @@ InitialValue first_value(const LinearShape& shape) {
   return InitialValue::uniform_within(1 / std::sqrt(inputs));
 }
 
-bool overlaps(const Shard& shard) {
-  return shard.owned != shard.pieces;
-}
-
 }  // namespace
 
 ColumnParallelLinear::ColumnParallelLinear(
@@ -48,7 +44,8 @@ ColumnParallelLinear::ColumnParallelLinear(
           shape,
           parallel,
           std::move(label),
-          even_shard({shape.out}, 0, parallel.rank(), parallel.size())) {
+          even_shard({shape.out}, 0, parallel.rank(), parallel.size()),
+          /*shared=*/false) {
   gather_output_ = gather_output;
   output_sizes_ = parts_of(shape.out, parallel_);
 }
@@ -57,11 +54,11 @@ ColumnParallelLinear::ColumnParallelLinear(
     const LinearShape& shape,
     TensorParallel parallel,
     std::string label,
-    const Shard& outputs)
+    const Shard& outputs,
+    bool shared)
     : weight(register_shard(
           "weight",
-          {matrix_shard(shape, true, outputs), overlaps(outputs),
-           first_value(shape)})),
+          {matrix_shard(shape, true, outputs), shared, first_value(shape)})),
       shape_(shape),
       parallel_(std::move(parallel)),
       label_(std::move(label)) {
@@ -69,8 +66,7 @@ ColumnParallelLinear::ColumnParallelLinear(
   Shard one = outputs;
   one.shape = {shape.out};
   one.dim = 0;
-  bias = register_shard(
-      "bias", {one, overlaps(outputs), first_value(shape)});
+  bias = register_shard("bias", {one, shared, first_value(shape)});
 }
 
 torch::Tensor
@@ -108,7 +104,8 @@ RowParallelLinear::RowParallelLinear(
   if (!shape.bias) return;
   bias = register_shard(
       "bias",
-      {replicated({shape.out}, parallel_.rank()), parallel_.cuts_tokens(),
+      {replicated({shape.out}, parallel_.rank()),
+       parallel_.cuts_tokens(),
        first_value(shape)});
 }
 

@@ -86,20 +86,23 @@ struct LinearShape {
 /// [out_r].
 class ColumnParallelLinear : public ShardedModule {
  public:
-  /// `outputs`: which of the outputs are here and owned (Shard::pieces and owned
-  /// along the output dimension); empty pieces in the default: an even part.
-  /// `gather_output`: forward returns all outputs, on every rank ("<label>
-  /// gather").
+  /// An even part of the outputs. `gather_output`: forward returns all of them,
+  /// on every rank ("<label> gather").
   ColumnParallelLinear(
       const LinearShape& shape,
       TensorParallel parallel,
       std::string label,
       bool gather_output = false);
+  /// Other parts: `outputs` says which are here and owned (Shard::pieces and
+  /// owned; shape and dim are not read). `shared`, the same on every rank:
+  /// whether any output lies on several ranks. Its gradient there is a part of
+  /// a sum, which SharedGradients takes.
   ColumnParallelLinear(
       const LinearShape& shape,
       TensorParallel parallel,
       std::string label,
-      const Shard& outputs);
+      const Shard& outputs,
+      bool shared);
 
   /// `tokens`: on all ranks; needed when they are cut.
   torch::Tensor forward(const torch::Tensor& x, int64_t tokens = 0);
@@ -120,14 +123,15 @@ class ColumnParallelLinear : public ShardedModule {
 /// [out], whole.
 class RowParallelLinear : public ShardedModule {
  public:
-  /// `inputs`: as `outputs` above, along the input dimension.
-  /// `scatter_input`: forward takes all inputs and uses this rank's part;
-  /// backward gathers their gradient ("<label> input gradient").
+  /// An even part of the inputs. `scatter_input`: forward takes all inputs and
+  /// uses this rank's part; backward gathers their gradient ("<label> input
+  /// gradient").
   RowParallelLinear(
       const LinearShape& shape,
       TensorParallel parallel,
       std::string label,
       bool scatter_input = false);
+  /// Other parts: `inputs` as `outputs` above. Each input lies on one rank.
   RowParallelLinear(
       const LinearShape& shape,
       TensorParallel parallel,
