@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "benchmarks/arguments.h"
+#include "benchmarks/process_memory.h"
 #include "echelon/checkpoint/safetensors.h"
 #include "echelon/comm/world.h"
 #include "echelon/optim/optimizer.h"
@@ -63,16 +64,6 @@ void load(const std::vector<PipelineStage>& stages, const std::string& path) {
       parameter.copy_(read_tensor(file, name));
     }
   }
-}
-
-// "VmHWM" or "VmRSS" of /proc/self/status, in bytes.
-double memory_of(const std::string& key) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (!line.starts_with(key + ":")) continue;
-    return 1024 * std::atof(line.c_str() + key.size() + 1);
-  }
-  return 0;
 }
 
 // From here on VmHWM counts anew.

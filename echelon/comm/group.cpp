@@ -1,6 +1,7 @@
 #include "echelon/comm/group.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
 #include "echelon/comm/group_impl.h"
@@ -47,12 +48,14 @@ void check_tensor(
   }
 }
 
-// Whether these are shapes alone, on the meta device: then there is nothing to
-// send, and the other ranks, which may be counting another layer, are not asked.
+// Whether there is nothing to send: in a silent group, and for shapes alone, on
+// the meta device; the other ranks, which may be counting another layer, are not
+// asked.
 bool no_data(
     const Group::Impl& group,
     const char* operation,
     const std::vector<Tensor>& tensors) {
+  if (!group.backend && group.ranks.size() > 1) return true;
   const auto meta = std::count_if(
       tensors.begin(), tensors.end(),
       [](const Tensor& tensor) { return tensor.is_meta(); });
@@ -240,6 +243,15 @@ bool Work::done() const {
 Group Group::alone(const std::string& axis) {
   auto impl = std::make_shared<Impl>();
   impl->axis = axis;
+  return Group(std::move(impl));
+}
+
+Group Group::silent(const std::string& axis, int rank, int size) {
+  auto impl = std::make_shared<Impl>();
+  impl->axis = axis;
+  impl->rank = rank;
+  impl->ranks.resize(static_cast<size_t>(size));
+  std::iota(impl->ranks.begin(), impl->ranks.end(), 0);
   return Group(std::move(impl));
 }
 
@@ -652,7 +664,7 @@ Work Group::reduce_scatter(
 }
 
 void Group::barrier(const Call& call) const {
-  if (size() == 1) return;
+  if (size() == 1 || no_data(*impl_, "barrier", {})) return;
   Labelled label(call);
   c10d::BarrierOptions options;
   options.asyncOp = false;

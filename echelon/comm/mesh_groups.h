@@ -20,6 +20,8 @@ class MeshGroups {
   /// This rank by itself, whatever the world's size: groups of one rank. Every
   /// rank of the world calls this.
   static MeshGroups alone(World& world);
+  /// Those of world rank `rank`, which send nothing (Group::silent).
+  static MeshGroups silent(int rank, const Layout& layout);
 
   const Mesh& mesh() const { return mesh_; }
   /// The ranks that differ from this one along `axis` alone.

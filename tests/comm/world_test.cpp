@@ -7,6 +7,7 @@
 #include <atomic>
 #include <thread>
 
+#include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -22,6 +23,33 @@ TEST(World, AloneIsAWorldOfOne) {
   world.group().all_reduce(tensor);
   EXPECT_EQ(tensor.sum().item<float>(), 3);
   EXPECT_THAT(world.exchange("x"), testing::ElementsAre("x"));
+}
+
+TEST(Group, ThatIsSilentKeepsWhatOutputsHold) {
+  const Group group = Group::silent("tp", 2, 3);
+  EXPECT_EQ(group.rank(), 2);
+  EXPECT_EQ(group.size(), 3);
+  torch::Tensor tensor = torch::ones({3});
+  group.all_reduce(tensor).wait();
+  EXPECT_EQ(tensor.sum().item<float>(), 3);
+  torch::Tensor all = torch::full({9}, 7.0f);
+  group.all_gather(all, tensor).wait();
+  group.all_gather({all}, {tensor}).wait();
+  group.reduce_scatter(tensor, all).wait();
+  group.broadcast(tensor, 0).wait();
+  group.barrier();
+  EXPECT_EQ(all.sum().item<float>(), 63);
+  EXPECT_EQ(tensor.sum().item<float>(), 3);
+  EXPECT_THROW(group.all_gather(tensor, all), ConfigError);
+}
+
+TEST(MeshGroups, ThatAreSilentHaveTheRanksOfTheLayout) {
+  const auto groups =
+      MeshGroups::silent(5, {.dp_replicate = 2, .tp = 2, .pp = 2});
+  EXPECT_EQ(groups.along(Axis::tp).size(), 2);
+  EXPECT_EQ(groups.along(Axis::tp).rank(), 1);
+  EXPECT_EQ(groups.data().rank(), 1);
+  EXPECT_EQ(groups.data_index(), 1);
 }
 
 TEST(World, ExchangesValuesByRank) {

@@ -1,0 +1,205 @@
+// Training steps of a GPT, one process per rank, under `echelon run`: Echelon's
+// side of versus_pytorch/gpt.py.
+//
+//   echelon run -n 2 -- gpt_step --mode tp|dp [--alone] --layers L --hidden H
+//     --heads N --vocabulary V --positions P --steps S --learning-rate R
+//     --weights FILE --data FILE [--sequence-parallel] [--chunks C]
+//     [--backend local|gloo] --out FILE
+//
+// FILE of --data holds "tokens", int64 [batches, samples, P + 1]. --alone leaves
+// the collectives out: with dp a rank trains on its part by itself, with tp the
+// group is silent, and losses mean nothing. Rank 0 writes JSON.
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "benchmarks/arguments.h"
+#include "benchmarks/process_memory.h"
+#include "echelon/checkpoint/safetensors.h"
+#include "echelon/comm/world.h"
+#include "echelon/models/make_network.h"
+#include "echelon/models/weights.h"
+#include "echelon/optim/optimizer.h"
+#include "echelon/parallel/data/distributed_data_parallel.h"
+#include "echelon/parallel/tensor/shared_gradients.h"
+#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+
+namespace {
+
+using namespace echelon;
+using torch::Tensor;
+using Clock = std::chrono::steady_clock;
+
+ModelOptions model_of(const Arguments& arguments) {
+  ModelOptions model;
+  model.name = "gpt";
+  model.layers = arguments.integer("--layers");
+  model.hidden_size = arguments.integer("--hidden");
+  model.heads = arguments.integer("--heads");
+  model.vocab_size = arguments.integer("--vocabulary");
+  model.max_positions = arguments.integer("--positions");
+  return model;
+}
+
+TensorParallel parallel_of(const Arguments& arguments, const World& world) {
+  TensorParallel parallel;
+  if (arguments.text("--mode") != "tp") return parallel;
+  parallel.group = arguments.has("--alone")
+                       ? Group::silent("tp", world.rank(), world.size())
+                       : world.group();
+  parallel.options.sequence_parallel = arguments.has("--sequence-parallel");
+  if (arguments.has("--chunks")) {
+    parallel.options.overlap_chunks = arguments.integer("--chunks");
+  }
+  return parallel;
+}
+
+Tensor read_tokens(const std::string& path) {
+  const safetensors::File file(path);
+  const auto& info = file.at("tokens");
+  return torch::from_blob(
+             const_cast<std::byte*>(file.bytes(info).data()),
+             info.shape,
+             torch::kInt64)
+      .clone();
+}
+
+std::string list(const std::vector<double>& values) {
+  std::ostringstream text;
+  text.precision(9);
+  for (const double value : values) {
+    if (text.tellp() > 0) text << ", ";
+    if (std::isfinite(value)) {
+      text << value;
+    } else {
+      text << "null";
+    }
+  }
+  return "[" + text.str() + "]";
+}
+
+// This rank's number, on every rank.
+std::vector<double> gather(const World& world, double value) {
+  Tensor all = torch::empty({world.size()}, torch::kFloat64);
+  world.group().all_gather(all, torch::tensor({value}, torch::kFloat64));
+  return {all.data_ptr<double>(), all.data_ptr<double>() + world.size()};
+}
+
+// The network, or its data-parallel wrapper, with what a step needs.
+class Training {
+ public:
+  Training(const Arguments& arguments, const World& world)
+      : parallel_(parallel_of(arguments, world)) {
+    const ModelOptions model = model_of(arguments);
+    words_ = model.vocab_size;
+    const LayerList layers =
+        model_layers(model, {model.max_positions}, words_, parallel_);
+    network_ = build_network(layers, 0, layers.size(), /*seed=*/0);
+    load_weights(*network_, arguments.text("--weights"));
+    network_->train();
+    if (arguments.text("--mode") == "dp" && !arguments.has("--alone")) {
+      ddp_ = std::make_unique<Ddp>(network_, world.group());
+    }
+    shared_ = std::make_unique<SharedGradients>(*network_, parallel_);
+    ParameterGroup group;
+    for (const auto& item : network_->named_parameters()) {
+      group.parameters.emplace_back(item.key(), item.value());
+    }
+    optimizer_ = make_optimizer(
+        OptimizerOptions{
+            .name = "adamw",
+            .learning_rate = arguments.number("--learning-rate")},
+        std::vector<ParameterGroup>{group});
+  }
+
+  // tokens [samples, length + 1]; the loss of each token, averaged.
+  Tensor step(const Tensor& tokens) {
+    Tensors inputs = {tokens.slice(1, 0, -1).contiguous()};
+    if (parallel_.cuts_tokens()) inputs.push_back(torch::zeros_like(inputs[0]));
+    const auto outputs =
+        ddp_ ? ddp_->forward(inputs) : network_->forward(inputs);
+    const Tensor loss =
+        vocab_cross_entropy(
+            outputs[0], tokens.slice(1, 1).contiguous(), words_, parallel_)
+            .mean();
+    loss.backward();
+    shared_->finish();
+    optimizer_->step();
+    optimizer_->zero_grad();
+    return loss.detach();
+  }
+
+ private:
+  using Ddp = DistributedDataParallel<std::shared_ptr<Network>>;
+
+  TensorParallel parallel_;
+  int64_t words_ = 0;
+  std::shared_ptr<Network> network_;
+  std::unique_ptr<Ddp> ddp_;
+  std::unique_ptr<SharedGradients> shared_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+void run(const Arguments& arguments) {
+  arguments.allow(
+      {"--mode", "--alone", "--layers", "--hidden", "--heads", "--vocabulary",
+       "--positions", "--steps", "--learning-rate", "--weights", "--data",
+       "--sequence-parallel", "--chunks", "--backend", "--out"});
+  torch::set_num_threads(1);
+  CommOptions comm;
+  if (arguments.has("--backend") && arguments.text("--backend") == "gloo") {
+    comm.backend = BackendKind::gloo;
+  }
+  World world = World::from_environment(comm);
+  const double base_bytes = memory_of("VmRSS");
+  const bool cut_samples = arguments.text("--mode") == "dp";
+  Tensor tokens = read_tokens(arguments.text("--data"));
+  if (cut_samples) {
+    tokens = tokens.chunk(world.size(), 1)[static_cast<size_t>(world.rank())];
+  }
+  Training training(arguments, world);
+
+  std::vector<double> losses;
+  std::vector<double> seconds;
+  const int64_t steps = arguments.integer("--steps");
+  for (int64_t step = 0; step <= steps; ++step) {
+    const Tensor batch = tokens[step % tokens.size(0)];
+    world.group().barrier();
+    const auto start = Clock::now();
+    const Tensor loss = training.step(batch);
+    world.group().barrier();
+    if (step > 0) {  // the first one warms up
+      seconds.push_back(
+          std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    if (cut_samples) world.group().all_reduce(loss, ReduceOp::avg);
+    losses.push_back(loss.item<double>());
+  }
+
+  const auto peaks = gather(world, memory_of("VmHWM"));
+  const auto bases = gather(world, base_bytes);
+  if (world.rank() == 0) {
+    std::ofstream(arguments.text("--out"))
+        << "{\"losses\": " << list(losses)
+        << ", \"step_seconds\": " << list(seconds)
+        << ", \"peak_bytes\": " << list(peaks)
+        << ", \"base_bytes\": " << list(bases) << "}\n";
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  run(Arguments(argc, argv));
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}

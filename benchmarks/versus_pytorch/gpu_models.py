@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""gpt2 and llama-1b in bfloat16 on one GPU: Echelon, PyTorch eager, compiled.
+
+PyTorch runs the models of the package transformers, from the same weights and
+tokens; losses must agree as far as bfloat16 goes. A ratio is PyTorch's time of
+a step over Echelon's of the same round. Model FLOPs utilisation is the model's
+floating-point operations (no recompute) over what the device's matrix units can
+do; of a device that is not in the table, over a large bfloat16 product that is
+timed in the same run. Without a GPU it says so and ends with 77.
+"""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from harness import ROOT, Sides, enter_environment, machine, spread
+
+SIDES = ("eager", "compiled", "echelon")
+# model, samples of a batch, tokens of a sample
+WORKS = {"gpt2": (16, 1024), "llama-1b": (4, 2048)}
+# bfloat16 without sparsity, from the makers' data sheets
+PEAK_FLOPS = {
+    "A100": 312e12, "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12,
+    "L40S": 362e12, "B200": 2250e12,
+}
+
+
+def write_start(name, folder, batch, length, batches=4):
+    """The model's first weights, as Hugging Face keeps them, and tokens."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import (
+        GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM,
+    )
+
+    torch.manual_seed(0)
+    if name == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config())
+    else:
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=128256, hidden_size=2048, intermediate_size=8192,
+                num_hidden_layers=16, num_attention_heads=32,
+                num_key_value_heads=8, max_position_embeddings=8192,
+                rope_theta=500000.0, tie_word_embeddings=True,
+            )
+        )
+    weights = folder / name
+    model.to(torch.bfloat16).save_pretrained(weights)
+    words = model.config.vocab_size
+    data = folder / f"{name}.data.safetensors"
+    tokens = torch.randint(words, (batches, batch, length + 1))
+    save_file({"tokens": tokens}, data)
+    return weights, data
+
+
+def compare_losses(name, sides):
+    for side in SIDES[1:]:
+        pairs = zip(sides["eager"], sides[side], strict=True)
+        for step, (a, b) in enumerate(pairs):
+            if not abs(a - b) <= 0.02 * abs(a):
+                sys.exit(
+                    f"{name}: not the same work: loss of step {step} is {a} in "
+                    f"PyTorch, eager, and {b} in {side}"
+                )
+
+
+def peak_flops(result):
+    for name, flops in PEAK_FLOPS.items():
+        if name in result["device"]:
+            return flops, f"peak of the {name}"
+    return result["matrix_rate"], "a timed product of matrices"
+
+
+def measure(sides, name, options):
+    batch, length = WORKS[name]
+    weights, data = write_start(name, sides.folder, batch, length)
+    out = sides.folder / "out.json"
+    common = ["--steps", options.steps, "--weights", weights]
+    common += ["--data", data, "--out", out]
+    torch = sides.python("torch_gpu_model.py", *common)
+    echelon = [sides.program("benchmarks/gpu_model_step"), "--model", name]
+    echelon += ["--batch", batch, "--length", length, *common]
+    commands = {
+        "eager": torch,
+        "compiled": [*torch, "--compile"],
+        "echelon": list(map(str, echelon)),
+    }
+    seconds = {side: [] for side in SIDES}
+    last = {}
+    for _ in range(options.rounds):
+        for side, command in commands.items():
+            last[side] = sides.run(command, out)
+            seconds[side].append(spread(last[side]["step_seconds"])["median"])
+        compare_losses(name, {side: r["losses"] for side, r in last.items()})
+    flops = last["echelon"]["flops"]
+    peak, of_what = peak_flops(last["eager"])
+    row = {"model": name, "device": last["eager"]["device"], "of": of_what}
+    for side in SIDES:
+        row[side] = {
+            "ms": spread([1e3 * s for s in seconds[side]]),
+            "tokens_per_second": spread(
+                [batch * length / s for s in seconds[side]]
+            ),
+            "utilisation": spread([flops / s / peak for s in seconds[side]]),
+            "ratio": spread(
+                [a / b for a, b in zip(seconds[side], seconds["echelon"])]
+            ),
+        }
+    return row
+
+
+def show(row):
+    print(f"{row['model']} on {row['device']}:")
+    for side in SIDES:
+        r = row[side]
+        print(
+            f"  {side:9} {r['ms']['median']:8.1f} ms"
+            f" {r['tokens_per_second']['median']:9.0f} tokens/s"
+            f" {r['utilisation']['median']:6.1%} of {row['of']}"
+            f"  ratio {r['ratio']['median']:.2f}"
+            f" ({r['ratio']['min']:.2f} to {r['ratio']['max']:.2f})",
+            flush=True,
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", nargs="*", choices=WORKS, default=WORKS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--build", type=Path, default=ROOT / "build")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    import torch
+
+    if not torch.cuda.is_available():
+        print("skipped: no GPU; PyTorch finds no CUDA device")
+        sys.exit(77)
+    sides = Sides(options.build.resolve(), 1)
+    result = {"machine": machine(), "rows": []}
+    try:
+        for name in options.only:
+            result["rows"].append(measure(sides, name, options))
+            show(result["rows"][-1])
+    finally:
+        sides.close()
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    enter_environment()
+    main()

@@ -1,0 +1,128 @@
+"""PyTorch's side of gpt.py: run by torchrun, rank 0 writes JSON to --out.
+
+--mode tp      tensor parallel: ColwiseParallel, RowwiseParallel, loss_parallel
+--mode dp      DistributedDataParallel, gradient_as_bucket_view
+--alone        the same on each rank, with the collectives left out: the process
+               group is PyTorch's fake one (tp), or the model is not wrapped (dp)
+"""
+import argparse
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from torch_gpt import Gpt, Shape, cut, make_optimizer, state_of
+
+
+def memory_of(key):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return 1024 * int(line.split()[1])
+    return 0
+
+
+def start(options):
+    """Rank and size; without communication no process group is needed, but
+    that of the cut tensors."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if options.alone and options.mode == "tp":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group(
+            "fake", store=FakeStore(), rank=rank, world_size=size
+        )
+    else:
+        dist.init_process_group("gloo")
+    return rank, size
+
+
+def build(options, shape, size):
+    state = state_of(load_file(options.weights), shape)
+    if options.mode == "tp":
+        model = Gpt(shape, ranks=size)
+        model.load_state_dict(state)
+        mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+        return cut(model, mesh)
+    model = Gpt(shape)
+    model.load_state_dict(state)
+    if options.alone:
+        return model
+    return torch.nn.parallel.DistributedDataParallel(
+        model, gradient_as_bucket_view=True, static_graph=True
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", choices=("tp", "dp"), required=True)
+    parser.add_argument("--alone", action="store_true")
+    for name in ("layers", "hidden", "heads", "vocabulary", "positions"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--learning-rate", type=float, required=True)
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--out", required=True)
+    options = parser.parse_args()
+    shape = Shape(
+        options.layers, options.hidden, options.heads, options.vocabulary,
+        options.positions,
+    )
+
+    torch.set_num_threads(1)
+    rank, size = start(options)
+    base_bytes = memory_of("VmRSS")
+    model = build(options, shape, size)
+    optimizer = make_optimizer(model, options.learning_rate)
+    tokens = load_file(options.data)["tokens"]  # [steps, batch, length + 1]
+    if options.mode == "dp":
+        tokens = tokens.chunk(size, dim=1)[rank]
+    context = contextlib.nullcontext
+    if options.mode == "tp":
+        from torch.distributed.tensor.parallel import loss_parallel as context
+
+    def step(batch):
+        optimizer.zero_grad()
+        with context():
+            logits = model(batch[:, :-1])
+            loss = F.cross_entropy(
+                logits.flatten(0, 1), batch[:, 1:].flatten()
+            )
+            loss.backward()
+        optimizer.step()
+        loss = loss.detach()
+        return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+
+    result = {"losses": [], "step_seconds": []}
+    for index in range(options.steps + 1):
+        batch = tokens[index % len(tokens)].contiguous()
+        dist.barrier()
+        begin = time.perf_counter()
+        loss = step(batch)
+        dist.barrier()
+        if index > 0:  # the first one warms up
+            result["step_seconds"].append(time.perf_counter() - begin)
+        if options.mode == "dp" and not options.alone:
+            dist.all_reduce(loss)
+            loss /= size
+        result["losses"].append(loss.item())
+
+    own = {"peak_bytes": memory_of("VmHWM"), "base_bytes": base_bytes}
+    for key, value in own.items():
+        every = [value] * size
+        if not options.alone:
+            dist.all_gather_object(every, value)
+        result[key] = every
+    if rank == 0:
+        Path(options.out).write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
