@@ -36,6 +36,7 @@ std::unique_ptr<CLI::App> make_tree(Action& action) {
         add_verify,
         add_compare,
         add_export,
+        add_import,
         add_bench,
         add_schedule,
         add_doctor,

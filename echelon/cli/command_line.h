@@ -21,6 +21,7 @@ void add_run(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_compare(CLI::App& app, Action& action);
 void add_export(CLI::App& app, Action& action);
+void add_import(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_schedule(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);

@@ -176,6 +176,10 @@ Tensor same(const Tensor& x) {
   return like(x);
 }
 
+Tensor logical_not(const Tensor& x) {
+  return at::empty_like(x, x.options().dtype(at::kBool));
+}
+
 Tensor& same_in_place(Tensor& x) {
   return x;
 }
@@ -373,6 +377,7 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   add(library, "where.self_out", &where_out);
   add(library, "mse_loss_backward", &mse_loss_backward);
   add(library, "flip", &flip);
+  add(library, "logical_not", &logical_not);
   add(library, "relu", &same);
   add(library, "relu_", &same_in_place);
   add(library, "log_sigmoid_forward", &log_sigmoid);

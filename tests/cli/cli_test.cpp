@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "echelon/models/hugging_face.h"
 #include "echelon/timeline/chrome_trace.h"
 
 namespace echelon {
@@ -99,6 +100,7 @@ TEST_F(CommandLine, HelpStartsWithExamples) {
         "verify",
         "compare",
         "export",
+        "import",
         "bench",
         "bench collectives",
         "schedule",
@@ -409,6 +411,84 @@ TEST_F(CommandLine, ExportPassesItsArguments) {
   EXPECT_THAT(
       run("export runs/first nowhere/out.safetensors").err,
       HasSubstr("make it first"));
+}
+
+// A tiny GPT-2 as transformers saves it, of zeros.
+void write_hugging_face(const fs::path& folder) {
+  write(
+      folder / "config.json",
+      R"({"architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 4,)"
+      R"( "n_head": 2, "n_positions": 8, "vocab_size": 11})");
+  write(folder / "tokenizer.json", "{}");
+  ModelOptions options = hugging_face::read_config(folder / "config.json");
+  const std::vector<std::byte> zeros(1000);
+  std::vector<safetensors::TensorBytes> tensors;
+  for (const auto& info : list_parameters(options, {8}, 11)) {
+    tensors.push_back(
+        {info.name,
+         "F32",
+         info.shape,
+         std::span(zeros).first(static_cast<size_t>(4 * info.num_elements()))});
+  }
+  safetensors::write(folder / "model.safetensors", tensors);
+}
+
+TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
+  const auto theirs = folder_ / "theirs";
+  write_hugging_face(theirs);
+  const auto imported = run("import theirs ours");
+  EXPECT_EQ(imported.exit_code, 0) << imported.err;
+  EXPECT_THAT(
+      imported.out,
+      HasSubstr("wrote ours/config.toml: a gpt of 328 parameters"));
+  EXPECT_THAT(
+      read(folder_ / "ours/config.toml"),
+      testing::AllOf(
+          HasSubstr("[model]\nname = \"gpt\"\n"),
+          HasSubstr("\nlayers = 1\nhidden_size = 4\nheads = 2\n"),
+          HasSubstr("\ndropout = 0.1\n"),
+          HasSubstr("[data]\nname = \"text\"\ntokenizer = ")));
+  EXPECT_EQ(run("config show ours/config.toml").exit_code, 0);
+  EXPECT_EQ(
+      run("import theirs ours").err,
+      "ours: is there already; name a new folder\n");
+
+  const auto exported = run("export ours back --format huggingface");
+  EXPECT_EQ(exported.exit_code, 0) << exported.err;
+  EXPECT_EQ(
+      exported.out,
+      "wrote back: config.json, model.safetensors; 328 parameters\n");
+  EXPECT_EQ(run("import back again").exit_code, 0);
+  EXPECT_TRUE(fs::exists(folder_ / "again/tokenizer.json"));
+  EXPECT_EQ(
+      read(folder_ / "again/checkpoints/last.safetensors"),
+      read(folder_ / "ours/checkpoints/last.safetensors"));
+  EXPECT_THAT(
+      run("export ours shards --format huggingface --max-shard-bytes 300").out,
+      HasSubstr("shards of weights"));
+  EXPECT_EQ(run("import shards more").exit_code, 0);
+
+  EXPECT_THAT(
+      run("export ours back --format huggingface").err,
+      HasSubstr("back: is there already"));
+  EXPECT_THAT(
+      run("export ours x --format pt").err,
+      HasSubstr("must be safetensors or huggingface"));
+  write(folder_ / "cnn/config.toml", "");
+  fs::create_directories(folder_ / "cnn/checkpoints");
+  safetensors::write(folder_ / "cnn/checkpoints/last.safetensors", {});
+  EXPECT_THAT(
+      run("export cnn x --format huggingface").err,
+      HasSubstr("[model] name=\"simple_cnn\": transformers has gpt and llama"));
+  for (const auto& file : fs::directory_iterator(folder_ / "shards")) {
+    if (file.path().filename().string().starts_with("model-00002-of-")) {
+      fs::remove(file.path());
+    }
+  }
+  const auto missing = run("import shards other");
+  EXPECT_EQ(missing.exit_code, 3);
+  EXPECT_THAT(missing.err, HasSubstr("is missing, but model.safetensors.index"));
+  EXPECT_FALSE(fs::exists(folder_ / "other"));
 }
 
 TEST_F(CommandLine, CompareNeedsRunsThatEnded) {

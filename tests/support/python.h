@@ -37,6 +37,16 @@ inline std::string pytorch_python() {
     GTEST_SKIP() << "needs Python's PyTorch: run `make extras` once"; \
   }
 
+/// The same for tests that need the `transformers` package.
+#define ECHELON_NEED_TRANSFORMERS()                                          \
+  ECHELON_NEED_PYTHON();                                                     \
+  if (std::system((::echelon::pytorch_python() +                             \
+                   " -c 'import importlib.util as u; "                       \
+                   "exit(u.find_spec(\"transformers\") is None)'")           \
+                      .c_str()) != 0) {                                      \
+    GTEST_SKIP() << "needs the transformers package: run `make extras` once"; \
+  }
+
 namespace detail {
 
 inline std::string run_interpreter(const std::vector<std::string>& words) {

@@ -1,0 +1,209 @@
+"""transformers' GPT-2 and Llama, and a GPT-2 of torch.nn alone, for
+language_pytorch_test.
+
+usage: language_reference.py JOB FOLDER
+  make   writes tiny models as transformers saves them, FOLDER/NAME, and what they
+         make of FOLDER/tokens.safetensors: NAME.logits.safetensors
+  run    loads each folder FOLDER/NAME.exported and writes NAME.back.safetensors
+  train  20 steps from FOLDER/gpt.exported on the batches of
+         FOLDER/batches.safetensors: writes losses.safetensors, with those of
+         transformers and of torch.nn
+"""
+
+import math
+import pathlib
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+GPT = {
+    "n_layer": 2, "n_embd": 20, "n_head": 5, "n_positions": 24, "vocab_size": 51,
+    "n_inner": 27, "bos_token_id": None, "eos_token_id": None,
+    "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
+}
+LLAMA = {
+    "num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "intermediate_size": 37, "vocab_size": 51,
+    "max_position_embeddings": 24, "bos_token_id": None, "eos_token_id": None,
+}
+STRETCHED = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}
+
+
+def larger(model):
+    """Weights that make every part of the model matter."""
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if value.dim() > 1:
+                value.mul_(10)
+            else:
+                value.add_(torch.randn_like(value), alpha=0.2)
+    return model.eval()
+
+
+def make(folder):
+    torch.manual_seed(0)
+    models = {
+        "gpt": GPT2LMHeadModel(GPT2Config(**GPT)),
+        "llama": LlamaForCausalLM(LlamaConfig(**LLAMA)),
+        "llama_tied": LlamaForCausalLM(
+            LlamaConfig(**LLAMA, tie_word_embeddings=True)
+        ),
+        "llama_stretched": LlamaForCausalLM(
+            LlamaConfig(**LLAMA, rope_parameters=STRETCHED)
+        ),
+        "llama_bf16": LlamaForCausalLM(LlamaConfig(**LLAMA)),
+    }
+    tokens = load_file(folder / "tokens.safetensors")["tokens"]
+    for name, model in models.items():
+        larger(model)
+        if name == "llama_bf16":
+            model.to(torch.bfloat16)
+        # Several files with an index, of all but one.
+        size = "10GB" if name == "llama" else "10KB"
+        model.save_pretrained(folder / name, max_shard_size=size)
+        # Computed in float32, also where the weights were rounded.
+        model = load(folder / name, dtype=torch.float32)
+        save(model, tokens, folder / f"{name}.logits.safetensors")
+    # As the first GPT-2 files were saved: names without the prefix.
+    models["gpt"].transformer.save_pretrained(folder / "gpt_base")
+
+
+def save(model, tokens, path):
+    with torch.no_grad():
+        save_file({"logits": model(tokens).logits.float()}, path)
+
+
+def load(path, **options):
+    model, info = AutoModelForCausalLM.from_pretrained(
+        path, local_files_only=True, output_loading_info=True, **options
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not info[kind], (path, kind, info[kind])
+    return model.eval()
+
+
+def run(folder):
+    tokens = load_file(folder / "tokens.safetensors")["tokens"]
+    for path in sorted(folder.glob("*.exported")):
+        model = load(path)
+        save(model, tokens, folder / f"{path.stem}.back.safetensors")
+        model.generate(tokens[:1, :4], max_new_tokens=3, do_sample=False)
+
+
+class Block(nn.Module):
+    def __init__(self, hidden, heads, inner):
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(hidden)
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.out = nn.Linear(hidden, hidden)
+        self.norm2 = nn.LayerNorm(hidden)
+        self.up = nn.Linear(hidden, inner)
+        self.down = nn.Linear(inner, hidden)
+
+    def attend(self, x):
+        batch, length, hidden = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
+        scores = q @ k.transpose(2, 3) / math.sqrt(q.size(-1))
+        later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(later, -math.inf).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(x.shape))
+
+    def forward(self, x):
+        x = x + self.attend(self.norm1(x))
+        inner = nn.functional.gelu(self.up(self.norm2(x)), approximate="tanh")
+        return x + self.down(inner)
+
+
+class Gpt(nn.Module):
+    """GPT-2 by torch.nn alone."""
+
+    def __init__(self, config):
+        super().__init__()
+        hidden = config.n_embd
+        self.words = nn.Embedding(config.vocab_size, hidden)
+        self.positions = nn.Embedding(config.n_positions, hidden)
+        inner = config.n_inner or 4 * hidden
+        self.blocks = nn.ModuleList(
+            Block(hidden, config.n_head, inner) for _ in range(config.n_layer)
+        )
+        self.norm = nn.LayerNorm(hidden)
+
+    def forward(self, tokens):
+        x = self.words(tokens) + self.positions.weight[: tokens.size(1)]
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x) @ self.words.weight.T
+
+    def take(self, given):
+        names = {
+            "words.weight": "transformer.wte.weight",
+            "positions.weight": "transformer.wpe.weight",
+            "norm": "transformer.ln_f",
+        }
+        parts = {
+            "norm1": "ln_1", "norm2": "ln_2", "qkv": "attn.c_attn",
+            "out": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj",
+        }
+        with torch.no_grad():
+            for name, value in self.named_parameters():
+                words = name.split(".")
+                if words[0] == "blocks":
+                    theirs = f"transformer.h.{words[1]}.{parts[words[2]]}"
+                    theirs += "." + words[3]
+                else:
+                    theirs = names.get(name) or f"{names[words[0]]}.{words[1]}"
+                source = given[theirs]
+                linear = words[0] == "blocks" and source.dim() == 2
+                value.copy_(source.T if linear else source)
+        return self
+
+
+def train(folder):
+    batches = load_file(folder / "batches.safetensors")["tokens"]
+    theirs = load(folder / "gpt.exported")
+    plain = Gpt(theirs.config).take(theirs.state_dict())
+    losses = {}
+    for name, model in (("transformers", theirs), ("torch", plain)):
+        model.train()
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=3e-3, weight_decay=0.01
+        )
+        found = []
+        for tokens in batches:
+            inputs, targets = tokens[:, :-1], tokens[:, 1:]
+            output = model(inputs)
+            logits = output if name == "torch" else output.logits
+            loss = nn.functional.cross_entropy(
+                logits.flatten(0, 1), targets.flatten()
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        losses[name] = torch.tensor(found, dtype=torch.float64)
+    save_file(losses, folder / "losses.safetensors")
+
+
+def main():
+    job, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+    {"make": make, "run": run, "train": train}[job](folder)
+
+
+main()
