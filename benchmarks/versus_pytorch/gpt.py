@@ -50,13 +50,21 @@ def commands_of(sides, mode, shape, options, weights, data, out):
     common += ["--positions", shape.positions, "--steps", options.steps]
     common += ["--learning-rate", LEARNING_RATE, "--mode", mode]
     common += ["--weights", weights, "--data", data, "--out", out]
+
+    def echelon(*more):
+        command = sides.echelon_run("gpt_step", *common, *more)
+        # torchrun starts each rank in a session of its own, which Linux gives a
+        # share of a busy machine; these ranks get theirs too.
+        at = command.index("--") + 1
+        return [*command[:at], "setsid", "--wait", *command[at:]]
+
     return {
         "pytorch": sides.torchrun("torch_gpt_step.py", *common),
-        "echelon": sides.echelon_run("gpt_step", *common),
+        "echelon": echelon(),
         "pytorch alone": sides.torchrun(
             "torch_gpt_step.py", *common, "--alone"
         ),
-        "echelon alone": sides.echelon_run("gpt_step", *common, "--alone"),
+        "echelon alone": echelon("--alone"),
     }
 
 

@@ -137,7 +137,9 @@ void draw_enter(
     draw_transfers(
         page,
         {"all-gather", "of the tokens", costs.enter_forward},
-        {"reduce-scatter", "of X\u2019s gradient", costs.enter_backward});
+        {"all-gather, reduce-scatter",
+         "of the tokens again, of X\u2019s gradient",
+         costs.enter_backward});
   } else {
     const Transfer nothing = {"", "nothing: X is data", {}};
     draw_transfers(
@@ -161,7 +163,7 @@ void draw_leave(
   } else if (region.rows.empty() && context.is_last) {
     draw_transfers(
         page,
-        {"all-reduce", "of the loss, some numbers a token", costs.leave_forward},
+        {"all-gather", "of three numbers a token", costs.leave_forward},
         {"", "nothing is sent", {}});
   } else if (region.rows.empty()) {
     draw_transfers(

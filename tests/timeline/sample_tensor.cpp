@@ -144,6 +144,20 @@ struct Clock {
   }
 };
 
+// What the products of a part of a layer are called, as the trainer's are:
+// matrices of one input share a name.
+std::string entrance_of(const std::string& part) {
+  if (part == "attn") return "attn.c_attn";
+  if (part == "self_attn") return "self_attn.qkv_proj";
+  return part == "mlp" ? "mlp.c_fc" : "mlp.gate_up_proj";
+}
+
+std::string exit_of(const std::string& part) {
+  if (part == "attn") return "attn.c_proj";
+  if (part == "self_attn") return "self_attn.o_proj";
+  return part == "mlp" ? "mlp.c_proj" : "mlp.down_proj";
+}
+
 void forward_layer(
     Clock& clock,
     const TensorCut& cut,
@@ -151,15 +165,16 @@ void forward_layer(
     const std::vector<std::string>& parts,
     int64_t bytes) {
   for (const auto& part : parts) {
-    const std::string name = layer + "." + part;
+    const std::string in = layer + "." + entrance_of(part);
+    const std::string out = layer + "." + exit_of(part);
     if (cut.cuts_tokens) {
-      clock.call("tp", "all_gather " + name + " gather", bytes / 2, 90);
+      clock.call("tp", "all_gather " + in + " gather", bytes / 2, 90);
     }
-    clock.compute("forward " + name, SpanKind::forward, 600);
+    clock.compute("forward " + layer, SpanKind::forward, 600);
     clock.call(
         "tp",
-        cut.cuts_tokens ? "reduce_scatter " + name + " scatter"
-                        : "all_reduce " + name + " sum",
+        cut.cuts_tokens ? "reduce_scatter " + out + " scatter"
+                        : "all_reduce " + out + " sum",
         bytes, 140);
   }
 }
@@ -217,7 +232,8 @@ ReportInput tensor_run(const TensorCut& cut, const std::string& part) {
   input.timeline = {};
   input.tensor = cut;
   const int64_t bytes = std::max<int64_t>(1, cut.tokens) * 768 * 4;
-  const std::vector<std::string> parts = {part, "mlp"};
+  const std::vector<std::string> parts = {
+      part, part == "attn" ? "mlp" : "gated mlp"};
   for (int32_t rank = 0; rank < cut.ranks; ++rank) {
     input.timeline.rank_names.push_back(
         "rank " + std::to_string(rank) + " (cpu)");
@@ -238,15 +254,19 @@ ReportInput tensor_run(const TensorCut& cut, const std::string& part) {
           forward_layer(clock, cut, layer.name, parts, bytes);
         }
       }
-      clock.call("tp", "all_reduce lm_head loss", cut.tokens * 8, 30);
+      clock.call("tp", "all_gather lm_head loss", cut.tokens * 8, 30);
       pass("forward", SpanKind::forward, forward);
       const int64_t backward = clock.now;
       for (auto it = cut.layers.rbegin(); it != cut.layers.rend(); ++it) {
         if (it->parameters.size() <= 2) continue;
         for (const auto& name : {parts[1], parts[0]}) {
-          const std::string full = it->name + "." + name;
-          clock.compute("backward " + full, SpanKind::backward, 1250);
+          const std::string full = it->name + "." + entrance_of(name);
+          clock.compute("backward " + it->name, SpanKind::backward, 1250);
           if (cut.cuts_tokens) {
+            clock.call(
+                "tp",
+                "all_gather " + it->name + "." + exit_of(name) + " gather",
+                bytes / 2, 90, 60);
             clock.call(
                 "tp", "all_gather " + full + " gather", bytes / 2, 90, 60);
             clock.call(

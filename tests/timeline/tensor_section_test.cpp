@@ -185,7 +185,8 @@ TEST(TensorSection, HasOtherCollectivesWhereTokensAreCut) {
       "self_attn"));
   for (const char* text :
        {"<b>all-gather</b> of the tokens<span class=\"cut-cost\">90 \u00b5s",
-        "<b>reduce-scatter</b> of X\u2019s gradient<span",
+        "<b>all-gather, reduce-scatter</b> of the tokens again, of X\u2019s "
+        "gradient<span class=\"cut-cost\">240 \u00b5s",
         "<b>reduce-scatter</b> of the sums<span class=\"cut-cost\">140 \u00b5s",
         "tokens cut", "some parts on several ranks"}) {
     EXPECT_TRUE(contains(html, text)) << text;
