@@ -144,6 +144,32 @@ TEST_P(LinearParity, RowScattersItsInput) {
   });
 }
 
+// Outputs 0 and 1 on every rank, the others on rank 0 alone.
+TEST_P(LinearParity, OutputsOfSeveralRanks) {
+  on_ranks(way(), [&](const TensorParallel& tp) {
+    Shard outputs{.pieces = {{0, 2}}};
+    if (tp.rank() == 0) outputs.pieces = outputs.owned = {{2, 11}, {0, 2}};
+    ColumnParallelLinear layer(
+        linear_shape(), tp, "layer", outputs, /*shared=*/tp.size() > 1);
+    const auto parameters = parity::give_parts(layer, 5);
+    // Each rank's loss has a part of its own of the shared outputs' gradient.
+    const auto part = [&](const Tensor& whole) {
+      const auto rows = tp.cuts_tokens() ? whole.flatten(0, 1) : whole;
+      const auto shared = rows.narrow(-1, 0, 2) / tp.size();
+      if (tp.rank() > 0) return shared;
+      return torch::cat({rows.narrow(-1, 2, 9), shared}, -1);
+    };
+    const auto cotangent = random({kBatch, kSequence, 11}, 16);
+    const auto whole = on_one_device(parameters, 7, cotangent, layout());
+    auto x = parity::part_of_tokens(whole.x, tp).detach().requires_grad_();
+    layer.forward(x, kTokens).backward(part(cotangent));
+    SharedGradients(layer, tp).finish();
+    parity::expect_parts(layer, parameters);
+    parity::expect_tensor(
+        "gradient of x", parity::part_of_tokens(whole.x.grad(), tp), x.grad());
+  });
+}
+
 std::string
 name_of(const testing::TestParamInfo<LinearParity::ParamType>& info) {
   const auto& [way, bias, layout] = info.param;

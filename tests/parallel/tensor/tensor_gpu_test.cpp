@@ -1,0 +1,88 @@
+// What has other kernels on a GPU: norms and the loss, against the CPU's in
+// float64.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "echelon/comm/nccl/nccl_backend.h"
+#include "echelon/parallel/tensor/norm.h"
+#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+#include "echelon/parallel/tensor/vocab_embedding.h"
+#include "tests/parallel/tensor/parts.h"
+
+namespace echelon {
+namespace {
+
+using parity::expect_tensor;
+using parity::random;
+using torch::Tensor;
+
+class TensorGpu : public testing::TestWithParam<torch::Dtype> {
+ protected:
+  void SetUp() override {
+    if (cuda_device_count() == 0) GTEST_SKIP() << "this machine has no GPU";
+    load_cuda();
+  }
+  double tolerance() const {
+    return GetParam() == torch::kFloat32 ? 1e-5 : 0.01;
+  }
+  // A leaf on the GPU, and one of the same values in float64.
+  std::pair<Tensor, Tensor> leaves(at::IntArrayRef shape, uint64_t seed) {
+    const auto gpu = random(shape, seed)
+                         .to(torch::Device("cuda:0"), GetParam())
+                         .requires_grad_();
+    return {
+        gpu, gpu.detach().cpu().to(torch::kFloat64).detach().requires_grad_()};
+  }
+};
+
+TEST_P(TensorGpu, RmsNorm) {
+  const auto [x, exact_x] = leaves({300, 512}, 1);
+  const auto [weight, exact_weight] = leaves({512}, 2);
+  const auto [g, exact_g] = leaves({300, 512}, 3);
+  const auto y = rms_norm(x, weight, 1e-5);
+  EXPECT_EQ(y.scalar_type(), GetParam());
+  const auto exact = rms_norm(exact_x, exact_weight, 1e-5);
+  expect_tensor("y", exact, y.cpu(), tolerance());
+  y.backward(g.detach());
+  exact.backward(exact_g.detach());
+  expect_tensor("x", exact_x.grad(), x.grad().cpu(), tolerance());
+  expect_tensor(
+      "weight", exact_weight.grad(), weight.grad().cpu(), tolerance());
+}
+
+TEST_P(TensorGpu, CrossEntropyAndArgmax) {
+  const auto [logits, exact] = leaves({2, 50, 5000}, 1);
+  const auto targets = torch::arange(100).view({2, 50}).mul(7);
+  targets[1][3] = -100;
+  const auto there = targets.to(logits.device());
+  const auto losses = vocab_cross_entropy(logits, there, 5000, {});
+  const auto expected = vocab_cross_entropy(exact, targets, 5000, {});
+  expect_tensor("losses", expected, losses.cpu(), 1e-5);
+  losses.sum().backward();
+  expected.sum().backward();
+  expect_tensor("gradient", exact.grad(), logits.grad().cpu(), tolerance());
+  EXPECT_TRUE(vocab_argmax(logits, 5000, {}).equal(logits.argmax(-1)));
+}
+
+TEST_P(TensorGpu, Embeddings) {
+  const auto [weight, exact] = leaves({100, 16}, 1);
+  const auto ids = torch::arange(40).view({2, 20}).mul(2);
+  VocabParallelEmbedding layer(100, 16, {}, "wte");
+  layer.to(weight.device(), GetParam());
+  {
+    const torch::NoGradGuard no_grad;
+    layer.weight.copy_(weight);
+  }
+  const auto y = layer.forward(ids.to(weight.device()));
+  const auto expected = at::embedding(exact, ids);
+  expect_tensor("y", expected, y.cpu(), parity::kExact);
+  y.sum().backward();
+  expected.sum().backward();
+  expect_tensor("weight", exact.grad(), layer.weight.grad().cpu(), 1e-3);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Dtypes, TensorGpu, testing::Values(torch::kFloat32, torch::kBFloat16));
+
+}  // namespace
+}  // namespace echelon
