@@ -37,6 +37,7 @@ std::unique_ptr<CLI::App> make_tree(Action& action) {
         add_compare,
         add_export,
         add_import,
+        add_sample,
         add_bench,
         add_schedule,
         add_doctor,

@@ -22,6 +22,7 @@ void add_verify(CLI::App& app, Action& action);
 void add_compare(CLI::App& app, Action& action);
 void add_export(CLI::App& app, Action& action);
 void add_import(CLI::App& app, Action& action);
+void add_sample(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_schedule(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);

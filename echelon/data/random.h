@@ -19,6 +19,7 @@ enum class RandomUse : uint64_t {
   dummy = 4,    // made-up samples
   sample_key = 5,  // Batch::more's keys
   blend = 6,    // the order of one source of several, pass by pass
+  sample_text = 7,  // tokens that a model is asked for
 };
 
 /// A permutation of 64-bit words that looks random (splitmix64's finaliser).

@@ -127,8 +127,16 @@ Files files_of(const std::string& name, TextFormat format) {
 }  // namespace
 
 std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options) {
-  return load_tokenizer(
-      options.tokenizer.empty() ? "bytes" : options.tokenizer);
+  if (!options.tokenizer.empty()) return load_tokenizer(options.tokenizer);
+  const auto names = source_names(options);
+  const bool has_text =
+      std::any_of(names.begin(), names.end(), [&](const auto& name) {
+        return files_of(name, options.format).kind == Kind::text;
+      });
+  if (has_text) return load_tokenizer("bytes");
+  throw ConfigError(
+      "[data] tokenizer is not set, and " + names.front() +
+      " has tokens, not text; name the tokenizer that they were made with");
 }
 
 std::vector<std::string> expand_source(const std::string& name) {

@@ -14,7 +14,9 @@ namespace echelon {
 
 class Tokenizer;
 
-/// The tokenizer of options.tokenizer, or that of bytes when it is "".
+/// The tokenizer of options.tokenizer; that of bytes when it is "" and some
+/// source is plain text. Throws ConfigError when sources are tokens and nothing
+/// says what they mean, else as load_tokenizer().
 std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options);
 
 /// The windows of all sources, numbered source by source. A source of t tokens

@@ -15,6 +15,7 @@
 #include "echelon/launch/error_report.h"
 #include "echelon/train/bench_collectives.h"
 #include "echelon/train/job.h"
+#include "echelon/train/sample.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 
@@ -26,6 +27,8 @@ constexpr const char* kUsage =
     "       echelon-train verify CONFIG [--steps K] [--tolerance T] [--json]\n"
     "                     [--threads N]\n"
     "       echelon-train export RUN OUT\n"
+    "       echelon-train sample RUN [--tokens N] [--temperature T] [--top-k K]\n"
+    "                     [--top-p P] [--seed S] --prompt TEXT\n"
     "       echelon-train bench collectives [--backend local,gloo]\n"
     "                     [--bytes 4096,1048576] [--operations all_reduce]\n"
     "                     [--json] [--threads N]\n"
@@ -76,6 +79,15 @@ class Arguments {
     }
     throw ConfigError("echelon-train: " + name + " " + text +
                       " is not a whole number");
+  }
+  double fraction(const std::string& name, double otherwise) {
+    const std::string text = value(name, "");
+    if (text.empty()) return otherwise;
+    char* end = nullptr;
+    const double parsed = std::strtod(text.c_str(), &end);
+    if (*end == '\0') return parsed;
+    throw ConfigError(
+        "echelon-train: " + name + " " + text + " is not a number");
   }
   void end() const {
     if (next_ < words_.size()) {
@@ -169,16 +181,41 @@ int run_verify(Arguments& arguments) {
       passed || !first ? ExitCode::done : ExitCode::failure);
 }
 
+std::filesystem::path last_weights(
+    const std::string& command, const std::filesystem::path& run) {
+  auto weights = run / "checkpoints" / "last.safetensors";
+  if (std::filesystem::exists(weights)) return weights;
+  throw DataError(
+      command + ": " + run.string() +
+      " has no checkpoints/last.safetensors; a run writes it when it ends");
+}
+
+int run_sample(Arguments& arguments) {
+  const std::filesystem::path run = arguments.positional("RUN");
+  SampleOptions options;
+  options.tokens = arguments.number("--tokens", options.tokens);
+  options.temperature =
+      arguments.fraction("--temperature", options.temperature);
+  options.top_k = arguments.number("--top-k", options.top_k);
+  options.top_p = arguments.fraction("--top-p", options.top_p);
+  options.seed = static_cast<uint64_t>(arguments.number("--seed", 0));
+  options.prompt = arguments.value("--prompt", "");
+  arguments.end();
+  const Job job = load_job((run / "config.toml").string());
+  const auto weights = last_weights("sample", run);
+  sample_text(job, weights.string(), options, [](std::string_view text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  });
+  std::printf("\n");
+  return 0;
+}
+
 int run_export(Arguments& arguments) {
   const std::filesystem::path run = arguments.positional("RUN");
   const std::string out = arguments.positional("OUT");
   arguments.end();
-  const auto weights = run / "checkpoints" / "last.safetensors";
-  if (!std::filesystem::exists(weights)) {
-    throw DataError(
-        "export: " + run.string() +
-        " has no checkpoints/last.safetensors; a run writes it when it ends");
-  }
+  const auto weights = last_weights("export", run);
   const safetensors::File file(weights.string());
   std::vector<safetensors::TensorBytes> tensors;
   for (const auto& tensor : file.tensors()) {
@@ -243,6 +280,7 @@ int run(int argc, char** argv) {
   if (command == "train") return run_train(arguments);
   if (command == "verify") return run_verify(arguments);
   if (command == "export") return run_export(arguments);
+  if (command == "sample") return run_sample(arguments);
   if (command == "bench") return run_bench(arguments);
   if (command == "version") {
     std::cout << "echelon-train, LibTorch " << TORCH_VERSION << "\n";

@@ -1,0 +1,206 @@
+#include "echelon/train/sample.h"
+
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "echelon/checkpoint/safetensors.h"
+#include "echelon/data/random.h"
+#include "echelon/data/text.h"
+#include "echelon/data/tokenizer/tokenizer.h"
+#include "echelon/error.h"
+#include "echelon/models/language_model.h"
+#include "echelon/models/make_network.h"
+#include "echelon/models/weights.h"
+
+namespace echelon {
+namespace {
+
+void check(bool holds, const std::string& flag, const std::string& rule) {
+  if (!holds) throw ConfigError("sample: " + flag + " " + rule);
+}
+
+void check_options(const SampleOptions& options) {
+  check(options.tokens >= 1, "--tokens", "must be 1 or more");
+  check(
+      options.temperature >= 0 && std::isfinite(options.temperature),
+      "--temperature",
+      "must be 0 or more");
+  check(options.top_k >= 0, "--top-k", "must be 0 (no limit) or more");
+  check(
+      options.top_p > 0 && options.top_p <= 1,
+      "--top-p",
+      "must be more than 0 and at most 1");
+}
+
+/// How many words the model that wrote `weights` knows.
+int64_t words_of(const std::string& weights) {
+  const safetensors::File file(weights);
+  for (const auto& tensor : file.tensors()) {
+    if (tensor.name == "transformer.wte.weight" ||
+        tensor.name == "model.embed_tokens.weight") {
+      return tensor.shape.at(0);
+    }
+  }
+  throw DataError(
+      weights + ": has no embedding of words; it is no language model's");
+}
+
+/// Prints what is new in a text that grows, but never half a character.
+class Printer {
+ public:
+  explicit Printer(const std::function<void(std::string_view)>& print)
+      : print_(print) {}
+
+  void show(const std::string& text, bool last) {
+    const size_t end = last ? text.size() : whole_characters(text);
+    if (end <= printed_) return;
+    print_(valid_utf8(std::string_view(text).substr(printed_, end - printed_)));
+    printed_ = end;
+  }
+
+ private:
+  const std::function<void(std::string_view)>& print_;
+  size_t printed_ = 0;
+};
+
+class Generator {
+ public:
+  Generator(
+      const Job& job, const std::string& weights, const Tokenizer& tokenizer)
+      : device_(
+            at::globalContext().hasCUDA() ? torch::Device(torch::kCUDA, 0)
+                                          : torch::Device(torch::kCPU)),
+        words_(words_of(weights)),
+        usable_(std::min(words_, tokenizer.vocab_size())) {
+    const auto shape = language_model_shape(job.model, words_);
+    window_ = std::min(job.data.sequence, shape.max_positions);
+    network_ = make_network(job.model, {window_}, words_, job.train.seed);
+    load_weights(*network_, weights);
+    network_->to(device_);
+    network_->eval();
+  }
+
+  /// Scores of the tokens that may follow `ids`.
+  torch::Tensor scores(const std::vector<TokenId>& ids) {
+    const torch::NoGradGuard no_gradients;
+    const auto length =
+        std::min<int64_t>(window_, static_cast<int64_t>(ids.size()));
+    const std::vector<int64_t> seen(ids.end() - length, ids.end());
+    const auto input =
+        torch::tensor(seen, torch::kInt64).view({1, length}).to(device_);
+    const Tensors out = network_->forward(Tensors{input});
+    return out[0][0][length - 1].narrow(0, 0, usable_);
+  }
+
+  int64_t words() const { return words_; }
+
+ private:
+  torch::Device device_;
+  int64_t words_;
+  int64_t usable_;  // those that the tokenizer has as well
+  int64_t window_ = 0;
+  std::shared_ptr<Network> network_;
+};
+
+std::vector<TokenId> encode_prompt(
+    const Tokenizer& tokenizer, const std::string& prompt, int64_t words) {
+  const auto ids = tokenizer.encode(prompt);
+  if (ids.empty()) {
+    throw ConfigError(
+        "sample: --prompt \"" + prompt +
+        "\" has no tokens; give the words to go on with");
+  }
+  for (const TokenId id : ids) {
+    if (id < words) continue;
+    throw ConfigError(
+        "sample: the tokenizer gives token " + std::to_string(id) +
+        " of the prompt, but the model has " + std::to_string(words) +
+        "; it is not the tokenizer that the model was trained with");
+  }
+  return ids;
+}
+
+}  // namespace
+
+int64_t choose_token(
+    const torch::Tensor& scores, const SampleOptions& options, double uniform) {
+  check_options(options);
+  const auto values =
+      scores.detach().to(torch::kCPU, torch::kFloat64).contiguous();
+  const std::span<const double> score(
+      values.const_data_ptr<double>(), static_cast<size_t>(values.numel()));
+  for (const double one : score) {
+    if (!std::isnan(one)) continue;
+    throw NumericError("sample: the model's scores are not numbers (NaN)");
+  }
+  std::vector<int64_t> order(score.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  const auto score_of = [&](int64_t id) {
+    return score[static_cast<size_t>(id)];
+  };
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return score_of(a) > score_of(b);
+  });
+  if (options.temperature == 0) return order.front();
+  if (options.top_k > 0 &&
+      options.top_k < static_cast<int64_t>(order.size())) {
+    order.resize(static_cast<size_t>(options.top_k));
+  }
+  std::vector<double> weights;
+  double sum = 0;
+  for (const int64_t id : order) {
+    weights.push_back(std::exp(
+        (score_of(id) - score_of(order.front())) / options.temperature));
+    sum += weights.back();
+  }
+  // The fewest whose part reaches top_p.
+  size_t kept = 0;
+  double part = 0;
+  while (kept < weights.size()) {
+    part += weights[kept++];
+    if (part >= options.top_p * sum) break;
+  }
+  double left = uniform * part;
+  for (size_t i = 0; i + 1 < kept; ++i) {
+    left -= weights[i];
+    if (left < 0) return order[i];
+  }
+  return order[kept - 1];
+}
+
+void sample_text(
+    const Job& job,
+    const std::string& weights,
+    const SampleOptions& options,
+    const std::function<void(std::string_view)>& print) {
+  check_options(options);
+  if (!is_language_model(job.model)) {
+    throw ConfigError(
+        "sample: the run's model is " + job.model.name +
+        ", which is no language model; train a gpt or a llama");
+  }
+  const auto tokenizer = open_tokenizer(job.data);
+  Generator generator(job, weights, *tokenizer);
+  auto ids = encode_prompt(*tokenizer, options.prompt, generator.words());
+  Printer printer(print);
+  printer.show(tokenizer->decode(ids), false);
+  const int64_t own_end = job.data.end_of_text_id;
+  const int64_t end =
+      own_end >= 0 ? own_end : tokenizer->end_of_text().value_or(-1);
+  RandomStream random(RandomUse::sample_text, {options.seed});
+  for (int64_t i = 0; i < options.tokens; ++i) {
+    const int64_t next =
+        choose_token(generator.scores(ids), options, random.uniform());
+    if (next == end) break;
+    ids.push_back(static_cast<TokenId>(next));
+    printer.show(tokenizer->decode(ids), false);
+  }
+  printer.show(tokenizer->decode(ids), true);
+}
+
+}  // namespace echelon
