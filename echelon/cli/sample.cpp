@@ -65,8 +65,7 @@ void add_sample(CLI::App& app, Action& action) {
       "echelon sample runs/text --prompt \"The\" --temperature 0 --tokens 50");
   auto arguments = std::make_shared<SampleArguments>();
   command->add_option("RUN", arguments->run, "the run folder")->required();
-  command
-      ->add_option("--prompt", arguments->prompt, "the text to go on with")
+  command->add_option("--prompt", arguments->prompt, "the text to go on with")
       ->type_name("TEXT")
       ->required();
   command->add_option("--tokens", arguments->tokens, "how many tokens (200)")

@@ -147,8 +147,7 @@ int64_t choose_token(
     return score_of(a) > score_of(b);
   });
   if (options.temperature == 0) return order.front();
-  if (options.top_k > 0 &&
-      options.top_k < static_cast<int64_t>(order.size())) {
+  if (options.top_k > 0 && options.top_k < static_cast<int64_t>(order.size())) {
     order.resize(static_cast<size_t>(options.top_k));
   }
   std::vector<double> weights;
