@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <map>
 
 #include "echelon/data/tokenizer/tokenizer.h"
@@ -71,7 +72,7 @@ TEST(ChooseToken, RefusesWhatCannotBe) {
   EXPECT_THAT(refused({.temperature = -1}), HasSubstr("--temperature"));
   EXPECT_THAT(refused({.top_k = -1}), HasSubstr("--top-k"));
   EXPECT_THAT(refused({.top_p = 0}), HasSubstr("--top-p"));
-  EXPECT_THROW(choose_token(torch::tensor({0.0, NAN}), {}, 0), NumericError);
+  EXPECT_THROW(choose_token(torch::tensor({0.0, std::nan("")}), {}, 0), NumericError);
 }
 
 class Sample : public testing::Test {
@@ -148,7 +149,7 @@ TEST_F(Sample, EndsWithTheTokenThatEndsAText) {
   // Every score is 0 but that of one token, which the last norm's bias makes.
   const torch::NoGradGuard no_gradients;
   for (auto& item : network_->named_parameters()) item.value().zero_();
-  auto& words = network_->named_parameters()["transformer.wte.weight"];
+  auto words = network_->named_parameters()["transformer.wte.weight"];
   network_->named_parameters()["transformer.ln_f.bias"].fill_(1);
   words[256].fill_(5);
   save();
