@@ -140,10 +140,17 @@ void check_world_size(const Layout& layout, int64_t world_size) {
   }
   if (separator.empty()) message << "dp=1";
   message << " = " << product << " ranks, but there are " << world_size;
-  const int64_t others = product / layout.data_degree();
-  if (others <= world_size && world_size % others == 0) {
-    message << "; dp=" << world_size / others << " fits, or start " << product
-            << " ranks";
+  std::string fits;  // with the other degrees as they are
+  for (Axis axis : kAxes) {
+    const int64_t degree = layout.degree(axis);
+    if (axis != Axis::dp_replicate && degree == 1) continue;
+    const int64_t others = product / degree;
+    if (others > world_size || world_size % others != 0) continue;
+    fits += (fits.empty() ? "" : " or ") + std::string(short_name(axis)) + "=" +
+            std::to_string(world_size / others);
+  }
+  if (!fits.empty()) {
+    message << "; " << fits << " fits, or start " << product << " ranks";
   } else {
     message << "; start " << product << " ranks (-n " << product << ")";
   }

@@ -45,7 +45,7 @@ Layout parse_layout(std::string_view text);
 std::string to_string(const Layout& layout);
 
 /// Throws ConfigError unless the degrees' product is `world_size`; the message
-/// shows the product and which values of the largest axis would fit.
+/// shows the product and which degree of each axis would fit.
 void check_world_size(const Layout& layout, int64_t world_size);
 
 }  // namespace echelon

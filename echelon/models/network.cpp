@@ -274,20 +274,22 @@ Network::first_nonfinite_layer(const Tensors& inputs) {
   }
   const auto parameters = named_parameters();
   Tensors values = inputs;
+  std::optional<NonFinite> found;
   for (size_t i = 0; i < layers_.size(); ++i) {
     const auto& layer = layers_[i];
     for (const auto& parameter : parameters) {
-      if (parameter.key().starts_with(layer.name + ".") &&
+      if (!found && parameter.key().starts_with(layer.name + ".") &&
           !is_finite(parameter.value())) {
-        return NonFinite{layer.name, "parameter " + parameter.key()};
+        found = NonFinite{layer.name, "parameter " + parameter.key()};
       }
     }
+    // To the end: ranks that compute with this one wait in every layer.
     values = run_layer(layer.name, layer.forward, values, giver_of(i));
-    if (!is_finite(values)) {
-      return NonFinite{layer.name, "output"};
+    if (!found && !is_finite(values)) {
+      found = NonFinite{layer.name, "output"};
     }
   }
-  return std::nullopt;
+  return found;
 }
 
 std::shared_ptr<torch::nn::Module>

@@ -67,9 +67,9 @@ class Network : public torch::nn::Module {
 
   /// The first place in the order of computation that has a NaN or an infinity:
   /// the input, then of each layer a parameter or an output. Empty when all are
-  /// finite. Runs the layers once more in the current mode, without gradients;
-  /// buffers keep their values. Batch statistics are this rank's alone, so one
-  /// rank alone may call it.
+  /// finite. Runs all layers once more, without gradients; buffers keep values.
+  /// Batch statistics are this rank's alone, so one rank alone may call it; all
+  /// ranks that compute a layer together call, each looks at its own parts.
   std::optional<NonFinite> first_nonfinite_layer(const Tensors& inputs);
   std::optional<NonFinite> first_nonfinite_layer(const torch::Tensor& x);
 

@@ -14,19 +14,25 @@ using Key = std::pair<int, int>;  // device type and index; foreach wants one
 using Lists =
     std::map<std::pair<Key, torch::Dtype>, std::vector<torch::Tensor>>;
 
-// The gradients that exist, in lists of one device and dtype.
-Lists gradients_of(const std::vector<torch::Tensor>& parameters) {
+// Tensors that are defined, in lists of one device and dtype.
+Lists lists_of(const std::vector<torch::Tensor>& tensors) {
   Lists lists;
-  for (const auto& parameter : parameters) {
-    const auto& gradient = parameter.grad();
-    if (gradient.defined()) {
-      const auto device = gradient.device();
-      lists[{{static_cast<int>(device.type()), device.index()},
-             gradient.scalar_type()}]
-          .push_back(gradient);
-    }
+  for (const auto& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    const auto device = tensor.device();
+    lists[{{static_cast<int>(device.type()), device.index()},
+           tensor.scalar_type()}]
+        .push_back(tensor);
   }
   return lists;
+}
+
+Lists gradients_of(const std::vector<torch::Tensor>& parameters) {
+  std::vector<torch::Tensor> gradients;
+  for (const auto& parameter : parameters) {
+    gradients.push_back(parameter.grad());
+  }
+  return lists_of(gradients);
 }
 
 torch::Tensor squared_norm(const Lists& lists, torch::Device device) {
@@ -39,15 +45,14 @@ torch::Tensor squared_norm(const Lists& lists, torch::Device device) {
 }
 
 double norm_of(
-    const Lists& lists,
+    const Lists& gradients,
     const std::vector<torch::Tensor>& parameters,
-    const SumOverRanks& sum_over_ranks) {
+    const SharedOutGradients* shared) {
   const auto device =
       parameters.empty() ? torch::Device(torch::kCPU) : parameters[0].device();
-  auto sum = squared_norm(lists, device);
-  if (sum_over_ranks) {
-    sum_over_ranks(sum);
-  }
+  auto sum =
+      squared_norm(shared ? lists_of(shared->counted) : gradients, device);
+  if (shared && shared->sum) shared->sum(sum);
   return std::sqrt(sum.item<double>());
 }
 
@@ -55,15 +60,15 @@ double norm_of(
 
 double gradient_norm(
     const std::vector<torch::Tensor>& parameters,
-    const SumOverRanks& sum_over_ranks) {
+    const SharedOutGradients* shared) {
   const torch::NoGradGuard no_grad;
-  return norm_of(gradients_of(parameters), parameters, sum_over_ranks);
+  return norm_of(gradients_of(parameters), parameters, shared);
 }
 
 double clip_gradients(
     const std::vector<torch::Tensor>& parameters,
     double max_norm,
-    const SumOverRanks& sum_over_ranks) {
+    const SharedOutGradients* shared) {
   if (!(max_norm > 0.0)) {
     throw ConfigError(
         "[optimizer] clip_norm=" + std::to_string(max_norm) +
@@ -71,7 +76,7 @@ double clip_gradients(
   }
   const torch::NoGradGuard no_grad;
   const auto lists = gradients_of(parameters);
-  const double norm = norm_of(lists, parameters, sum_over_ranks);
+  const double norm = norm_of(lists, parameters, shared);
   const double factor = max_norm / (norm + 1e-6);
   if (std::isfinite(norm) && factor < 1.0) {
     for (const auto& [key, gradients] : lists) {

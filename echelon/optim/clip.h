@@ -15,12 +15,22 @@ namespace echelon {
 /// gradients' device. Empty: this rank holds all of them.
 using SumOverRanks = std::function<void(torch::Tensor& squared_norm)>;
 
+/// The gradients of a model that ranks share out: each element of each gradient
+/// of the whole model is in `counted` of exactly one of the ranks that `sum` sums
+/// over, though copies of it, and overlapping parts, may lie on several.
+struct SharedOutGradients {
+  std::vector<torch::Tensor> counted;  // gradients, or views of parts of them
+  SumOverRanks sum;
+};
+
 /// sqrt of the sum of squares over the gradients of `parameters`; parameters
 /// without a gradient count as zero. NaN or infinite when a gradient is.
 /// Waits for the device.
+///
+///   shared  null: all gradients are here
 double gradient_norm(
     const std::vector<torch::Tensor>& parameters,
-    const SumOverRanks& sum_over_ranks = nullptr);
+    const SharedOutGradients* shared = nullptr);
 
 /// Multiplies every gradient by min(1, max_norm / (norm + 1e-6)), in place, as
 /// torch.nn.utils.clip_grad_norm_ does, and returns the norm before that.
@@ -31,6 +41,6 @@ double gradient_norm(
 double clip_gradients(
     const std::vector<torch::Tensor>& parameters,
     double max_norm,
-    const SumOverRanks& sum_over_ranks = nullptr);
+    const SharedOutGradients* shared = nullptr);
 
 }  // namespace echelon

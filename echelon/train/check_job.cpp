@@ -10,6 +10,7 @@
 #include "echelon/layout/layout.h"
 #include "echelon/layout/partition.h"
 #include "echelon/models/check_weights.h"
+#include "echelon/models/language_model.h"
 #include "echelon/models/parameter_list.h"
 #include "echelon/train/pipeline_schedule.h"
 
@@ -30,6 +31,7 @@ class Checker {
 
   JobFacts run() {
     check_layout();
+    if (job_.layout.tp > 1) check_tensor_parallel();
     if (job_.layout.pp > 1) check_pipeline();
     if (!job_.model.devices.empty()) check_devices();
     check_batch();
@@ -40,6 +42,7 @@ class Checker {
     facts.warnings = find_unused(job_);
     facts.data = inspect();
     check_samples(facts);
+    check_kind_of_data();
     facts.classes = classes(facts.data);
     facts.steps = steps(facts.data);
     check_schedule(facts.steps);
@@ -61,13 +64,13 @@ class Checker {
   }
 
   void check_layout() {
-    for (const char* axis : {"fsdp", "tp", "cp", "ep"}) {
+    for (const char* axis : {"fsdp", "cp", "ep"}) {
       const std::string key = std::string("layout.") + axis;
       if (document_.entry(key).value != "1") {
         fail(
             key,
-            "this version has data and pipeline parallelism; use dp or pp "
-            "instead");
+            "this version has data, pipeline and tensor parallelism; use dp, pp "
+            "or tp instead");
       }
     }
     if (num_ranks_ < 1) {
@@ -78,6 +81,14 @@ class Checker {
     } catch (const ConfigError& error) {
       throw ConfigError(place("layout.dp") + error.what());
     }
+  }
+
+  void check_tensor_parallel() {
+    if (job_.model.devices.empty()) return;
+    fail(
+        "model.devices",
+        "a rank that computes each layer with others drives one device; set "
+        "either [layout] tp or devices");
   }
 
   void check_pipeline() {
@@ -337,7 +348,25 @@ class Checker {
     }
   }
 
+  void check_kind_of_data() {
+    // The reverse is for list_parameters to say.
+    if (job_.data.name != "text" || is_language_model(job_.model)) return;
+    fail(
+        "data.name",
+        "is for models that say the next token, and model \"" +
+            job_.model.name +
+            "\" tells classes apart; set [model] name = \"gpt2\", say, or use "
+            "other data");
+  }
+
   int64_t classes(const DataFacts& data) {
+    if (is_language_model(job_.model)) {
+      try {
+        return vocabulary(job_.model, data.classes);
+      } catch (const ConfigError& error) {
+        throw ConfigError(place("model.vocab_size") + error.what());
+      }
+    }
     const int64_t classes = job_.model.classes;
     if (classes == 0) return data.classes;
     if (classes < data.classes) {
@@ -381,11 +410,44 @@ class Checker {
     } catch (const ConfigError& error) {
       throw ConfigError(place("model.name") + error.what());
     }
+    if (is_language_model(job_.model)) {
+      check_text_model(facts, 1, "model.name");
+      check_text_model(facts, job_.layout.tp, "layout.tp");
+    } else {
+      check_widths(parameters);
+    }
     if (!job_.model.weights.empty()) {
       check_weights(
           job_.model.weights, parameters, document_.where("model.weights"));
     }
     return num_parameters(parameters);
+  }
+
+  // Each rank computes some of a layer's outputs; the last layer, which gives
+  // the scores, is cut by its inputs.
+  void check_widths(const std::vector<ParameterInfo>& parameters) {
+    std::vector<int64_t> widths;
+    for (const auto& parameter : parameters) {
+      if (parameter.shape.size() > 1) widths.push_back(parameter.shape[0]);
+    }
+    if (widths.size() < 2) return;
+    const int64_t least = *std::min_element(widths.begin(), widths.end() - 1);
+    if (job_.layout.tp <= least) return;
+    fail(
+        "layout.tp",
+        "the narrowest layer of " + job_.model.name + " has " + number(least) +
+            " outputs to share out; tp may be " + number(least) + " at most");
+  }
+
+  // `key`: who is to blame when it does not fit.
+  void check_text_model(
+      const JobFacts& facts, int64_t tp, const std::string& key) {
+    try {
+      check_language_model(
+          job_.model, facts.classes, facts.data.sample_shape[0], tp);
+    } catch (const ConfigError& error) {
+      throw ConfigError(place(key) + error.what());
+    }
   }
 
   void check_threads(JobFacts& facts) {
@@ -452,6 +514,35 @@ std::vector<std::string> find_unused(const Job& job) {
       model.rfind("resnet", 0) == 0,
       "with model \"" + model + "\"",
       {"model.sync_batch_norm"});
+
+  const bool text = is_language_model(job.model);
+  unless(!text, "with model \"" + model + "\"", {"model.classes"});
+  unless(
+      text,
+      "with model \"" + model + "\"",
+      {"model.layers",
+       "model.hidden_size",
+       "model.heads",
+       "model.kv_heads",
+       "model.intermediate_size",
+       "model.vocab_size",
+       "model.max_positions",
+       "model.rope_theta",
+       "model.norm_eps",
+       "model.dropout",
+       "model.tie_embeddings"});
+
+  const bool tensor = job.layout.tp > 1;
+  unless(
+      tensor && text,
+      tensor ? "with model \"" + model + "\""
+             : "without tensor parallelism (tp is 1)",
+      {"layout.sequence_parallel"});
+  unless(
+      tensor && text && job.tensor.sequence_parallel,
+      tensor ? "without sequence_parallel"
+             : "without tensor parallelism (tp is 1)",
+      {"layout.overlap_chunks"});
 
   const bool pipeline = job.layout.pp > 1;
   unless(

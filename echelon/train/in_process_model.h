@@ -2,17 +2,21 @@
 // processes: what the two strategies share.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "echelon/models/weights.h"
+#include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/train/parallel_model.h"
 
 namespace echelon {
 
 /// `Net` is a torch::nn::Module that maps inputs to scores, on whatever devices:
-/// Network or PlacedNetwork.
+/// Network or PlacedNetwork. Networks of a tensor-parallel group hold parts.
 template <class Net>
 class InProcessModel : public ParallelModel {
  public:
@@ -31,9 +35,13 @@ class InProcessModel : public ParallelModel {
         first_(first),
         last_(last),
         recorder_(recorder),
+        layers_(place.source.layers.names()),
+        tensor_(tensor_parallel(job, place.groups)),
         objective_(objective_for(
-            place.source.sample, place.source.classes, TensorParallel{})),
+            place.source.sample, place.source.classes, tensor_)),
         network_(std::move(network)),
+        shards_(shards_of(*network_)),
+        shared_(*network_, tensor_),
         parallel_(
             network_, place.groups.data(), data_parallel_options(job)) {}
 
@@ -54,13 +62,14 @@ class InProcessModel : public ParallelModel {
         const Batch part = piece_of(batch, begin, end - begin);
         const auto outputs = parallel_.forward(inputs_of(part));
         const auto sum = objective_->loss_sum(outputs, part.targets);
-        objective_->add_to(score, outputs, part.targets, sum);
+        objective_->add_loss(score, sum, part.targets);
         loss = sum * scale;
       }
       ScopedSpan span(recorder_, "compute", "backward", SpanKind::backward);
       loss.backward();
     }
-    return score;
+    shared_.finish();
+    return counted_here() ? score : Score{};
   }
 
   Score evaluate(const Batch& raw) override {
@@ -71,14 +80,14 @@ class InProcessModel : public ParallelModel {
     network_->eval();
     const auto outputs = network_->forward(inputs_of(batch));
     network_->train();
-    objective_->add_to(
-        score, outputs, batch.targets,
-        objective_->loss_sum(outputs, batch.targets));
-    return score;
+    objective_->evaluate(score, outputs, batch.targets);
+    return counted_here() ? score : Score{};
   }
 
   std::optional<NonFinite> find_nonfinite(const Batch& raw) override {
-    return network_->first_nonfinite_layer(inputs_of(placed(raw)));
+    return earliest(
+        network_->first_nonfinite_layer(inputs_of(placed(raw))), layers_,
+        tensor_.group, first_);
   }
 
   NamedTensors parameters() const override {
@@ -89,8 +98,20 @@ class InProcessModel : public ParallelModel {
     return all;
   }
   NamedTensors state() const override { return state_dict(*network_); }
+  std::map<std::string, ParameterShard> shards() const override {
+    return shards_;
+  }
+  std::optional<SharedOutGradients> shared_out_gradients() const override {
+    if (tensor_.size() == 1) return std::nullopt;
+    return SharedOutGradients{
+        .counted = counted_gradients(parameters(), shards_, tensor_.group),
+        .sum = sum_over({tensor_.group})};
+  }
 
  private:
+  // Ranks that compute each layer together have one score.
+  bool counted_here() const { return tensor_.rank() == 0; }
+
   Batch placed(const Batch& raw) const {
     Batch batch = objective_->prepared(raw, first_, dtype_);
     batch.targets = batch.targets.to(last_, /*non_blocking=*/true);
@@ -102,8 +123,12 @@ class InProcessModel : public ParallelModel {
   torch::Device first_;
   torch::Device last_;
   Recorder* recorder_;
+  std::vector<std::string> layers_;  // of the whole model
+  TensorParallel tensor_;
   std::unique_ptr<Objective> objective_;
   std::shared_ptr<Net> network_;
+  std::map<std::string, ParameterShard> shards_;
+  SharedGradients shared_;
   DistributedDataParallel<std::shared_ptr<Net>> parallel_;
 };
 

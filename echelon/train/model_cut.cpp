@@ -63,16 +63,18 @@ Tensors run_once(const BuiltLayer& layer, const Tensors& given) {
   return results;
 }
 
-std::vector<double> balancing_costs(
-    const Job& job,
-    const LayerList& layers,
-    const std::vector<TensorSpec>& inputs,
-    const std::vector<LayerCost>& costs,
-    World& world) {
-  if (job.model.balance != "measured") return flops_of(costs);
+// Rank 0 times the layers, with the ranks that compute them together with it.
+std::vector<double> measured_costs(
+    const Job& job, const ModelPlace& place,
+    const std::vector<TensorSpec>& inputs) {
+  const auto& groups = place.groups;
   std::vector<double> seconds;
-  if (world.rank() == 0) seconds = time_layers(layers, inputs, world.device());
-  return agree(std::move(seconds), world);
+  if (groups.data_index() == 0 && groups.along(Axis::pp).rank() == 0) {
+    seconds = time_layers(
+        place.source.cut(tensor_parallel(job, groups)), inputs,
+        place.world.device());
+  }
+  return agree(std::move(seconds), place.world);
 }
 
 // What each stage may take: its share of its rank's memory, where that is known.
@@ -120,7 +122,8 @@ std::vector<std::string> describe_stages(
     const ModelCut& cut,
     const std::vector<double>& work,
     const SliceMemory& memory,
-    const Schedule& schedule) {
+    const Schedule& schedule,
+    int64_t tp) {
   double total = 0;
   for (const double one : work) total += one;
   const auto bytes = slice_bytes(cut.boundaries, memory);
@@ -138,8 +141,11 @@ std::vector<std::string> describe_stages(
         "stage " + std::to_string(i) + " (pipeline rank " +
         std::to_string(schedule.rank_of_stage[i]) + "): " + cut.layers[begin] +
         (end - begin > 1 ? " to " + cut.layers[end - 1] : "") + ", " +
-        format_percent(total > 0 ? own / total : 0) + " of the work, " + std::to_string(parameters) +
-        " parameters, " + format_bytes(bytes[i]));
+        format_percent(total > 0 ? own / total : 0) + " of the work, " +
+        std::to_string(parameters) + " parameters, " + format_bytes(bytes[i]) +
+        (tp > 1 ? " on the first of " + std::to_string(tp) +
+                      " tensor-parallel ranks"
+                : ""));
   }
   return lines;
 }
@@ -176,6 +182,7 @@ std::vector<double> time_layers(
   for (const auto& definition : layers.layers()) {
     const BuiltLayer layer = definition.build();
     if (layer.module) {
+      if (definition.initialize) definition.initialize(*layer.module, 0);
       layer.module->to(device);
       to_dtype(*layer.module, inputs[0].dtype);
     }
@@ -195,22 +202,24 @@ std::vector<double> time_layers(
 }
 
 ModelCut cut_into_stages(
-    const Job& job,
-    const ModelSource& source,
-    const Schedule& schedule,
-    World& world) {
-  const LayerList& layers = source.layers;
+    const Job& job, const ModelPlace& place, const Schedule& schedule) {
+  // Counted as the first tensor-parallel rank has them, on every rank: none has
+  // more, and all cut at the same layers.
+  const LayerList layers = place.source.cut(
+      {Group::silent("tp", 0, static_cast<int>(job.layout.tp)), job.tensor});
   const int64_t pieces =
       job.layout.data_degree() * schedule.num_microbatches;
   const auto inputs = input_specs(
-      job, source, std::max<int64_t>(1, job.train.batch / pieces));
+      job, place.source, std::max<int64_t>(1, job.train.batch / pieces));
 
   ModelCut cut;
   cut.layers = layers.names();
   cut.costs = count_layers(layers, inputs);
   const auto slices = static_cast<size_t>(schedule.num_stages());
-  const SliceMemory memory = memory_of(job, cut.costs, schedule, world);
-  const auto work = balancing_costs(job, layers, inputs, cut.costs, world);
+  const SliceMemory memory = memory_of(job, cut.costs, schedule, place.world);
+  const auto work = job.model.balance == "measured"
+      ? measured_costs(job, place, inputs)
+      : flops_of(cut.costs);
   if (!job.model.cut.empty()) {
     cut.boundaries = cut_at(cut.layers, job.model.cut, slices);
     check_fits(cut.boundaries, memory);
@@ -219,7 +228,7 @@ ModelCut cut_into_stages(
   } else {
     cut.boundaries = balance(work, slices, memory);
   }
-  cut.lines = describe_stages(cut, work, memory, schedule);
+  cut.lines = describe_stages(cut, work, memory, schedule, job.layout.tp);
   return cut;
 }
 

@@ -18,20 +18,19 @@ namespace echelon {
 struct ModelCut {
   std::vector<size_t> boundaries;   // slice i: layers boundaries[i] up to [i + 1]
   std::vector<std::string> layers;  // names, of the whole model
-  std::vector<LayerCost> costs;     // by layer, for one microbatch
+  /// By layer, for one microbatch; of layers that are cut over tensor-parallel
+  /// ranks those of the first one's part, which is the largest.
+  std::vector<LayerCost> costs;
   std::vector<std::string> lines;   // what each slice holds, for people
 };
 
 /// The stages of a pipeline, by [model] cut or balance. Memory counts what the
-/// schedule stores. With balance = "measured" rank 0 times the layers, and the
-/// others take its result. Every rank of the world calls this.
+/// schedule stores. With balance = "measured" rank 0 times the layers (with the
+/// ranks that compute them with it), and the others take its result. Every rank of the world calls this.
 ///
 /// Throws ConfigError for what cannot be cut so.
 ModelCut cut_into_stages(
-    const Job& job,
-    const ModelSource& source,
-    const Schedule& schedule,
-    World& world);
+    const Job& job, const ModelPlace& place, const Schedule& schedule);
 
 /// The first layers of all slices but the first, balanced by rank 0's times.
 /// Every rank of the world calls this.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/parallel/tensor/vocab_cross_entropy.h"
 
 namespace echelon {
 namespace {
@@ -80,17 +81,29 @@ class NextToken : public Objective {
   }
   torch::Tensor loss_sum(
       const Tensors& outputs, const torch::Tensor& targets) const override {
-    const auto scores = only_one(outputs).flatten(0, -2);
-    return F::cross_entropy(
-        scores, targets.flatten().clamp_min(-1),
-        F::CrossEntropyFuncOptions().reduction(torch::kSum).ignore_index(-1));
+    const auto& scores = only_one(outputs);
+    return vocab_cross_entropy(
+               scores, targets.clamp_min(kIgnored), vocabulary_,
+               holder_of(scores), kIgnored)
+        .sum();
   }
   int64_t count_correct(
       const Tensors& outputs, const torch::Tensor& targets) const override {
-    return only_one(outputs).argmax(-1).eq(targets).sum().item<int64_t>();
+    const auto& scores = only_one(outputs);
+    return vocab_argmax(scores, vocabulary_, holder_of(scores))
+        .eq(targets)
+        .sum()
+        .item<int64_t>();
   }
 
  private:
+  static constexpr int64_t kIgnored = -1;
+
+  // The ranks that have these scores together: this one, if it has all.
+  TensorParallel holder_of(const torch::Tensor& scores) const {
+    return scores.size(-1) == vocabulary_ ? TensorParallel{} : parallel_;
+  }
+
   int64_t vocabulary_;
   TensorParallel parallel_;
 };
@@ -105,17 +118,21 @@ Score& Score::operator+=(const Score& other) {
   return *this;
 }
 
-void Objective::add_to(
+void Objective::add_loss(
     Score& score,
-    const Tensors& outputs,
-    const torch::Tensor& targets,
-    const torch::Tensor& loss_sum) const {
-  const torch::NoGradGuard no_grad;
+    const torch::Tensor& loss_sum,
+    const torch::Tensor& targets) const {
   score += {
       .loss_sum = loss_sum.item<double>(),
       .count = count(targets),
-      .correct = count_correct(outputs, targets),
       .samples = targets.size(0)};
+}
+
+void Objective::evaluate(
+    Score& score, const Tensors& outputs, const torch::Tensor& targets) const {
+  const torch::NoGradGuard no_grad;
+  add_loss(score, loss_sum(outputs, targets), targets);
+  score.correct += count_correct(outputs, targets);
 }
 
 std::unique_ptr<Objective> classification() {

@@ -25,7 +25,7 @@ namespace echelon {
 struct Score {
   double loss_sum = 0;
   int64_t count = 0;    // units
-  int64_t correct = 0;  // of these
+  int64_t correct = 0;  // of these, in evaluation; training does not look
   int64_t samples = 0;
 
   Score& operator+=(const Score& other);
@@ -61,12 +61,16 @@ class Objective {
   virtual int64_t
   count_correct(const Tensors& outputs, const torch::Tensor& targets) const = 0;
 
-  /// Adds the loss and the answers of one piece of a batch.
-  void add_to(
+  /// Adds the loss of one piece of a batch.
+  void add_loss(
+      Score& score,
+      const torch::Tensor& loss_sum,
+      const torch::Tensor& targets) const;
+  /// Adds the loss and the right answers of one piece of a batch.
+  void evaluate(
       Score& score,
       const Tensors& outputs,
-      const torch::Tensor& targets,
-      const torch::Tensor& loss_sum) const;
+      const torch::Tensor& targets) const;
 };
 
 /// Cross-entropy of the classes' scores [n, classes, …], targets [n, …].

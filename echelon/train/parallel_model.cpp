@@ -1,11 +1,9 @@
 #include "echelon/train/parallel_model.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "echelon/models/make_network.h"
-#include "echelon/models/meta_mode.h"
-#include "echelon/models/ties.h"
-#include "echelon/models/weights.h"
+#include "echelon/parallel/data/coalesced.h"
 
 namespace echelon {
 namespace {
@@ -20,49 +18,7 @@ BucketHook hook_of(const TrainOptions& options) {
   return all_reduce_hook();
 }
 
-// The same layers, built with parameters of this dtype.
-LayerList in_dtype(const LayerList& given, torch::Dtype dtype) {
-  LayerList layers;
-  for (LayerDefinition definition : given.layers()) {
-    definition.build = [dtype, build = definition.build] {
-      BuiltLayer layer = build();
-      if (layer.module) to_dtype(*layer.module, dtype);
-      return layer;
-    };
-    layers.add_definition(std::move(definition));
-  }
-  for (const auto& tie : given.ties()) layers.tie(tie.first, tie.second);
-  return layers;
-}
-
-int64_t classes_of(const Job& job, const SampleSpec& sample) {
-  return job.model.classes > 0 ? job.model.classes : sample.classes;
-}
-
-std::vector<int64_t>
-batch_shape(int64_t samples, const std::vector<int64_t>& sample) {
-  std::vector<int64_t> shape = {samples};
-  shape.insert(shape.end(), sample.begin(), sample.end());
-  return shape;
-}
-
 }  // namespace
-
-torch::Dtype dtype_of(const std::string& name) {
-  return name == "float64" ? torch::kFloat64 : torch::kFloat32;
-}
-
-void to_dtype(torch::nn::Module& module, torch::Dtype dtype) {
-  const auto convert = [dtype](const auto& tensors) {
-    for (auto tensor : tensors) {
-      if (tensor.is_floating_point() && tensor.scalar_type() != dtype) {
-        tensor.set_data(tensor.detach().to(dtype));
-      }
-    }
-  };
-  convert(module.parameters());
-  convert(module.buffers());
-}
 
 DistributedDataParallelOptions data_parallel_options(const Job& job) {
   DistributedDataParallelOptions options;
@@ -73,87 +29,70 @@ DistributedDataParallelOptions data_parallel_options(const Job& job) {
   return options;
 }
 
-const std::string& ModelSource::first_name(const std::string& name) const {
-  const auto found = first_names.find(name);
-  return found == first_names.end() ? name : found->second;
+TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups) {
+  return {groups.along(Axis::tp), job.tensor};
 }
 
-int64_t ModelSource::num_parameters() const {
-  int64_t sum = 0;
-  for (const auto& info : parameters) {
-    if (info.kind == ParameterInfo::Kind::parameter) {
-      sum += info.num_elements();
+std::vector<torch::Tensor> counted_gradients(
+    const NamedTensors& parameters,
+    const std::map<std::string, ParameterShard>& shards,
+    const Group& tensor_parallel,
+    const std::set<std::string>& leave_out) {
+  std::vector<torch::Tensor> counted;
+  for (const auto& [name, parameter] : parameters) {
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined() || leave_out.count(name) > 0) continue;
+    const auto shard = shards.find(name);
+    if (shard != shards.end()) {
+      for (auto& part : owned_parts(gradient, shard->second.shard)) {
+        counted.push_back(std::move(part));
+      }
+    } else if (tensor_parallel.rank() == 0) {
+      counted.push_back(gradient);
     }
   }
-  return sum;
+  return counted;
 }
 
-ModelSource model_source(const Job& job, const SampleSpec& sample) {
-  const int64_t classes = classes_of(job, sample);
-  return {
-      .layers = model_layers(job.model, sample.input_shape, classes),
-      .parameters = list_parameters(job.model, sample.input_shape, classes),
-      .sample = sample,
-      .classes = classes};
+SumOverRanks sum_over(const std::vector<Group>& groups) {
+  return [groups](torch::Tensor& squared_norm) {
+    for (const auto& group : groups) {
+      group.all_reduce(squared_norm, ReduceOp::sum, {.label = "gradient norm"})
+          .wait();
+    }
+  };
 }
 
-ModelSource model_source(
-    const Job& job, const LayerList& given, const SampleSpec& sample) {
-  LayerList layers = in_dtype(given, dtype_of(job.model.dtype));
-  for (const auto& tie : find_ties(layers, build_on_meta)) {
-    layers.tie(tie.first, tie.second);
+std::optional<NonFinite> earliest(
+    const std::optional<NonFinite>& found,
+    const std::vector<std::string>& layers,
+    const Group& group,
+    torch::Device device) {
+  if (group.size() == 1) return found;
+  std::vector<std::string> lines;
+  if (found) lines = {found->layer, found->what};
+  const auto all = gather_lines(lines, group, device, "first NaN");
+  // A broken parameter of one rank breaks the output of all.
+  const auto position = [&](const NonFinite& one) {
+    return std::pair(
+        one.layer == "input"
+            ? layers.begin()
+            : std::find(layers.begin(), layers.end(), one.layer),
+        one.what == "output");
+  };
+  std::optional<NonFinite> first;
+  for (const auto& one : all) {
+    if (one.empty()) continue;
+    const NonFinite here{one[0], one[1]};
+    if (!first || position(here) < position(*first)) first = here;
   }
-  ModelSource source{
-      .layers = layers, .sample = sample, .classes = classes_of(job, sample)};
-  for (const auto& group : tied_groups(layers)) {
-    for (size_t i = 1; i < group.names.size(); ++i) {
-      source.first_names[group.names[i]] = group.names[0];
-    }
-  }
-  for (const auto& definition : layers.layers()) {
-    const BuiltLayer layer = build_on_meta(definition);
-    if (!layer.module) continue;
-    const auto parameters = layer.module->named_parameters();
-    for (const auto& [name, tensor] : state_dict(*layer.module)) {
-      if (source.first_names.count(definition.name + "." + name) > 0) continue;
-      const bool trained = parameters.contains(name);
-      source.parameters.push_back(
-          {.name = definition.name + "." + name,
-           .shape = tensor.sizes().vec(),
-           .kind = trained ? ParameterInfo::Kind::parameter
-                           : ParameterInfo::Kind::buffer,
-           .dtype = tensor.is_floating_point() ? job.model.dtype : "int64"});
-    }
-  }
-  return source;
+  return first;
 }
 
 void announce(
     const ModelPlace& place, const std::vector<std::string>& lines) {
   if (!place.announce) return;
   for (const auto& line : lines) place.announce(line);
-}
-
-bool counts_units(const Dataset& dataset) {
-  const SampleSpec spec = dataset.spec();
-  return dataset.may_skip() || (is_text(spec) && !spec.every_target_counts);
-}
-
-std::vector<TensorSpec>
-input_specs(const Job& job, const ModelSource& source, int64_t samples) {
-  const bool text = is_text(source.sample);
-  std::vector<TensorSpec> specs = {
-      {batch_shape(samples, source.sample.input_shape),
-       text ? torch::kInt64 : dtype_of(job.model.dtype)}};
-  for (const auto& more : source.sample.more) {
-    specs.push_back({batch_shape(samples, more.shape), more.dtype});
-  }
-  if (draws_masks(job)) specs.push_back({{samples}, torch::kInt64});
-  return specs;
-}
-
-bool draws_masks(const Job& job) {
-  return job.model.dropout > 0;
 }
 
 std::unique_ptr<ParallelModel>

@@ -9,27 +9,27 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/data/dataset.h"
-#include "echelon/models/layer_cost.h"
-#include "echelon/models/layer_list.h"
 #include "echelon/models/network.h"
-#include "echelon/models/parameter_list.h"
+#include "echelon/models/sharded_module.h"
 #include "echelon/optim/clip.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/data/distributed_data_parallel.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/train/job.h"
+#include "echelon/train/model_source.h"
 #include "echelon/train/objective.h"
 
 namespace echelon {
 
-/// Ranks with the same samples (those of one pipeline) call everything together,
-/// with the same batches. Each sample's loss is counted on one of them alone: sum
-/// a Score over the world.
+/// Ranks with the same samples (those that hold parts of one copy of the model)
+/// call everything together, with the same batches. Each sample's loss is counted
+/// on one of them alone: sum a Score over the world.
 ///
 /// What is minimised is the objective's loss (objective.h), summed over the units
 /// of all ranks and divided by their number, whatever the layout.
@@ -49,7 +49,7 @@ class ParallelModel {
   virtual Score evaluate(const Batch& batch) = 0;
 
   /// The first layer, in the order of computation, with a NaN or an infinity;
-  /// the same on all ranks of one pipeline.
+  /// the same on all ranks with these samples.
   virtual std::optional<NonFinite> find_nonfinite(const Batch& batch) = 0;
 
   /// The parameters that this rank updates, by name, each tensor once. One that
@@ -57,49 +57,19 @@ class ParallelModel {
   virtual NamedTensors parameters() const = 0;
   /// Parameters and buffers that live here, as a state dict has them.
   virtual NamedTensors state() const = 0;
+  /// Of the tensors of which a part lives here, which part that is; those that
+  /// are not among them are whole.
+  virtual std::map<std::string, ParameterShard> shards() const { return {}; }
 
-  /// For the norm of all gradients: sums over the ranks that hold other parts of
-  /// the model. Null when all of it is here.
-  virtual SumOverRanks sum_over_parts() const { return nullptr; }
+  /// For the norm of all gradients, as they are now. Nothing when all of the
+  /// model is here.
+  virtual std::optional<SharedOutGradients> shared_out_gradients() const {
+    return std::nullopt;
+  }
 
   /// How the model was cut, a line per part; empty when it was not.
   virtual std::vector<std::string> describe() const { return {}; }
 };
-
-/// A model to train: its layers, and every parameter and buffer by name, in the
-/// order of a state dict; tied ones once, by the first of their names.
-struct ModelSource {
-  LayerList layers;
-  std::vector<ParameterInfo> parameters;
-  SampleSpec sample;    // what it is trained on
-  int64_t classes = 0;  // that it tells apart, or words
-  /// The other names of tied parameters, and the first one of each.
-  std::map<std::string, std::string> first_names;
-
-  /// The name in `parameters` of the tensor that a part calls `name`.
-  const std::string& first_name(const std::string& name) const;
-
-  /// Elements of all parameters, buffers left out.
-  int64_t num_parameters() const;
-};
-
-/// The model that job.model names.
-ModelSource model_source(const Job& job, const SampleSpec& sample);
-/// A user's own list, whose first layer takes [batch, *sample.input_shape] and
-/// whose last returns the scores of the classes. Ties that were not declared are
-/// found.
-ModelSource model_source(
-    const Job& job, const LayerList& layers, const SampleSpec& sample);
-
-/// Whether ranks have to ask each other how many units a batch of this data has.
-bool counts_units(const Dataset& dataset);
-
-/// Whether the model's layers draw random masks: then batches have keys.
-bool draws_masks(const Job& job);
-
-/// A batch of so many samples, as the model's first layer takes it.
-std::vector<TensorSpec>
-input_specs(const Job& job, const ModelSource& source, int64_t samples);
 
 /// What a model is built from, beside the job.
 struct ModelPlace {
@@ -118,16 +88,33 @@ struct ModelPlace {
 std::unique_ptr<ParallelModel>
 make_parallel_model(const Job& job, const ModelPlace& place);
 
+/// The ranks that compute each layer together.
+TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups);
+
+/// What this rank counts of the gradients of `parameters`: of those that are cut
+/// what it owns, of whole ones all on the group's first rank.
+///
+///   leave_out  parameters that another rank counts
+std::vector<torch::Tensor> counted_gradients(
+    const NamedTensors& parameters,
+    const std::map<std::string, ParameterShard>& shards,
+    const Group& tensor_parallel,
+    const std::set<std::string>& leave_out = {});
+
+/// Sums a number over each of the groups, one after the other.
+SumOverRanks sum_over(const std::vector<Group>& groups);
+
+/// Of the findings of a group's ranks the one in the earliest of `layers`. Every
+/// rank of the group calls this and gets the same.
+std::optional<NonFinite> earliest(
+    const std::optional<NonFinite>& found,
+    const std::vector<std::string>& layers,
+    const Group& group,
+    torch::Device device);
+
 /// Tells place.announce, where there is one.
 void announce(
     const ModelPlace& place, const std::vector<std::string>& lines);
-
-/// Floating-point parameters and buffers; Module::to would turn the counters of
-/// batches into floating point as well.
-void to_dtype(torch::nn::Module& module, torch::Dtype dtype);
-
-/// "float64" -> torch::kFloat64.
-torch::Dtype dtype_of(const std::string& name);
 
 /// One constructor per strategy; make_parallel_model chooses.
 std::unique_ptr<ParallelModel>

@@ -5,8 +5,8 @@
 #include "echelon/error.h"
 #include "echelon/models/ties.h"
 #include "echelon/models/weights.h"
-#include "echelon/parallel/data/coalesced.h"
 #include "echelon/parallel/pipeline/pipeline.h"
+#include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/train/model_cut.h"
 #include "echelon/train/parallel_model.h"
 #include "echelon/train/pipeline_schedule.h"
@@ -68,24 +68,29 @@ class PipelineModel : public ParallelModel {
   std::optional<NonFinite> find_nonfinite(const Batch& batch) override;
   NamedTensors parameters() const override;
   NamedTensors state() const override;
-  SumOverRanks sum_over_parts() const override;
+  std::map<std::string, ParameterShard> shards() const override;
+  std::optional<SharedOutGradients> shared_out_gradients() const override;
   std::vector<std::string> describe() const override { return cut_.lines; }
 
  private:
   struct Stage {
     std::shared_ptr<Network> network;
     std::unique_ptr<DataParallelModule> parallel;
+    std::unique_ptr<SharedGradients> shared;
     std::unique_ptr<NoSync> local;  // while a step runs
   };
 
   void build_stages(const Job& job);
   PipelineStage pipeline_stage(int32_t index, const Stage& stage);
   std::vector<Batch> microbatches(const Batch& batch) const;
+  // Ranks that compute each layer together have one score.
+  bool counted_here() const { return tensor_.rank() == 0; }
   // What the first stage takes; nothing on ranks without it.
   std::vector<Tensors> inputs(const std::vector<Batch>& microbatches) const;
 
   const Group group_;  // the pipeline
   const Group data_;   // the ranks with this rank's stages and other samples
+  const TensorParallel tensor_;  // those that compute these layers with it
   torch::Device device_;
   torch::Dtype dtype_;
   Schedule schedule_;
@@ -100,13 +105,14 @@ class PipelineModel : public ParallelModel {
 PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
     : group_(place.groups.along(Axis::pp)),
       data_(place.groups.data()),
+      tensor_(tensor_parallel(job, place.groups)),
       device_(place.world.device()),
       dtype_(dtype_of(job.model.dtype)),
       schedule_(pipeline_schedule(job)),
       objective_(objective_for(
-          place.source.sample, place.source.classes, TensorParallel{})),
-      layers_(place.source.layers),
-      cut_(cut_into_stages(job, place.source, schedule_, place.world)) {
+          place.source.sample, place.source.classes, tensor_)),
+      layers_(place.source.cut(tensor_)),
+      cut_(cut_into_stages(job, place, schedule_)) {
   announce(place, cut_.lines);
   build_stages(job);
   std::vector<PipelineStage> stages;
@@ -141,6 +147,7 @@ void PipelineModel::build_stages(const Job& job) {
     stage.network->train();
     stage.parallel = std::make_unique<DataParallelModule>(
         *stage.network, data_, data_parallel_options(job));
+    stage.shared = std::make_unique<SharedGradients>(*stage.network, tensor_);
     stages_.emplace(index, std::move(stage));
   }
 }
@@ -193,11 +200,14 @@ Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
       inputs(pieces), [&](const Tensors& outputs, int64_t microbatch) {
         const auto& targets = pieces[static_cast<size_t>(microbatch)].targets;
         const auto sum = objective_->loss_sum(outputs, targets);
-        objective_->add_to(score, outputs, targets, sum);
+        objective_->add_loss(score, sum, targets);
         return sum * scale;
       });
-  for (auto& [_, stage] : stages_) stage.local.reset();
-  return score;
+  for (auto& [_, stage] : stages_) {
+    stage.local.reset();
+    stage.shared->finish();
+  }
+  return counted_here() ? score : Score{};
 }
 
 Score PipelineModel::evaluate(const Batch& raw) {
@@ -210,12 +220,9 @@ Score PipelineModel::evaluate(const Batch& raw) {
   const auto outputs = pipeline_->evaluate(inputs(pieces));
   for (auto& [_, stage] : stages_) stage.network->train();
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const auto& targets = pieces[i].targets;
-    objective_->add_to(
-        score, outputs[i], targets,
-        objective_->loss_sum(outputs[i], targets));
+    objective_->evaluate(score, outputs[i], pieces[i].targets);
   }
-  return score;
+  return counted_here() ? score : Score{};
 }
 
 std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
@@ -223,22 +230,9 @@ std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
   probe_->begin();
   pipeline_->evaluate(inputs(microbatches(batch)));
   const auto found = probe_->end();
-  // Of all stages' findings the one of the earliest layer.
-  std::vector<std::string> lines;
-  if (found) lines = {found->layer, found->what};
-  const auto all = gather_lines(lines, group_, device_, "first NaN");
-  const auto position = [&](const std::string& layer) {
-    return std::find(cut_.layers.begin(), cut_.layers.end(), layer);
-  };
-  std::optional<NonFinite> first;
-  for (const auto& one : all) {
-    if (one.empty()) continue;
-    if (one[0] == "input") return NonFinite{one[0], one[1]};
-    if (!first || position(one[0]) < position(first->layer)) {
-      first = NonFinite{one[0], one[1]};
-    }
-  }
-  return first;
+  return earliest(
+      earliest(found, cut_.layers, tensor_.group, device_), cut_.layers,
+      group_, device_);
 }
 
 NamedTensors PipelineModel::parameters() const {
@@ -260,19 +254,18 @@ NamedTensors PipelineModel::state() const {
   return all;
 }
 
-SumOverRanks PipelineModel::sum_over_parts() const {
-  return [this](torch::Tensor& squared_norm) {
-    // What an earlier stage owns is counted there.
-    for (const auto& [name, parameter] : parameters()) {
-      if (pipeline_->duplicates().count(name) > 0 &&
-          parameter.grad().defined()) {
-        squared_norm -=
-            parameter.grad().to(torch::kFloat64).square().sum();
-      }
-    }
-    group_.all_reduce(squared_norm, ReduceOp::sum, {.label = "gradient norm"})
-        .wait();
-  };
+std::map<std::string, ParameterShard> PipelineModel::shards() const {
+  std::map<std::string, ParameterShard> all;
+  for (const auto& [_, stage] : stages_) all.merge(shards_of(*stage.network));
+  return all;
+}
+
+std::optional<SharedOutGradients> PipelineModel::shared_out_gradients() const {
+  // What is tied to a parameter of an earlier stage is counted there.
+  return SharedOutGradients{
+      .counted = counted_gradients(
+          parameters(), shards(), tensor_.group, pipeline_->duplicates()),
+      .sum = sum_over({tensor_.group, group_})};
 }
 
 }  // namespace

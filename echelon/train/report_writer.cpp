@@ -95,6 +95,7 @@ void write_run_report(
   input.metrics = summary.steps;
   input.evaluations = summary.evaluations;
   input.timeline = merge_spans(std::move(ranks), input.title);
+  input.tensor = summary.tensor;
   input.total_seconds = summary.seconds;
   input.outcome = summary.outcome;
   write_chrome_trace(folder / "timeline.json", input.timeline);

@@ -8,6 +8,7 @@
 
 #include "echelon/comm/world.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/timeline/tensor_cut.h"
 #include "echelon/timeline/timeline.h"
 #include "echelon/train/job.h"
 
@@ -19,6 +20,7 @@ struct RunSummary {
   std::vector<EvaluationMetrics> evaluations;
   int64_t num_parameters = 0;
   std::vector<std::string> cut;                // ParallelModel::describe()
+  TensorCut tensor;                            // of rank 0's group
   int64_t skipped = 0;                         // samples left out
   std::string outcome;                         // empty: finished
 };

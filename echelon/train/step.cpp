@@ -20,11 +20,12 @@ double TrainingState::update(
     int64_t step, bool measure_norm, Recorder* recorder) {
   ScopedSpan span(recorder, "compute", "optimizer", SpanKind::optimizer);
   double norm = 0;
-  const auto sum = model_->sum_over_parts();
-  if (options_.clip_norm > 0) {
-    norm = clip_gradients(optimizer_->parameters(), options_.clip_norm, sum);
-  } else if (measure_norm) {
-    norm = gradient_norm(optimizer_->parameters(), sum);
+  if (options_.clip_norm > 0 || measure_norm) {
+    const auto shared = model_->shared_out_gradients();
+    const auto* parts = shared ? &*shared : nullptr;
+    norm = options_.clip_norm > 0
+        ? clip_gradients(optimizer_->parameters(), options_.clip_norm, parts)
+        : gradient_norm(optimizer_->parameters(), parts);
   }
   optimizer_->set_learning_rate(
       options_.learning_rate * schedule_.factor(step));

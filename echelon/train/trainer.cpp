@@ -15,6 +15,7 @@
 #include "echelon/error.h"
 #include "echelon/checkpoint/tensor_file.h"
 #include "echelon/models/parameter_list.h"
+#include "echelon/train/describe_cut.h"
 #include "echelon/train/gather_state.h"
 #include "echelon/train/report_writer.h"
 
@@ -51,7 +52,7 @@ class Loop {
       const Job& job,
       World& world,
       std::filesystem::path folder,
-      const LayerList* layers);
+      const LayerFactory& layers);
   TrainResult run();
 
  private:
@@ -63,6 +64,7 @@ class Loop {
   void record(
       const StepSums& sums, Position position, double norm, double started,
       double data_seconds);
+  void warn_of_slow_links() const;
   void evaluate();
   [[noreturn]] void fail_numeric(const Batch& batch, const StepSums& sums);
   void finish();
@@ -110,7 +112,7 @@ LoaderOptions Loop::loader_options(
   options.training = training;
   options.workers = job_.data.workers;
   options.prefetch = job_.data.prefetch;
-  options.sample_keys = draws_masks(job_);
+  options.sample_keys = draws_masks(job_, data_.train->spec());
   return options;
 }
 
@@ -118,7 +120,7 @@ Loop::Loop(
     const Job& job,
     World& world,
     std::filesystem::path folder,
-    const LayerList* layers)
+    const LayerFactory& layers)
     : job_(job),
       world_(world),
       folder_(std::move(folder)),
@@ -127,9 +129,8 @@ Loop::Loop(
       loader_(*data_.train, loader_options(data_.train_samples, true)),
       total_steps_(total_steps(job, loader_.batches_per_epoch())),
       source_(
-          layers == nullptr
-              ? model_source(job, data_.train->spec())
-              : model_source(job, *layers, data_.train->spec())),
+          layers ? model_source(job, layers, data_.train->spec())
+                 : model_source(job, data_.train->spec())),
       counts_tokens_(is_text(source_.sample)),
       // The first steps are not typical: buckets are cut anew, memory is new.
       recorder_(
@@ -144,10 +145,26 @@ Loop::Loop(
            }},
           total_steps_) {
   if (!first()) return;
+  warn_of_slow_links();
   metrics_ = std::make_unique<MetricsWriter>(folder_ / "metrics.jsonl");
   ProgressOptions options = progress_options_for(1);
   options.every = job.train.log_every;
   progress_ = std::make_unique<Progress>(total_steps_, options);
+}
+
+// Ranks that compute each layer together talk several times a layer.
+void Loop::warn_of_slow_links() const {
+  const int64_t tp = job_.layout.tp;
+  if (tp == 1 || world_.size() == world_.local_size() ||
+      world_.local_size() % tp == 0) {
+    return;
+  }
+  std::fprintf(
+      stderr,
+      "warning: [layout] tp=%lld: a host has %d ranks, so that some groups of "
+      "%lld lie on two hosts; tp is fast where its ranks share a host\n",
+      static_cast<long long>(tp), world_.local_size(),
+      static_cast<long long>(tp));
 }
 
 TrainResult Loop::run() {
@@ -407,6 +424,7 @@ void Loop::finish() {
   if (stop_) summary.outcome = "stopped by the user";
   summary.cut = state_.model().describe();
   summary.num_parameters = source_.num_parameters();
+  if (first()) summary.tensor = describe_cut(job_, source_);
   keeping(folder_, [&] {
     write_run_report(job_, world_, folder_, recorder_.take(), summary);
   });
@@ -425,9 +443,18 @@ TrainResult train(
     const Job& job,
     World& world,
     const std::filesystem::path& folder,
-    const LayerList* layers) {
+    const LayerFactory& layers) {
   at::set_num_threads(threads_per_rank(job, world));
   return Loop(job, world, folder, layers).run();
+}
+
+TrainResult train(
+    const Job& job,
+    World& world,
+    const std::filesystem::path& folder,
+    const LayerList* layers) {
+  return train(
+      job, world, folder, layers ? whole_layers(*layers) : LayerFactory());
 }
 
 }  // namespace echelon

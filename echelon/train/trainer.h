@@ -18,6 +18,7 @@
 #include "echelon/timeline/progress.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/train/job.h"
+#include "echelon/train/model_source.h"
 #include "echelon/train/step.h"
 
 namespace echelon {
@@ -36,12 +37,19 @@ struct TrainResult {
 /// DataError for a broken sample, CommError when a peer is lost.
 ///
 /// `layers`: a list of the caller's own in place of job.model; its first layer
-/// takes the data's samples, its last returns a score for each class.
+/// takes the data's samples, its last returns a score for each class (or for each
+/// word, of each token). Given as a function of the tensor-parallel ranks, it may
+/// be cut over them (model_source.h).
 TrainResult train(
     const Job& job,
     World& world,
     const std::filesystem::path& folder,
     const LayerList* layers = nullptr);
+TrainResult train(
+    const Job& job,
+    World& world,
+    const std::filesystem::path& folder,
+    const LayerFactory& layers);
 
 /// From now on SIGINT and SIGTERM ask the loop to end after the current step; a
 /// second one ends the process at once.

@@ -24,6 +24,7 @@ struct Snapshot {
   double count = 0;
   std::map<std::string, torch::Tensor> gradients;
   std::map<std::string, torch::Tensor> parameters;
+  std::map<std::string, ParameterShard> shards;  // of those that are cut
 };
 
 /// The job's steps as the layout of `groups` does them.
@@ -50,6 +51,9 @@ class Run {
     snapshot.loss_sum = score.loss_sum;
     snapshot.count = static_cast<double>(score.count);
     const NamedTensors parameters = state_.model().parameters();
+    for (const auto& [name, shard] : state_.model().shards()) {
+      snapshot.shards.emplace(source_.first_name(name), shard);
+    }
     for (const auto& [own_name, parameter] : parameters) {
       const std::string& name = source_.first_name(own_name);
       auto& gradient = parameter.mutable_grad();
@@ -81,7 +85,7 @@ class Run {
     options.seed = job.train.seed;
     options.shuffle = job.data.shuffle;
     options.workers = job.data.workers;
-    options.sample_keys = draws_masks(job);
+    options.sample_keys = draws_masks(job, data.train->spec());
     return options;
   }
 
@@ -121,8 +125,15 @@ std::vector<double> compare(
       if (expected != nullptr) one.copy_(expected->at(info.name));
       world.group().broadcast(one, 0);
       const auto found = own.find(info.name);
-      differences.push_back(
-          found == own.end() ? 0 : relative(found->second, one));
+      if (found == own.end()) {
+        differences.push_back(0);
+        continue;
+      }
+      const auto shard = mine.shards.find(info.name);
+      differences.push_back(relative(
+          found->second,
+          shard == mine.shards.end() ? one
+                                     : slice_of(one, shard->second.shard)));
     }
   };
   compare_all(mine.gradients, reference ? &reference->gradients : nullptr);
@@ -148,15 +159,14 @@ VerifyResult verify(
     const Job& given,
     World& world,
     const VerifyOptions& options,
-    const LayerList* layers) {
+    const LayerFactory& layers) {
   Job job = given;
   job.model.dtype = "float64";
   const MeshGroups groups(world, job.layout);
   const TrainingData data = open_data(job.data, job.train.seed);
   const SampleSpec sample = data.train->spec();
-  const ModelSource source = layers == nullptr
-      ? model_source(job, sample)
-      : model_source(job, *layers, sample);
+  const ModelSource source = layers ? model_source(job, layers, sample)
+                                    : model_source(job, sample);
   const auto list = trained_parameters(source);
   const MeshGroups alone = MeshGroups::alone(world);
 
@@ -235,6 +245,15 @@ VerifyResult verify(
                   "\" rounds gradients; set it to \"none\"";
   }
   return result;
+}
+
+VerifyResult verify(
+    const Job& job,
+    World& world,
+    const VerifyOptions& options,
+    const LayerList* layers) {
+  return verify(
+      job, world, options, layers ? whole_layers(*layers) : LayerFactory());
 }
 
 std::string to_text(const VerifyResult& result, const VerifyOptions& options) {

@@ -8,6 +8,7 @@
 #include "echelon/comm/world.h"
 #include "echelon/models/layer_list.h"
 #include "echelon/train/job.h"
+#include "echelon/train/model_source.h"
 
 namespace echelon {
 
@@ -41,13 +42,19 @@ struct VerifyResult {
 /// world calls this and gets the same result. Random augmentations depend on
 /// the sample alone, so they agree.
 ///
-/// `layers`: a list of the caller's own in place of job.model; its first layer
-/// takes the data's samples.
+/// Parts of a tensor are compared with the same part of the whole one.
+///
+/// `layers`: a list of the caller's own in place of job.model, as in trainer.h.
 VerifyResult verify(
     const Job& job,
     World& world,
     const VerifyOptions& options,
     const LayerList* layers = nullptr);
+VerifyResult verify(
+    const Job& job,
+    World& world,
+    const VerifyOptions& options,
+    const LayerFactory& layers);
 
 /// As a table for people, the verdict in its last line, or as one JSON object.
 std::string to_text(const VerifyResult& result, const VerifyOptions& options);

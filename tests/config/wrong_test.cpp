@@ -185,6 +185,7 @@ class WrongConfiguration : public testing::TestWithParam<std::string> {
     folder_ = ::mkdtemp(name.data());
     before_ = fs::current_path();
     fs::current_path(folder_);
+    ::setenv("ECHELON_CACHE", (folder_ / "cache").c_str(), 1);
     make_files(folder_);
   }
   static void TearDownTestSuite() {

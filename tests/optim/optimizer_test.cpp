@@ -272,14 +272,33 @@ TEST(Clip, SumsOverRanksBeforeTheRoot) {
   auto a = leaf(torch::zeros({1}));
   set_gradient(a, torch::full({1}, 3.0));
   int calls = 0;
-  const double norm = clip_gradients({a}, 1.0, [&](torch::Tensor& squared) {
+  SharedOutGradients shared;
+  shared.counted = {a.grad()};
+  shared.sum = [&](torch::Tensor& squared) {
     ++calls;
     EXPECT_EQ(squared.scalar_type(), torch::kFloat64);
     squared += 16.0;  // the other rank's part
-  });
+  };
+  const double norm = clip_gradients({a}, 1.0, &shared);
   EXPECT_EQ(calls, 1);
   EXPECT_DOUBLE_EQ(norm, 5.0);
   EXPECT_NEAR(a.grad().item<float>(), 0.6, 1e-6);
+}
+
+TEST(Clip, CountsWhatIsCountedHereAndScalesAll) {
+  auto a = leaf(torch::zeros({4}));
+  auto copy = leaf(torch::zeros({2}));
+  set_gradient(a, torch::tensor({3.0f, 4.0f, 100.0f, 100.0f}));
+  set_gradient(copy, torch::tensor({7.0f, 7.0f}));
+  const SharedOutGradients shared{.counted = {a.grad().narrow(0, 0, 2)}};
+  EXPECT_DOUBLE_EQ(gradient_norm({a, copy}, &shared), 5.0);
+  EXPECT_DOUBLE_EQ(clip_gradients({a, copy}, 2.5, &shared), 5.0);
+  EXPECT_NEAR(a.grad()[3].item<float>(), 50.0f, 1e-4f);
+  EXPECT_NEAR(copy.grad()[0].item<float>(), 3.5f, 1e-5f);
+  // A rank that counts nothing asks the others all the same.
+  const SharedOutGradients none{
+      .sum = [](torch::Tensor& squared) { squared += 9.0; }};
+  EXPECT_DOUBLE_EQ(gradient_norm({a}, &none), 3.0);
 }
 
 TEST(Clip, LeavesGradientsThatAreNotFinite) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/timeline/text_file.h"
 #include "tests/launch/process.h"
 #include "tests/launch/two_hosts.h"
 
@@ -48,6 +50,53 @@ TEST(Verify, ADifferenceIsTheLastWord) {
   EXPECT_THAT(out.substr(out.rfind('\n', out.size() - 2) + 1),
               StartsWith("DIFFERENT: "));
   EXPECT_EQ(differ.err(), "");
+}
+
+// ------------------------------------------------------- in three dimensions
+
+// A small gpt on the bytes of a file, cut along all three axes.
+class ThreeDimensions : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(
+    Ranks,
+    ThreeDimensions,
+    testing::Values("processes", "threads"),
+    [](const auto& info) { return info.param; });
+
+TEST_P(ThreeDimensions, VerifiesAndTrains) {
+  TempFolder folder;
+  const std::string config = folder.path() + "/gpt.toml";
+  const std::string run = folder.path() + "/run";
+  std::ofstream(config)
+      << "[model]\nname = \"gpt\"\nlayers = 2\nhidden_size = 20\nheads = 5\n"
+         "max_positions = 16\n[data]\nname = \"text\"\nsources = "
+         "[\"" ECHELON_SOURCE_DIR "/README.md\"]\nsequence = 16\n"
+         "[train]\nsteps = 4\nbatch = 16\nrun = \""
+      << run << "\"\n";
+  const Words layout = {
+      config, "--layout", "dp=2,pp=2,tp=2", "--set",
+      "layout.sequence_parallel=true", "--set", "layout.microbatches=4", "-n",
+      "8", "--ranks", GetParam()};
+  const Words cache = {"ECHELON_CACHE=" + folder.path() + "/cache"};
+  Command verify(Words{kEchelon, "verify", "--steps", "2"} + layout, cache);
+  EXPECT_EQ(verify.wait(), 0) << verify.out() << verify.err();
+  EXPECT_THAT(verify.out(), HasSubstr("equal: "));
+
+  Command train(Words{kEchelon, "train"} + layout, cache);
+  EXPECT_EQ(train.wait(), 0) << train.out() << train.err();
+  EXPECT_THAT(train.out(), HasSubstr("tokens/s"));
+  EXPECT_THAT(train.out(), HasSubstr("\nperplexity "));
+  EXPECT_THAT(
+      train.out(), HasSubstr("stage 1 (pipeline rank 1): transformer.h."));
+  const auto metrics = read_metrics(run + "/metrics.jsonl");
+  ASSERT_EQ(metrics.steps.size(), 4u);
+  EXPECT_GT(metrics.steps[0].tokens_per_second.value_or(0), 0);
+  const double loss = metrics.evaluations.at(0).loss;
+  EXPECT_NEAR(
+      metrics.evaluations[0].perplexity.value_or(0), std::exp(loss), 1e-6);
+  EXPECT_TRUE(fs::exists(run + "/checkpoints/last.safetensors"));
+  EXPECT_THAT(
+      read_text_file(run + "/report.html"),
+      HasSubstr("Held-out perplexity"));
 }
 
 // ------------------------------------------------- a disk that becomes full

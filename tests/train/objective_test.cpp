@@ -83,7 +83,7 @@ TEST(NextToken, CountsTokensThatHaveATarget) {
   const auto sum = objective->loss_sum({scores}, batch.targets);
   EXPECT_NEAR(sum.item<double>(), expected, 1e-12);
   Score score;
-  objective->add_to(score, {scores}, batch.targets, sum);
+  objective->evaluate(score, {scores}, batch.targets);
   EXPECT_NEAR(score.loss_sum, expected, 1e-12);
   EXPECT_EQ(score.count, 15);
   EXPECT_EQ(score.samples, 6);
@@ -155,7 +155,8 @@ Result gradients_of(Job job) {
   std::mutex mutex;
   run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
     const MeshGroups groups(world, job.layout);
-    const ModelSource source = model_source(job, bigrams(), text_spec());
+    const ModelSource source = 
+        model_source(job, whole_layers(bigrams()), text_spec());
     const auto model = make_parallel_model(job, {source, world, groups});
     const int64_t share = 6 / groups.data().size();
     const Batch own = piece_of(all, groups.data_index() * share, share);

@@ -1,23 +1,48 @@
-// Training with layers that are cut over ranks.
+// Layers that are cut over ranks, in the training loop and in verify: against
+// one device, and beside data parallelism and pipelines.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "echelon/checkpoint/tensor_file.h"
 #include "echelon/comm/world.h"
+#include "echelon/error.h"
+#include "echelon/models/initialize.h"
 #include "echelon/models/layer_cost.h"
 #include "echelon/parallel/tensor/linear.h"
+#include "echelon/schedule/options.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/train/parallel_model.h"
+#include "echelon/train/trainer.h"
+#include "echelon/train/verify.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace {
 
+using testing::AllOf;
+using testing::HasSubstr;
+
 // Two matrices, cut by outputs and by inputs.
 LayerList block(const TensorParallel& parallel) {
   LayerList layers;
-  layers.add("up", [=] {
-    return std::make_shared<ColumnParallelLinear>(
-        LinearShape{.in = 6, .out = 9}, parallel, "up");
-  }, [](ColumnParallelLinear& up, torch::Tensor x) {
-    return up.forward(x, 20);
-  });
+  layers.add(
+      "up",
+      [=] {
+        return std::make_shared<ColumnParallelLinear>(
+            LinearShape{.in = 6, .out = 9}, parallel, "up");
+      },
+      [](ColumnParallelLinear& up, torch::Tensor x) {
+        return up.forward(x, 20);
+      });
   layers.add("down", [=] {
     return std::make_shared<RowParallelLinear>(
         LinearShape{.in = 9, .out = 6}, parallel, "down");
@@ -29,20 +54,371 @@ LayerList block(const TensorParallel& parallel) {
 TEST(CountLayers, AsksNoOtherRank) {
   run_ranks(2, [](World& world) {
     if (world.rank() == 1) return;
-    TensorParallel parallel{world.group(), {}};
-    auto costs = count_layers(block(parallel), {{{20, 6}}});
-    EXPECT_EQ(costs[0].parameters, 5 * 6 + 5);
-    EXPECT_EQ(costs[1].parameters, 6 * 5 + 6);
-    EXPECT_DOUBLE_EQ(costs[0].forward_flops, 2.0 * 20 * 6 * 5);
-    EXPECT_EQ(costs[1].outputs[0].shape, (std::vector<int64_t>{20, 6}));
+    for (const auto& group : {world.group(), Group::silent("tp", 0, 2)}) {
+      TensorParallel parallel{group, {}};
+      auto costs = count_layers(block(parallel), {{{20, 6}}});
+      EXPECT_EQ(costs[0].parameters, 5 * 6 + 5);
+      EXPECT_EQ(costs[1].parameters, 6 * 5 + 6);
+      EXPECT_DOUBLE_EQ(costs[0].forward_flops, 2.0 * 20 * 6 * 5);
+      EXPECT_EQ(costs[1].outputs[0].shape, (std::vector<int64_t>{20, 6}));
 
-    parallel.options.sequence_parallel = true;
-    costs = count_layers(block(parallel), {{{10, 6}}});
-    EXPECT_EQ(costs[0].outputs[0].shape, (std::vector<int64_t>{20, 5}));
-    EXPECT_EQ(costs[1].outputs[0].shape, (std::vector<int64_t>{10, 6}));
-    EXPECT_GT(costs[1].backward_flops, costs[1].forward_flops);
+      parallel.options.sequence_parallel = true;
+      costs = count_layers(block(parallel), {{{10, 6}}});
+      EXPECT_EQ(costs[0].outputs[0].shape, (std::vector<int64_t>{20, 5}));
+      EXPECT_EQ(costs[1].outputs[0].shape, (std::vector<int64_t>{10, 6}));
+      EXPECT_GT(costs[1].backward_flops, costs[1].forward_flops);
+    }
     EXPECT_EQ(world.history().count(), 0U);
   });
+}
+
+// Writes normal numbers by the names of the whole list.
+void draw(torch::nn::Module& module, const std::string& layer, uint64_t seed) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& item : module.named_parameters()) {
+    fill_normal(item.value(), seed, layer + "." + item.key(), 0, 0.3);
+  }
+}
+
+// Adds a layer whose first values are drawn.
+template <class Build, class Forward>
+void add_drawn(
+    LayerList& layers,
+    const std::string& name,
+    Build build,
+    Forward forward) {
+  LayerList one;
+  one.add(name, std::move(build), std::move(forward));
+  LayerDefinition definition = one[0];
+  definition.initialize = [name](torch::nn::Module& module, uint64_t seed) {
+    draw(module, name, seed);
+  };
+  layers.add_definition(std::move(definition));
+}
+
+// For the digits. Widths that do not divide; a matrix that is cut by outputs, one
+// by inputs, a layer that every rank has whole, and scores that are put together.
+LayerList cut_list(const TensorParallel& parallel) {
+  LayerList layers;
+  add_drawn(
+      layers, "up",
+      [=] {
+        return std::make_shared<ColumnParallelLinear>(
+            LinearShape{.in = 64, .out = 13}, parallel, "up");
+      },
+      [](ColumnParallelLinear& up, torch::Tensor x) {
+        return torch::tanh(up.forward(x.flatten(1)));
+      });
+  add_drawn(
+      layers, "down",
+      [=] {
+        return std::make_shared<RowParallelLinear>(
+            LinearShape{.in = 13, .out = 7}, parallel, "down");
+      },
+      [](RowParallelLinear& down, torch::Tensor x) { return down.forward(x); });
+  layers.add("whole", [] { return torch::nn::Linear(7, 11); });
+  add_drawn(
+      layers, "head",
+      [=] {
+        return std::make_shared<ColumnParallelLinear>(
+            LinearShape{.in = 11, .out = 10}, parallel, "head", true);
+      },
+      [](ColumnParallelLinear& head, torch::Tensor x) {
+        return head.forward(torch::tanh(x));
+      });
+  return layers;
+}
+
+Job cut_job(const Layout& layout) {
+  Job job;
+  job.layout = layout;
+  job.train.steps = 5;
+  job.train.batch = 24;
+  job.optimizer.clip_norm = 0.1;
+  return job;
+}
+
+VerifyResult result_of(
+    const Job& job,
+    const LayerFactory& layers = cut_list,
+    const VerifyOptions& options = {.steps = 2}) {
+  VerifyResult result;
+  run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+    const VerifyResult mine = verify(job, world, options, layers);
+    if (world.rank() == 0) result = mine;
+  });
+  return result;
+}
+
+std::string text_of(const Job& job, const VerifyResult& result) {
+  return job.pipeline.schedule + " " + to_string(job.layout) + "\n" +
+         to_text(result, {});
+}
+
+TEST(TensorParallelTraining, EqualsOneDevice) {
+  for (const Layout& layout :
+       {Layout{.tp = 2}, Layout{.tp = 3}, Layout{.tp = 4},
+        Layout{.dp_replicate = 2, .tp = 2}, Layout{.tp = 2, .pp = 2},
+        Layout{.tp = 2, .pp = 3}, Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
+    Job job = cut_job(layout);
+    const auto result = result_of(job);
+    EXPECT_TRUE(result.passed) << text_of(job, result);
+    EXPECT_EQ(result.num_compared, 2 * (1 + 2 * 8)) << text_of(job, result);
+  }
+}
+
+class EverySchedule : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(
+    Kinds,
+    EverySchedule,
+    testing::ValuesIn(schedule_kinds()),
+    [](const auto& info) {
+      std::string name = info.param;
+      std::erase(name, '-');
+      return name;
+    });
+
+TEST_P(EverySchedule, EqualsOneDeviceInThreeDimensions) {
+  Job job = cut_job({.dp_replicate = 2, .tp = 2, .pp = 2});
+  job.pipeline.schedule = GetParam();
+  job.train.batch = 48;
+  const auto result = result_of(job);
+  EXPECT_TRUE(result.passed) << text_of(job, result);
+}
+
+TEST(TensorParallelTraining, AccumulatesAndMayHaveUnevenBatches) {
+  Job job = cut_job({.dp_replicate = 2, .tp = 2});
+  job.train.accumulate = 3;
+  EXPECT_TRUE(result_of(job).passed);
+  job.train.accumulate = 1;
+  job.train.rank_batch = {19, 5};
+  EXPECT_TRUE(result_of(job).passed);
+}
+
+TEST(TensorParallelTraining, APlantedErrorIsFound) {
+  const Job job = cut_job({.tp = 2});
+  for (const char* name : {"up.weight", "down.bias", "whole.weight"}) {
+    const auto result =
+        result_of(job, cut_list, {.steps = 1, .plant_error = name});
+    EXPECT_FALSE(result.passed);
+    EXPECT_EQ(
+        result.worst[0].what, std::string("gradient ") + name);
+  }
+}
+
+// What a rank computes of the layer "down" is wrong by a factor.
+LayerList broken_list(const TensorParallel& parallel, double factor) {
+  LayerList broken;
+  const LayerList layers = cut_list(parallel);
+  for (auto definition : layers.layers()) {
+    if (definition.name == "down" && parallel.rank() == 1) {
+      definition.build = [factor, build = definition.build] {
+        BuiltLayer layer = build();
+        layer.forward = [factor, forward = layer.forward](
+                            const Tensors& inputs) {
+          return forward({inputs[0] * factor});
+        };
+        return layer;
+      };
+    }
+    broken.add_definition(definition);
+  }
+  return broken;
+}
+
+TEST(TensorParallelTraining, AWrongFactorIsFound) {
+  const Job job = cut_job({.tp = 2});
+  const auto right = result_of(job, [](const TensorParallel& parallel) {
+    return broken_list(parallel, 1);
+  });
+  EXPECT_TRUE(right.passed);
+  const auto wrong = result_of(job, [](const TensorParallel& parallel) {
+    return broken_list(parallel, 1 + 1e-6);
+  });
+  EXPECT_FALSE(wrong.passed);
+}
+
+TEST(TensorParallelTraining, AListThatIsNoFunctionCannotBeCut) {
+  const LayerList list = cut_list({});
+  EXPECT_THAT(
+      error_text<ConfigError>([&] {
+        run_ranks(2, [&](World& world) {
+          verify(cut_job({.tp = 2}), world, {}, &list);
+        });
+      }),
+      HasSubstr("tp=2: a list of layers of one's own is cut when it is given"));
+  EXPECT_THAT(
+      error_text<ConfigError>([&] {
+        result_of(cut_job({.tp = 2}), [](const TensorParallel& parallel) {
+          auto layers = cut_list(parallel);
+          if (parallel.size() > 1) layers.add("more", [] {
+            return torch::nn::Tanh();
+          });
+          return layers;
+        });
+      }),
+      HasSubstr("has 5 layers, the whole one 4"));
+}
+
+// The norm of all gradients, of each layout: what clipping and metrics see.
+TEST(TensorParallelTraining, EachGradientCountsOnceInTheNorm) {
+  const auto norm_of = [](const Layout& layout) {
+    Job job = cut_job(layout);
+    job.model.dtype = "float64";
+    std::set<double> norms;
+    std::mutex mutex;
+    run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
+      const MeshGroups groups(world, layout);
+      const ModelSource source = model_source(
+          job, cut_list, {.input_shape = {1, 8, 8}, .classes = 10});
+      const auto model = make_parallel_model(job, {source, world, groups});
+      const torch::NoGradGuard no_grad;
+      std::vector<torch::Tensor> tensors;
+      for (const auto& [_, parameter] : model->parameters()) {
+        parameter.mutable_grad() = torch::ones_like(parameter);
+        tensors.push_back(parameter);
+      }
+      const auto shared = model->shared_out_gradients();
+      const double norm = gradient_norm(tensors, shared ? &*shared : nullptr);
+      const std::lock_guard lock(mutex);
+      norms.insert(norm);
+    });
+    EXPECT_EQ(norms.size(), 1U) << to_string(layout);
+    return *norms.begin();
+  };
+  const double all = 64 * 13 + 13 + 13 * 7 + 7 + 7 * 11 + 11 + 11 * 10 + 10;
+  for (const Layout& layout :
+       {Layout{}, Layout{.tp = 2}, Layout{.tp = 3},
+        Layout{.dp_replicate = 2, .tp = 2}, Layout{.tp = 2, .pp = 2},
+        Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
+    EXPECT_NEAR(norm_of(layout), std::sqrt(all), 1e-9) << to_string(layout);
+  }
+}
+
+class TensorTraining : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() /
+              ("echelon-tensor-" + std::to_string(::getpid()) + "-" +
+               testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::filesystem::path run(const Job& job, const std::string& name) {
+    const auto folder = folder_ / name;
+    std::filesystem::create_directories(folder);
+    run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+      train(job, world, folder, cut_list);
+    });
+    return folder;
+  }
+
+  std::filesystem::path folder_;
+};
+
+// Losses, norms, accuracy and the file of weights are those of one device.
+TEST_F(TensorTraining, FollowsTheCurveOfOneDeviceAndSavesWholeTensors) {
+  const auto job_of = [](const Layout& layout) {
+    Job job = cut_job(layout);
+    job.model.dtype = "float64";
+    job.train.steps = 10;
+    job.train.log_every = 1;
+    return job;
+  };
+  const auto one = run(job_of({}), "one");
+  const auto expected = read_metrics(one / "metrics.jsonl");
+  const auto names =
+      safetensors::File((one / "checkpoints/last.safetensors").string());
+  for (const Layout& layout :
+       {Layout{.tp = 3}, Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
+    const auto folder = run(job_of(layout), to_string(layout));
+    const auto actual = read_metrics(folder / "metrics.jsonl");
+    ASSERT_EQ(actual.steps.size(), 10U);
+    for (size_t i = 0; i < 10; ++i) {
+      EXPECT_NEAR(actual.steps[i].loss, expected.steps[i].loss, 1e-12);
+      EXPECT_NEAR(
+          actual.steps[i].grad_norm.value(),
+          expected.steps[i].grad_norm.value(), 1e-12);
+    }
+    EXPECT_EQ(
+        actual.evaluations.back().samples,
+        expected.evaluations.back().samples);
+    EXPECT_EQ(
+        actual.evaluations.back().accuracy,
+        expected.evaluations.back().accuracy);
+    const safetensors::File file(
+        (folder / "checkpoints/last.safetensors").string());
+    ASSERT_EQ(file.tensors().size(), names.tensors().size());
+    for (const auto& tensor : names.tensors()) {
+      const auto whole = load_tensors(
+          (one / "checkpoints/last.safetensors").string(), {tensor.name})[0];
+      const auto gathered = load_tensors(
+          (folder / "checkpoints/last.safetensors").string(),
+          {tensor.name})[0];
+      EXPECT_TRUE(whole.allclose(gathered, 1e-12, 1e-13)) << tensor.name;
+    }
+  }
+}
+
+// Only one rank has the broken part; the others compute each layer with it.
+TEST_F(TensorTraining, ANanInOneRanksPartNamesTheLayer) {
+  for (const Layout& layout :
+       {Layout{.tp = 2}, Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
+    Job job = cut_job(layout);
+    job.optimizer.clip_norm = 0;
+    job.optimizer.name = "sgd";
+    job.optimizer.learning_rate = 1e38;
+    job.train.steps = 20;
+    EXPECT_THAT(
+        error_text<NumericError>([&] { run(job, to_string(layout)); }),
+        AllOf(HasSubstr("is not a finite number"), HasSubstr("in layer ")));
+  }
+  run_ranks(2, [](World& world) {
+    const Job job = cut_job({.tp = 2});
+    const MeshGroups groups(world, job.layout);
+    const ModelSource source = model_source(
+        job, cut_list, {.input_shape = {1, 8, 8}, .classes = 10});
+    const auto model = make_parallel_model(job, {source, world, groups});
+    for (const auto& [name, parameter] : model->parameters()) {
+      const torch::NoGradGuard no_grad;
+      if (name == "down.weight" && world.rank() == 1) {
+        parameter.fill_(std::numeric_limits<float>::quiet_NaN());
+      }
+    }
+    Batch batch;
+    batch.inputs = torch::rand({4, 1, 8, 8});
+    batch.targets = torch::zeros({4}, torch::kInt64);
+    const auto found = model->find_nonfinite(batch);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->layer, "down");
+    EXPECT_EQ(found->what, "parameter down.weight");
+  });
+}
+
+TEST_F(TensorTraining, SaysWhatEachRankHolds) {
+  std::vector<std::string> lines;
+  const auto lines_of = [&](const Layout& layout) {
+    lines.clear();
+    run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
+      Job job = cut_job(layout);
+      const MeshGroups groups(world, layout);
+      const ModelSource source = model_source(
+          job, cut_list, {.input_shape = {1, 8, 8}, .classes = 10});
+      const auto model = make_parallel_model(job, {source, world, groups});
+      if (world.rank() == 0) lines = model->describe();
+    });
+    return lines;
+  };
+  EXPECT_THAT(
+      lines_of({.tp = 2}),
+      testing::ElementsAre(
+          "tensor-parallel rank 0 of 2: 659 of 1151 parameters, 57 %"));
+  EXPECT_THAT(
+      lines_of({.tp = 2, .pp = 2})[0],
+      AllOf(
+          HasSubstr("stage 0 (pipeline rank 0): up, "),
+          HasSubstr("on the first of 2 tensor-parallel ranks")));
 }
 
 }  // namespace

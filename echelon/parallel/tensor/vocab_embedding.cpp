@@ -59,7 +59,7 @@ class CutLookup : public torch::autograd::Function<CutLookup> {
     }
     // One row more, of the ids that are elsewhere.
     const auto all = at::embedding_dense_backward(
-        gradient.reshape({ids.numel(), -1}),
+        gradient.reshape({ids.numel(), gradient.size(-1)}),
         detail::local_ids(ids, range, rows).flatten(),
         rows + 1,
         /*padding_idx=*/rows,

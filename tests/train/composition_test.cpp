@@ -1,0 +1,321 @@
+// Every combination of data, pipeline and tensor parallelism against one device:
+// losses, gradients and parameters, by name, in float64. Prints a table, and
+// keeps it in doc/composition.md: the file's rows are compared with what was run,
+// and each difference with the bound that the file gives.
+//
+// ECHELON_UPDATE_EXPECTED=1 writes the file anew; read it before you commit it.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+
+#include "echelon/schedule/options.h"
+#include "echelon/train/verify.h"
+#include "tests/data/make_tokens.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+constexpr double kTolerance = 1e-10;
+
+struct Case {
+  Job job;
+  std::string also;  // what is special about it
+};
+
+struct Row {
+  std::string model, layout, also;
+  int64_t ranks = 1;
+  int64_t compared = 0;
+  double largest = 0;
+};
+
+// ------------------------------------------------------------------- models
+
+// Five heads, three of which one rank has; a vocabulary and an MLP that no degree
+// divides.
+ModelOptions gpt() {
+  ModelOptions model;
+  model.name = "gpt";
+  model.layers = 2;
+  model.hidden_size = 20;
+  model.heads = 5;
+  model.intermediate_size = 45;
+  model.vocab_size = 67;
+  model.max_positions = 12;
+  return model;
+}
+
+// Two heads of keys and values, which more than two ranks hold several times.
+ModelOptions llama() {
+  ModelOptions model;
+  model.name = "llama";
+  model.layers = 2;
+  model.hidden_size = 24;
+  model.heads = 6;
+  model.kv_heads = 2;
+  model.intermediate_size = 31;
+  model.vocab_size = 61;
+  model.max_positions = 12;
+  return model;
+}
+
+ModelOptions simple_cnn() {
+  return {.name = "simple_cnn"};
+}
+
+Job job_of(const ModelOptions& model, const std::string& tokens) {
+  Job job;
+  job.model = model;
+  job.train.steps = 2;
+  job.train.batch = 24;
+  // Plain steps: a wrong norm shows in every parameter.
+  job.optimizer.name = "sgd";
+  job.optimizer.momentum = 0.9;
+  job.optimizer.learning_rate = 0.1;
+  job.optimizer.clip_norm = 0.5;
+  if (model.name == "simple_cnn") return job;  // on the digits
+  job.data.name = "text";
+  job.data.sources = {tokens};
+  job.data.vocab_size = model.vocab_size;
+  job.data.sequence = 11;
+  job.data.end_of_text_id = 3;
+  job.data.documents = Documents::respected;
+  return job;
+}
+
+// ------------------------------------------------------------------ layouts
+
+Layout layout_of(int64_t dp, int64_t pp, int64_t tp) {
+  return {.dp_replicate = dp, .tp = tp, .pp = pp};
+}
+
+// Degree 1 on each axis, one axis, two, and three, on up to 8 ranks; axes alone
+// up to 4.
+std::vector<Layout> layouts(int64_t most_stages) {
+  std::vector<Layout> all;
+  for (int64_t axes = 0; axes <= 3; ++axes) {
+    for (int64_t dp = 1; dp <= 4; ++dp) {
+      for (int64_t pp = 1; pp <= std::min<int64_t>(4, most_stages); ++pp) {
+        for (int64_t tp = 1; tp <= 4; ++tp) {
+          const int64_t used = (dp > 1) + (pp > 1) + (tp > 1);
+          if (used != axes || dp * pp * tp > 8) continue;
+          all.push_back(layout_of(dp, pp, tp));
+        }
+      }
+    }
+  }
+  return all;
+}
+
+std::vector<Case> cases(const std::string& tokens) {
+  std::vector<Case> all;
+  for (const auto& model : {gpt(), llama(), simple_cnn()}) {
+    const bool text = model.name != "simple_cnn";
+    for (const Layout& layout : layouts(text ? 4 : 3)) {
+      Case one{job_of(model, tokens)};
+      one.job.layout = layout;
+      all.push_back(one);
+      if (!text || layout.tp == 1) continue;
+      one.job.tensor.sequence_parallel = true;
+      one.also = "sequence parallel";
+      all.push_back(one);
+    }
+  }
+  for (const auto& schedule : schedule_kinds()) {
+    for (const bool cut_tokens : {false, true}) {
+      Case one{job_of(gpt(), tokens)};
+      one.job.layout = layout_of(2, 2, 2);
+      one.job.pipeline.schedule = schedule;
+      one.job.tensor.sequence_parallel = cut_tokens;
+      one.also = "schedule " + schedule +
+                 (cut_tokens ? ", sequence parallel" : "");
+      all.push_back(one);
+    }
+  }
+  for (const auto& model : {gpt(), llama()}) {
+    for (const bool cut_tokens : {false, true}) {
+      Case one{job_of(model, tokens)};
+      one.job.layout = layout_of(2, 2, 2);
+      one.job.tensor.sequence_parallel = cut_tokens;
+      const std::string tail = cut_tokens ? ", sequence parallel" : "";
+      Case dropout = one;
+      dropout.job.model.dropout = 0.3;
+      dropout.also = "dropout 0.3" + tail;
+      all.push_back(dropout);
+      Case packed = one;
+      packed.job.data.documents = Documents::packed;
+      packed.also = "borders of documents not respected" + tail;
+      all.push_back(packed);
+      Case uneven = one;
+      uneven.job.train.rank_batch = {16, 8};
+      uneven.also = "batches of 16 and 8" + tail;
+      all.push_back(uneven);
+      Case adam = one;
+      adam.job.optimizer.name = "adamw";
+      adam.job.optimizer.learning_rate = 1e-3;
+      adam.also = "adamw" + tail;
+      all.push_back(adam);
+    }
+    Case chunks{job_of(model, tokens)};
+    chunks.job.layout = layout_of(1, 1, 3);
+    chunks.job.tensor = {.sequence_parallel = true, .overlap_chunks = 3};
+    chunks.also = "sequence parallel, overlapped in 3 chunks";
+    all.push_back(chunks);
+  }
+  Case accumulated{job_of(gpt(), tokens)};
+  accumulated.job.layout = layout_of(2, 1, 2);
+  accumulated.job.train.accumulate = 3;
+  accumulated.also = "3 backward passes";
+  all.push_back(accumulated);
+  Case tied{job_of(llama(), tokens)};
+  tied.job.model.tie_embeddings = true;
+  tied.job.layout = layout_of(1, 3, 2);
+  tied.also = "tied embeddings";
+  all.push_back(tied);
+  return all;
+}
+
+// -------------------------------------------------------------------- table
+
+Row run(const Case& one) {
+  Row row{
+      .model = one.job.model.name,
+      .layout = to_string(one.job.layout),
+      .also = one.also,
+      .ranks = one.job.layout.num_ranks()};
+  run_ranks(static_cast<int>(row.ranks), [&](World& world) {
+    at::set_num_threads(1);
+    const VerifyOptions options{.steps = 2, .tolerance = kTolerance};
+    const VerifyResult result = verify(one.job, world, options);
+    if (world.rank() != 0) return;
+    row.compared = result.num_compared;
+    row.largest = result.worst.front().relative;
+    EXPECT_TRUE(result.passed)
+        << row.model << " " << row.layout << " " << row.also << "\n"
+        << to_text(result, options);
+  });
+  return row;
+}
+
+// Without its last column, which is not the same on every machine.
+std::string text_of(const Row& row) {
+  return "| " + row.model + " | " + row.layout + " | " + row.also + " | " +
+         std::to_string(row.ranks) + " | " + std::to_string(row.compared) +
+         " | ";
+}
+
+// The power of ten that the difference stays well below.
+double bound_of(double largest) {
+  return std::pow(10, std::ceil(std::log10(std::max(largest * 5, 1e-12))));
+}
+
+std::string exponent(double value) {
+  char text[24];
+  std::snprintf(text, sizeof(text), "%.0e", value);
+  return text;
+}
+
+const char* kHead =
+    "# What is proved equal to one device\n"
+    "\n"
+    "Each row is a run of `verify`: the first 2 steps of a small model on one "
+    "device\n"
+    "and on the layout, in float64. The losses, the gradients before the update "
+    "and\n"
+    "the parameters after it are compared by name, on every rank; the last "
+    "column\n"
+    "bounds the largest relative difference, which is that of another order of "
+    "sums.\n"
+    "Gradients are clipped by their global norm in every row; texts have "
+    "documents\n"
+    "whose borders are respected, so that tokens without a target are left out "
+    "of\n"
+    "the loss.\n"
+    "\n"
+    "- gpt: 2 blocks, 5 heads of 4, an MLP of 45, 67 words, one matrix for words "
+    "in\n"
+    "  and out\n"
+    "- llama: 2 blocks, 6 heads of 4 that share 2 heads of keys and values, an "
+    "MLP\n"
+    "  of 31, 61 words\n"
+    "- simple_cnn: 16 and 32 channels, on 8 x 8 images\n"
+    "\n"
+    "So heads, features and words do not divide by the degrees, and of llama's "
+    "keys\n"
+    "and values there are fewer heads than ranks. This file is written by\n"
+    "`tests/train/composition_test.cpp`, which runs all rows.\n"
+    "\n"
+    "| model | layout | also | ranks | compared | difference |\n"
+    "| --- | --- | --- | ---: | ---: | --- |\n";
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+void write_table(
+    const std::filesystem::path& path, const std::vector<Row>& rows) {
+  std::ofstream file(path);
+  file << kHead;
+  for (const auto& row : rows) {
+    file << text_of(row) << "< " << exponent(bound_of(row.largest)) << " |\n";
+  }
+}
+
+void compare_table(
+    const std::filesystem::path& path, const std::vector<Row>& rows) {
+  std::ifstream file(path);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  ASSERT_EQ(text.substr(0, std::string(kHead).size()), kHead) << path;
+  const auto lines = lines_of(text.substr(std::string(kHead).size()));
+  const char* update = "; ECHELON_UPDATE_EXPECTED=1 writes it anew";
+  ASSERT_EQ(lines.size(), rows.size()) << path << update;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const std::string begin = text_of(rows[i]) + "< ";
+    ASSERT_EQ(lines[i].substr(0, begin.size()), begin) << path << update;
+    const double bound = std::strtod(lines[i].c_str() + begin.size(), nullptr);
+    EXPECT_LE(bound, kTolerance) << lines[i];
+    EXPECT_LT(rows[i].largest, bound) << lines[i];
+  }
+}
+
+TEST(Composition, EveryLayoutEqualsOneDevice) {
+  TempFolder folder;
+  std::vector<uint16_t> ids;
+  for (uint32_t i = 0; i < 600; ++i) {
+    ids.push_back(static_cast<uint16_t>((i * i * 7 + i / 3) % 59));
+  }
+  const std::string tokens = folder.write("tokens.bin", raw_bytes(ids));
+  std::vector<Row> rows;
+  for (const auto& one : cases(tokens)) {
+    rows.push_back(run(one));
+    std::printf(
+        "%-11s %-15s %2lld ranks  %4lld compared  %.1e  %s\n",
+        rows.back().model.c_str(), rows.back().layout.c_str(),
+        static_cast<long long>(rows.back().ranks),
+        static_cast<long long>(rows.back().compared), rows.back().largest,
+        rows.back().also.c_str());
+    std::fflush(stdout);
+  }
+  const auto path =
+      std::filesystem::path(ECHELON_SOURCE_DIR) / "doc/composition.md";
+  if (std::getenv("ECHELON_UPDATE_EXPECTED") != nullptr) {
+    write_table(path, rows);
+  }
+  compare_table(path, rows);
+}
+
+}  // namespace
+}  // namespace echelon
