@@ -246,7 +246,14 @@ TEST_F(Text, IsTokenisedOnce) {
   const auto path = folder_.write("a.txt", "some text");
   TextCorpus{text(path, 2)};
   EXPECT_EQ(cached(), 2);
+  const auto long_ago = fs::file_time_type() + std::chrono::hours(1);
+  for (const auto& entry : fs::directory_iterator(token_cache_folder())) {
+    fs::last_write_time(entry.path(), long_ago);
+  }
   TextCorpus{text(path, 3)};
+  for (const auto& entry : fs::directory_iterator(token_cache_folder())) {
+    EXPECT_EQ(fs::last_write_time(entry.path()), long_ago) << "not made anew";
+  }
   TextCorpus{text(folder_.write("copy.txt", "some text"), 2)};
   EXPECT_EQ(cached(), 2) << "the same text is the same tokens";
   folder_.write("a.txt", "same size");

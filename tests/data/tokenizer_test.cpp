@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "echelon/data/tokenizer/json_tokenizer.h"
@@ -43,25 +44,71 @@ TEST(Bpe, MergesTheFirstRuleFirst) {
   EXPECT_TRUE(encode(description(), "").empty());
 }
 
-TEST(Bpe, LongWordsAreMergedAsShortOnes) {
-  std::mt19937 random(3);
-  const auto tokenizer = parse_json_tokenizer(description(), "t.json");
-  for (int i = 0; i < 50; ++i) {
-    std::string word;
-    for (int n = 0; n < 200; ++n) word += static_cast<char>('a' + random() % 3);
-    // By parts that no merge goes over: "c" ends one, "a" begins one.
-    std::vector<TokenId> parts;
-    std::string part;
-    for (size_t at = 0; at <= word.size(); ++at) {
-      const bool border = at == word.size() || (at > 0 && word[at] == 'a');
-      if (border && !part.empty()) {
-        const auto ids = tokenizer->encode(part);
-        parts.insert(parts.end(), ids.begin(), ids.end());
-        part.clear();
-      }
-      if (at < word.size()) part += word[at];
+/// The rule as it is told: join the pair of the first rule, the leftmost first.
+std::vector<std::string> join_by_rules(
+    const std::string& word,
+    const std::vector<std::pair<std::string, std::string>>& rules) {
+  std::vector<std::string> parts;
+  for (const char c : word) parts.emplace_back(1, c);
+  while (true) {
+    size_t best = rules.size(), where = 0;
+    for (size_t i = 0; i + 1 < parts.size(); ++i) {
+      const auto rule = static_cast<size_t>(
+          std::find(
+              rules.begin(), rules.end(), std::pair(parts[i], parts[i + 1])) -
+          rules.begin());
+      if (rule < best) best = rule, where = i;
     }
-    EXPECT_EQ(tokenizer->encode(word), parts) << word;
+    if (best == rules.size()) return parts;
+    parts[where] += parts[where + 1];
+    parts.erase(parts.begin() + static_cast<ptrdiff_t>(where) + 1);
+  }
+}
+
+TEST(Bpe, ShortAndLongWordsFollowTheRules) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::string> tokens = {"a", "b", "c"};
+    std::vector<std::pair<std::string, std::string>> rules;
+    while (rules.size() < 40) {
+      const std::pair rule(
+          tokens[random() % tokens.size()], tokens[random() % tokens.size()]);
+      if (rule.first.size() + rule.second.size() > 8 ||
+          std::find(rules.begin(), rules.end(), rule) != rules.end()) {
+        continue;
+      }
+      rules.push_back(rule);
+      const std::string joined = rule.first + rule.second;
+      if (std::find(tokens.begin(), tokens.end(), joined) == tokens.end()) {
+        tokens.push_back(joined);
+      }
+    }
+    std::shuffle(rules.begin(), rules.end(), random);
+    std::string vocab, merges;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      vocab += (i > 0 ? ", \"" : "\"") + tokens[i] + "\": " + std::to_string(i);
+    }
+    for (const auto& [left, right] : rules) {
+      merges += (merges.empty() ? "\"" : ", \"") + left + " " + right + "\"";
+    }
+    const auto tokenizer = parse_json_tokenizer(
+        R"({"model": {"vocab": {)" + vocab + R"(}, "merges": [)" + merges +
+            "]}}",
+        "t.json");
+    for (const size_t length : {3, 10, 31, 48, 49, 300}) {
+      for (int i = 0; i < 5; ++i) {
+        std::string word;
+        while (word.size() < length) {
+          word += static_cast<char>('a' + random() % 3);
+        }
+        std::vector<std::string> parts;
+        for (const TokenId id : tokenizer->encode(word)) {
+          parts.push_back(tokens[static_cast<size_t>(id)]);
+        }
+        EXPECT_EQ(parts, join_by_rules(word, rules)) << word;
+        EXPECT_EQ(tokenizer->encode(word), tokenizer->encode(word));
+      }
+    }
   }
 }
 

@@ -1,0 +1,116 @@
+// `echelon sample` as users run it: after a training of a few steps.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/launch/process.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::StartsWith;
+using testing_support::Command;
+using testing_support::TempFolder;
+using Words = std::vector<std::string>;
+
+const std::string kEchelon = ECHELON_BIN_DIR "/echelon";
+const std::string kText = ECHELON_SOURCE_DIR "/examples/configs/text.toml";
+const std::string kDigits = ECHELON_SOURCE_DIR "/examples/configs/digits.toml";
+
+class SampleCommand : public testing::Test {
+ protected:
+  /// The example, as small as it gets, on a text of its own.
+  std::string trained() {
+    const std::string run = folder_.path() + "/run";
+    const std::string text = folder_.path() + "/text.txt";
+    std::ofstream file(text);
+    for (int i = 0; i < 400; ++i) file << "all work and no play ";
+    file.close();
+    Command train(
+        Words{
+            kEchelon,
+            "train",
+            kText,
+            "-n",
+            "2",
+            "--set",
+            "train.run=" + run,
+            "--set",
+            "data.sources=[\"" + text + "\"]",
+            "--set",
+            "data.sequence=32",
+            "--set",
+            "train.steps=40",
+            "--set",
+            "train.batch=8",
+            "--set",
+            "model.hidden_size=32",
+            "--set",
+            "model.layers=1",
+            "--set",
+            "optimizer.learning_rate=1e-2",
+            "--set",
+            "optimizer.warmup_steps=2"},
+        cache());
+    EXPECT_EQ(train.wait(), 0) << train.out() << train.err();
+    return run;
+  }
+  Words cache() const { return {"ECHELON_CACHE=" + folder_.path() + "/cache"}; }
+
+  void refused(const Words& words, int exit_code, const std::string& message) {
+    Command sample(Words{kEchelon, "sample"} + words, cache());
+    EXPECT_EQ(sample.wait(), exit_code) << message;
+    EXPECT_THAT(sample.err(), HasSubstr(message));
+    EXPECT_EQ(sample.out(), "");
+  }
+  friend Words operator+(Words words, const Words& more) {
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(SampleCommand, GoesOnWithAPrompt) {
+  const std::string run = trained();
+  const Words words = {kEchelon, "sample", run, "--tokens", "30", "--prompt"};
+  Command first(words + Words{"all work"}, cache());
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_THAT(first.out(), StartsWith("all work"));
+  EXPECT_EQ(first.out().back(), '\n');
+  // A prompt may look like a flag.
+  Command flag(
+      Words{kEchelon, "sample", run, "--tokens", "3", "--prompt=--seed"},
+      cache());
+  EXPECT_EQ(flag.wait(), 0) << flag.err();
+  EXPECT_THAT(flag.out(), StartsWith("--seed"));
+  Command same(words + Words{"all work", "--seed", "0"}, cache());
+  EXPECT_EQ(same.wait(), 0);
+  EXPECT_EQ(same.out(), first.out());
+  Command other(words + Words{"all work", "--seed", "1"}, cache());
+  EXPECT_EQ(other.wait(), 0);
+  EXPECT_NE(other.out(), first.out());
+
+  refused({run, "--prompt", ""}, 2, "--prompt is empty");
+  refused({run, "--prompt", "a", "--top-p", "2"}, 2, "--top-p must be more");
+  fs::remove(run + "/checkpoints/last.safetensors");
+  refused({run, "--prompt", "a"}, 3, "has no checkpoints/last.safetensors");
+}
+
+TEST_F(SampleCommand, SaysWhatIsNoRunOfALanguageModel) {
+  refused({folder_.path(), "--prompt", "a"}, 2, "it has no config.toml");
+  fs::copy(kDigits, folder_.path() + "/config.toml");
+  refused(
+      {folder_.path(), "--prompt", "a"},
+      2,
+      "its model is simple_cnn, which is no language model");
+}
+
+}  // namespace
+}  // namespace echelon
