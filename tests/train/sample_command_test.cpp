@@ -23,6 +23,11 @@ const std::string kEchelon = ECHELON_BIN_DIR "/echelon";
 const std::string kText = ECHELON_SOURCE_DIR "/examples/configs/text.toml";
 const std::string kDigits = ECHELON_SOURCE_DIR "/examples/configs/digits.toml";
 
+Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
 class SampleCommand : public testing::Test {
  protected:
   /// The example, as small as it gets, on a text of its own.
@@ -68,10 +73,6 @@ class SampleCommand : public testing::Test {
     EXPECT_EQ(sample.wait(), exit_code) << message;
     EXPECT_THAT(sample.err(), HasSubstr(message));
     EXPECT_EQ(sample.out(), "");
-  }
-  friend Words operator+(Words words, const Words& more) {
-    words.insert(words.end(), more.begin(), more.end());
-    return words;
   }
 
   TempFolder folder_;
