@@ -316,24 +316,43 @@ class Checker {
     } catch (const DataError& error) {
       throw DataError(data_place(error.what()) + error.what());
     } catch (const ConfigError& error) {
-      throw ConfigError(
-          place(
-              data.holdout_path.empty() || from_disk || data.name == "text"
-                  ? "data.name"
-                                                     : "data.holdout_path") +
-          error.what());
+      throw ConfigError(settings_place(error.what()) + error.what());
     }
+  }
+
+  // Messages about settings of texts begin with the key; tell who set it.
+  std::string settings_place(const std::string& message) const {
+    const auto& data = job_.data;
+    if (data.name == "text") {
+      for (const char* key :
+           {"weights", "sequence", "token_bytes", "tokenizer", "vocab_size",
+            "documents", "end_of_text_id", "path"}) {
+        if (message.rfind(std::string("[data] ") + key, 0) != 0) continue;
+        if (document_.entry(std::string("data.") + key).place.is_default()) {
+          continue;
+        }
+        return place(std::string("data.") + key);
+      }
+      return place("data.name");
+    }
+    const bool from_disk = data.name == "tensors" || data.name == "images";
+    return place(
+        data.holdout_path.empty() || from_disk ? "data.name"
+                                               : "data.holdout_path");
   }
 
   // Messages about files begin with the path; tell who named it.
   std::string data_place(const std::string& message) const {
     const auto& data = job_.data;
-    if (data.name == "text" && data.path.empty()) {
-      return place("data.sources");
-    }
-    const bool holdout = !data.holdout_path.empty() &&
-                         message.rfind(data.holdout_path, 0) == 0 &&
+    const auto begins_with = [&](const std::string& path) {
+      return !path.empty() && message.rfind(path, 0) == 0;
+    };
+    const bool holdout = begins_with(data.holdout_path) &&
                          data.holdout_path.size() >= data.path.size();
+    if (data.name == "text" && !holdout) {
+      if (begins_with(data.tokenizer)) return place("data.tokenizer");
+      if (data.path.empty()) return place("data.sources");
+    }
     return document_.where(holdout ? "data.holdout_path" : "data.path") + ": ";
   }
 

@@ -179,6 +179,43 @@ TEST_F(JobTest, ChecksAJobOfAProgram) {
       "does");
 }
 
+TEST_F(JobTest, ErrorsOfTextsSayWhoSetTheKey) {
+  ::setenv("ECHELON_CACHE", (folder_ / "cache").c_str(), 1);
+  const std::string text = (folder_ / "text.txt").string();
+  std::ofstream(text) << std::string(1000, 'a');
+  const std::string model =
+      "[model]\nname = \"gpt\"\nlayers = 1\nhidden_size = 8\nheads = 2\n"
+      "max_positions = 8\n";
+  const auto error = [&](const std::string& data) {
+    const Job job = small(
+        "batch = 4\n" + model + "[data]\nname = \"text\"\n" + data);
+    const std::string path = (folder_ / "job.toml").string();
+    const std::string message = error_of([&] { check_job(job, 1); });
+    return message.rfind(path + ":", 0) == 0 ? message.substr(path.size() + 1)
+                                             : message;
+  };
+  const std::string good = "sequence = 8\nsources = [\"" + text + "\"]\n";
+  EXPECT_EQ(error(good), "(no error)");
+  EXPECT_THAT(
+      error("sources = [\"/none.txt\"]"),
+      testing::StartsWith("13:11: /none.txt: cannot be read"));
+  EXPECT_THAT(
+      error(good + "weights = [1, 2]"),
+      testing::StartsWith("15:11: [data] weights has 2 numbers"));
+  EXPECT_THAT(
+      error(good + "tokenizer = \"words\""),
+      testing::StartsWith("15:13: [data] tokenizer=\"words\""));
+  EXPECT_THAT(
+      error(good + "tokenizer = \"/none.json\""),
+      testing::StartsWith("15:13: /none.json: cannot be read"));
+  EXPECT_THAT(
+      error(good + "holdout_path = \"/other.txt\""),
+      HasSubstr("data] holdout_path"));
+  EXPECT_THAT(
+      error("sequence = 8"),
+      testing::StartsWith("12:8: [data] name=\"text\" needs path or sources"));
+}
+
 TEST_F(JobTest, WarnsOfWhatHasNoEffect) {
   const Job job = small("[optimizer]\nmomentum = 0.9\nbeta1 = 0.8\n");
   EXPECT_THAT(
