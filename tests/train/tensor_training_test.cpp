@@ -20,6 +20,7 @@
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/schedule/options.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/train/describe_cut.h"
 #include "echelon/train/parallel_model.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
@@ -394,6 +395,125 @@ TEST_F(TensorTraining, ANanInOneRanksPartNamesTheLayer) {
     EXPECT_EQ(found->layer, "down");
     EXPECT_EQ(found->what, "parameter down.weight");
   });
+}
+
+TEST_F(TensorTraining, WholeWeightsAreAStartAndSoAreThoseOfAnyLayout) {
+  Job job = cut_job({.dp_replicate = 2, .tp = 2, .pp = 2});
+  job.optimizer.learning_rate = 1e-2;
+  job.optimizer.clip_norm = 0;
+  job.train.steps = 60;
+  const auto first = run(job, "first");
+  const double trained =
+      read_metrics(first / "metrics.jsonl").steps.back().loss;
+  for (const Layout& layout :
+       {Layout{}, Layout{.tp = 3}, Layout{.tp = 2, .pp = 2}}) {
+    Job again = cut_job(layout);
+    again.train.steps = 1;
+    again.model.weights = (first / "checkpoints/last.safetensors").string();
+    const auto folder = run(again, "again " + to_string(layout));
+    const double loss = read_metrics(folder / "metrics.jsonl").steps[0].loss;
+    EXPECT_LT(loss, 1.5 * trained) << to_string(layout);
+  }
+}
+
+TEST_F(TensorTraining, CompressesTheGradientsOfEachPart) {
+  for (const char* compress : {"bf16", "powersgd"}) {
+    Job job = cut_job({.dp_replicate = 2, .tp = 2});
+    job.optimizer.learning_rate = 1e-2;
+    job.train.steps = 60;
+    job.train.compress = compress;
+    const auto steps =
+        read_metrics(run(job, compress) / "metrics.jsonl").steps;
+    EXPECT_LT(steps.back().loss, 0.7 * steps[0].loss) << compress;
+  }
+}
+
+TEST_F(TensorTraining, TheCutMayBeMeasured) {
+  Job job = cut_job({.dp_replicate = 2, .tp = 2, .pp = 2});
+  job.model.balance = "measured";
+  const auto result = result_of(job);
+  EXPECT_TRUE(result.passed) << text_of(job, result);
+}
+
+TEST(ModelsByName, DropoutFollowsTheKeysAlone) {
+  run_ranks(2, [](World& world) {
+    Job job;
+    job.layout.tp = 2;
+    job.tensor.sequence_parallel = true;
+    job.model.name = "gpt";
+    job.model.layers = 1;
+    job.model.hidden_size = 12;
+    job.model.heads = 3;
+    job.model.vocab_size = 17;
+    job.model.max_positions = 6;
+    job.model.dropout = 0.5;
+    job.model.dtype = "float64";
+    const SampleSpec text{
+        .input_shape = {6},
+        .input_dtype = torch::kInt64,
+        .target_shape = {6},
+        .classes = 17};
+    const MeshGroups groups(world, job.layout);
+    const ModelSource source = model_source(job, text);
+    const auto model = make_parallel_model(job, {source, world, groups});
+    Batch batch;
+    batch.inputs = torch::arange(24).view({4, 6}) % 17;
+    batch.targets = (batch.inputs + 1) % 17;
+    batch.global_count = 4;
+    const auto loss_of = [&](int64_t key, bool training) {
+      batch.more = {torch::full({4}, key, torch::kInt64)};
+      return training ? model->forward_backward(batch, false).loss_sum
+                      : model->evaluate(batch).loss_sum;
+    };
+    if (world.rank() == 1) {  // counted on the first rank
+      for (int i = 0; i < 3; ++i) EXPECT_EQ(loss_of(i % 2 + 1, true), 0);
+      for (int i = 0; i < 2; ++i) EXPECT_EQ(loss_of(i + 1, false), 0);
+      return;
+    }
+    const double first = loss_of(1, true);
+    const double other = loss_of(2, true);
+    EXPECT_NE(first, other);
+    EXPECT_EQ(loss_of(1, true), first);
+    const double still = loss_of(1, false);
+    EXPECT_NE(still, first);
+    EXPECT_EQ(loss_of(2, false), still);
+  });
+}
+
+TEST(ModelsByName, TextIsForModelsOfText) {
+  Job job;
+  SampleSpec text{
+      .input_shape = {6},
+      .input_dtype = torch::kInt64,
+      .target_shape = {6},
+      .classes = 17};
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { model_source(job, text); }),
+      HasSubstr("name=\"simple_cnn\" tells classes apart, but"));
+  job.model.name = "gpt2";
+  text.input_dtype = torch::kFloat32;
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { model_source(job, text); }),
+      HasSubstr("name=\"gpt2\" says the next token, but"));
+}
+
+TEST(DescribeCut, HasThePartsOfEveryRank) {
+  const SampleSpec digits{.input_shape = {1, 8, 8}, .classes = 10};
+  const Job job = cut_job({.dp_replicate = 2, .tp = 3});
+  const auto cut = describe_cut(job, model_source(job, cut_list, digits));
+  EXPECT_EQ(cut.ranks, 3);
+  EXPECT_EQ(cut.tokens, 0);
+  ASSERT_EQ(cut.layers.size(), 4U);
+  EXPECT_EQ(cut.layers[0].name, "up");
+  ASSERT_EQ(cut.layers[0].parameters.size(), 2U);
+  const auto& weight = cut.layers[0].parameters[0];
+  EXPECT_EQ(weight.name, "weight");
+  ASSERT_EQ(weight.parts.size(), 3U);
+  EXPECT_EQ(weight.parts[1], even_shard({13, 64}, 0, 1, 3));
+  EXPECT_EQ(cut.layers[2].parameters[0].parts[2], replicated({11, 7}, 2));
+  const Job alone = cut_job({.dp_replicate = 2});
+  EXPECT_TRUE(
+      describe_cut(alone, model_source(alone, cut_list, digits)).layers.empty());
 }
 
 TEST_F(TensorTraining, SaysWhatEachRankHolds) {
