@@ -161,9 +161,10 @@ void Loop::warn_of_slow_links() const {
   }
   std::fprintf(
       stderr,
-      "warning: [layout] tp=%lld: a host has %d ranks, so that some groups of "
-      "%lld lie on two hosts; tp is fast where its ranks share a host\n",
+      "warning: [layout] tp=%lld: a host has %d %s, so that some groups of "
+      "%lld lie on several hosts; tp is fast where its ranks share a host\n",
       static_cast<long long>(tp), world_.local_size(),
+      world_.local_size() == 1 ? "rank" : "ranks",
       static_cast<long long>(tp));
 }
 

@@ -190,25 +190,51 @@ TEST_F(FullDisk, WithoutRoomForTheConfigurationStartsNothing) {
 // ---------------------------------------------------------- several hosts
 
 // Each host has a configuration and a run folder of its own.
+// Starts two ranks on host `number` of two; `layout` is of TOML.
+Words two_ranks(
+    const TwoHosts& hosts,
+    const std::string& folder,
+    int number,
+    const std::string& layout,
+    int64_t steps) {
+  const std::string run = folder + "/" + std::to_string(number);
+  fs::create_directory(run);
+  std::ofstream(run + "/config.toml")
+      << "[data]\nname = \"digits\"\n[model]\nclasses = 10\n[layout]\n"
+      << layout << "\n[train]\nsteps = " << steps << "\nbatch = 64\nrun = \""
+      << run << "\"\n";
+  return hosts.on(
+      number, {kEchelon, "run", "-n", "2", "--nnodes", "2", "--node-rank",
+               std::to_string(number), "--master-addr", hosts.address(0),
+               "--", ECHELON_BIN_DIR "/echelon-train", "train",
+               run + "/config.toml"});
+}
+
+TEST(TwoHostsTrain, LayersThatAreCutOverHostsAreWarnedOf) {
+  const TwoHosts hosts;
+  if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
+  const auto errors_of = [&](const std::string& layout) {
+    const TempFolder folder;
+    Command a(two_ranks(hosts, folder.path(), 0, layout, 2));
+    Command b(two_ranks(hosts, folder.path(), 1, layout, 2));
+    EXPECT_EQ(a.wait(), 0) << a.err();
+    EXPECT_EQ(b.wait(), 0) << b.err();
+    return a.err() + b.err();
+  };
+  EXPECT_THAT(
+      errors_of("tp = 4"),
+      HasSubstr("warning: [layout] tp=4: a host has 2 ranks, so that some "
+                "groups of 4 lie on several hosts"));
+  EXPECT_THAT(
+      errors_of("dp = 2\ntp = 2"), testing::Not(HasSubstr("warning")));
+}
+
 TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
   const TwoHosts hosts;
   if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
   const TempFolder folder;
-  const auto host = [&](int number) {
-    const std::string run = folder.path() + "/" + std::to_string(number);
-    fs::create_directory(run);
-    std::ofstream(run + "/config.toml")
-        << "[data]\nname = \"digits\"\n[model]\nclasses = 10\n[layout]\n"
-           "dp = 4\n[train]\nsteps = 12\nbatch = 64\nrun = \"" << run
-        << "\"\n";
-    return hosts.on(
-        number, {kEchelon, "run", "-n", "2", "--nnodes", "2", "--node-rank",
-                 std::to_string(number), "--master-addr", hosts.address(0),
-                 "--", ECHELON_BIN_DIR "/echelon-train", "train",
-                 run + "/config.toml"});
-  };
-  Command a(host(0));
-  Command b(host(1));
+  Command a(two_ranks(hosts, folder.path(), 0, "dp = 4", 12));
+  Command b(two_ranks(hosts, folder.path(), 1, "dp = 4", 12));
   EXPECT_EQ(a.wait(), 0) << a.err();
   EXPECT_EQ(b.wait(), 0) << b.err();
   const Timeline timeline =
