@@ -25,8 +25,9 @@ struct ModelCut {
 };
 
 /// The stages of a pipeline, by [model] cut or balance. Memory counts what the
-/// schedule stores. With balance = "measured" rank 0 times the layers (with the
-/// ranks that compute them with it), and the others take its result. Every rank of the world calls this.
+/// schedule stores. With balance = "measured" rank 0 times the layers, together
+/// with the ranks that compute them with it, and the others take its result.
+/// Every rank of the world calls this.
 ///
 /// Throws ConfigError for what cannot be cut so.
 ModelCut cut_into_stages(
