@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The same model on the same digits, trained with three strategies; one page
+# The same model on the same digits, trained with four strategies; one page
 # shows the picture of each. The result does not depend on the strategy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,6 +13,8 @@ train() {
 train data_parallel -n 2
 train model_parallel --set 'model.devices=["cpu","cpu"]'
 train pipeline_parallel --layout pp=2
-build/bin/echelon compare --title "Handwritten digits, three ways" \
+train tensor_parallel --layout tp=2
+build/bin/echelon compare --title "Handwritten digits, four ways" \
   --output runs/demo/report.html \
-  runs/demo/data_parallel runs/demo/model_parallel runs/demo/pipeline_parallel
+  runs/demo/data_parallel runs/demo/model_parallel runs/demo/pipeline_parallel \
+  runs/demo/tensor_parallel

@@ -19,8 +19,8 @@ class GptBlock : public torch::nn::Module {
       return std::make_shared<LayerNorm>(
           shape.hidden_size, shape.norm_eps, parallel);
     };
-    ln_1_ = register_module("ln_1", norm());
-    attn_ = register_module(
+    branches_.before_attention = register_module("ln_1", norm());
+    branches_.attention = register_module(
         "attn",
         std::make_shared<ParallelAttention>(
             AttentionOptions{
@@ -28,8 +28,8 @@ class GptBlock : public torch::nn::Module {
                 .dropout = shape.dropout},
             parallel,
             name_ + ".attn"));
-    ln_2_ = register_module("ln_2", norm());
-    mlp_ = register_module(
+    branches_.before_mlp = register_module("ln_2", norm());
+    branches_.mlp = register_module(
         "mlp",
         std::make_shared<GeluMlp>(
             MlpShape{
@@ -37,33 +37,18 @@ class GptBlock : public torch::nn::Module {
                 .intermediate = shape.intermediate_size},
             parallel,
             name_ + ".mlp"));
+    branches_.attention_dropout = name_ + ".attn.resid_dropout";
+    branches_.mlp_dropout = name_ + ".mlp.dropout";
   }
 
   Tensors forward(const Tensors& inputs) {
-    const TokenTuple tuple(inputs, name_);
-    auto frame = frame_of(tuple, context_, name_);
-    frame.mask = mask_of(tuple, context_, tuple.x.scalar_type());
-    const auto dropped = [&](const torch::Tensor& x, const char* place) {
-      return drop(x, frame, context_, name_ + place, is_training());
-    };
-    auto x = tuple.x;
-    x = x + dropped(
-                attn_->forward(ln_1_->forward(x), frame),
-                ".attn.resid_dropout");
-    x = x + dropped(
-                mlp_->forward(
-                    ln_2_->forward(x), frame.batch * frame.sequence),
-                ".mlp.dropout");
-    return tuple.with(std::move(x));
+    return branches_.forward(inputs, context_, name_, is_training());
   }
 
  private:
   LanguageContext context_;
   std::string name_;
-  std::shared_ptr<LayerNorm> ln_1_;
-  std::shared_ptr<ParallelAttention> attn_;
-  std::shared_ptr<LayerNorm> ln_2_;
-  std::shared_ptr<GeluMlp> mlp_;
+  Branches<LayerNorm, GeluMlp> branches_;
 };
 
 void add_positions(LayerList& layers, const LanguageContext& context) {
@@ -101,18 +86,7 @@ gpt_layers(const LanguageModelShape& shape, const TensorParallel& parallel) {
       return std::make_shared<GptBlock>(context, name);
     });
   }
-  layers.add(
-      "transformer.ln_f",
-      [context] {
-        return std::make_shared<LayerNorm>(
-            context.shape.hidden_size,
-            context.shape.norm_eps,
-            context.parallel);
-      },
-      [](LayerNorm& norm, const Tensors& inputs) {
-        const TokenTuple tuple(inputs, "transformer.ln_f");
-        return tuple.with(norm.forward(tuple.x));
-      });
+  add_norm<LayerNorm>(layers, "transformer.ln_f", context);
   add_head(layers, context, words);
   return layers;
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "echelon/models/language_model.h"
 #include "echelon/models/layer_list.h"
@@ -80,6 +81,55 @@ torch::Tensor mask_of(
     const TokenTuple& tuple,
     const LanguageContext& context,
     torch::ScalarType dtype);
+
+/// A transformer block: attention, then the MLP, each behind its norm and added
+/// to the residual sum. The modules are registered by whoever names them.
+template <class Norm, class Mlp>
+struct Branches {
+  std::shared_ptr<Norm> before_attention;
+  std::shared_ptr<ParallelAttention> attention;
+  std::shared_ptr<Norm> before_mlp;
+  std::shared_ptr<Mlp> mlp;
+  std::string attention_dropout;  // names of the masks, unique in the model
+  std::string mlp_dropout;
+
+  Tensors forward(
+      const Tensors& inputs,
+      const LanguageContext& context,
+      const std::string& layer,
+      bool training) const {
+    const TokenTuple tuple(inputs, layer);
+    auto frame = frame_of(tuple, context, layer);
+    frame.mask = mask_of(tuple, context, tuple.x.scalar_type());
+    auto x = tuple.x;
+    x = x + drop(
+                attention->forward(before_attention->forward(x), frame),
+                frame, context, attention_dropout, training);
+    x = x + drop(
+                mlp->forward(
+                    before_mlp->forward(x), frame.batch * frame.sequence),
+                frame, context, mlp_dropout, training);
+    return tuple.with(std::move(x));
+  }
+};
+
+/// A layer of one norm of x.
+template <class Norm>
+void add_norm(
+    LayerList& layers, const std::string& name, const LanguageContext& context) {
+  layers.add(
+      name,
+      [context] {
+        return std::make_shared<Norm>(
+            context.shape.hidden_size,
+            context.shape.norm_eps,
+            context.parallel);
+      },
+      [name](Norm& norm, const Tensors& inputs) {
+        const TokenTuple tuple(inputs, name);
+        return tuple.with(norm.forward(tuple.x));
+      });
+}
 
 /// A layer that looks up tokens; with cut tokens it adds documents of zeros
 /// where there are none. `with_dropout`: llama's, which has no positions to add.

@@ -18,7 +18,7 @@ class LlamaBlock : public torch::nn::Module {
       return std::make_shared<RMSNorm>(
           shape.hidden_size, shape.norm_eps, parallel);
     };
-    attention_ = register_module(
+    branches_.attention = register_module(
         "self_attn",
         std::make_shared<ParallelAttention>(
             AttentionOptions{
@@ -32,7 +32,7 @@ class LlamaBlock : public torch::nn::Module {
                 .dropout = shape.dropout},
             parallel,
             name_ + ".self_attn"));
-    mlp_ = register_module(
+    branches_.mlp = register_module(
         "mlp",
         std::make_shared<GatedMlp>(
             MlpShape{
@@ -41,26 +41,14 @@ class LlamaBlock : public torch::nn::Module {
                 .bias = false},
             parallel,
             name_ + ".mlp"));
-    before_attention_ = register_module("input_layernorm", norm());
-    before_mlp_ = register_module("post_attention_layernorm", norm());
+    branches_.before_attention = register_module("input_layernorm", norm());
+    branches_.before_mlp = register_module("post_attention_layernorm", norm());
+    branches_.attention_dropout = name_ + ".self_attn.dropout";
+    branches_.mlp_dropout = name_ + ".mlp.dropout";
   }
 
   Tensors forward(const Tensors& inputs) {
-    const TokenTuple tuple(inputs, name_);
-    auto frame = frame_of(tuple, context_, name_);
-    frame.mask = mask_of(tuple, context_, tuple.x.scalar_type());
-    const auto dropped = [&](const torch::Tensor& x, const char* place) {
-      return drop(x, frame, context_, name_ + place, is_training());
-    };
-    auto x = tuple.x;
-    x = x + dropped(
-                attention_->forward(before_attention_->forward(x), frame),
-                ".self_attn.dropout");
-    x = x + dropped(
-                mlp_->forward(
-                    before_mlp_->forward(x), frame.batch * frame.sequence),
-                ".mlp.dropout");
-    return tuple.with(std::move(x));
+    return branches_.forward(inputs, context_, name_, is_training());
   }
 
  private:
@@ -75,10 +63,7 @@ class LlamaBlock : public torch::nn::Module {
 
   LanguageContext context_;
   std::string name_;
-  std::shared_ptr<ParallelAttention> attention_;
-  std::shared_ptr<GatedMlp> mlp_;
-  std::shared_ptr<RMSNorm> before_attention_;
-  std::shared_ptr<RMSNorm> before_mlp_;
+  Branches<RMSNorm, GatedMlp> branches_;
 };
 
 }  // namespace
@@ -95,18 +80,7 @@ llama_layers(const LanguageModelShape& shape, const TensorParallel& parallel) {
       return std::make_shared<LlamaBlock>(context, name);
     });
   }
-  layers.add(
-      "model.norm",
-      [context] {
-        return std::make_shared<RMSNorm>(
-            context.shape.hidden_size,
-            context.shape.norm_eps,
-            context.parallel);
-      },
-      [](RMSNorm& norm, const Tensors& inputs) {
-        const TokenTuple tuple(inputs, "model.norm");
-        return tuple.with(norm.forward(tuple.x));
-      });
+  add_norm<RMSNorm>(layers, "model.norm", context);
   add_head(layers, context, words);
   return layers;
 }

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "echelon/timeline/bar_cell.h"
 #include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/timeline/units.h"
 
@@ -196,28 +197,6 @@ std::string calls_text(double calls) {
   return calls < 10 ? format_number(calls) : format_count(calls);
 }
 
-void draw_bar(Markup& page, const CollectiveCost& cost, double longest) {
-  page.open("td", {{"class", "bar"}});
-  page.open(
-      "svg", {{"width", "100%"}, {"height", "12"}, {"aria-hidden", "true"}});
-  double x = 0;
-  const std::pair<const char*, double> parts[] = {
-      {"ex", cost.seconds - cost.hidden_seconds},
-      {"hid", cost.hidden_seconds}};
-  for (const auto& [color, seconds] : parts) {
-    const double width = longest > 0 ? 100 * seconds / longest : 0;
-    if (width < 0.05) continue;
-    page.empty(
-        "rect",
-        {{"class", color},
-         {"x", coordinate(x) + "%"},
-         {"width", coordinate(width) + "%"},
-         {"height", "12"}});
-    x += width;
-  }
-  page.close().close();
-}
-
 void draw_row(
     Markup& page,
     const std::string& name,
@@ -236,7 +215,11 @@ void draw_row(
       {},
       cost.seconds > 0 ? format_percent(cost.hidden_seconds / cost.seconds)
                        : "\u2013");
-  draw_bar(page, cost, longest);
+  draw_bar_cell(
+      page,
+      {{"ex", cost.seconds - cost.hidden_seconds},
+       {"hid", cost.hidden_seconds}},
+      longest);
   page.close();
 }
 

@@ -39,7 +39,7 @@ struct PipelineBlock {
 /// One line of blocks: a rank or a device.
 struct PipelineRow {
   std::string name;   // "rank 0"
-  int32_t group = 0;  // replica of the pipeline; rows of a group are together
+  int32_t group = 0;  // which pipeline; rows of a group are together
 };
 
 struct PipelineRows {

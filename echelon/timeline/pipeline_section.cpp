@@ -170,7 +170,7 @@ std::optional<StagePictures> pipeline_pictures(
     result.pictures.push_back(std::move(picture));
   }
   result.sentence = pipeline_sentence(measured, result.ideal_idle, result.idle);
-  auto groups = group_names(measured, "replica");
+  auto groups = group_names(measured, "pipeline");
   result.pictures.push_back(
       measured_picture(std::move(measured), *step, id + "-measured"));
   result.pictures.back().groups = std::move(groups);

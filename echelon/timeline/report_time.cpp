@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/timeline/bar_cell.h"
 #include "echelon/timeline/lanes.h"
 #include "echelon/timeline/units.h"
 
@@ -85,30 +86,6 @@ void draw_pictures(
   }
 }
 
-void draw_share_bar(Markup& page, const StepBreakdown& b, double longest) {
-  page.open("td", {{"class", "bar"}});
-  page.open(
-      "svg", {{"width", "100%"}, {"height", "12"}, {"aria-hidden", "true"}});
-  double x = 0;
-  const std::pair<const char*, double> parts[] = {
-      {"bw", b.compute_seconds},
-      {"ex", b.exposed_seconds},
-      {"da", b.data_seconds},
-      {"idle", b.idle_seconds}};
-  for (const auto& [color, seconds] : parts) {
-    if (seconds < 0.5e-9) continue;
-    const double width = longest > 0 ? 100 * seconds / longest : 0;
-    page.empty(
-        "rect",
-        {{"class", color},
-         {"x", coordinate(x) + "%"},
-         {"width", coordinate(width) + "%"},
-         {"height", "12"}});
-    x += width;
-  }
-  page.close().close();
-}
-
 void draw_row(
     Markup& page,
     const std::string& name,
@@ -126,7 +103,13 @@ void draw_row(
         b.idle_seconds}) {
     page.leaf("td", {}, seconds < 0.5e-9 ? "\u2013" : format_seconds(seconds));
   }
-  draw_share_bar(page, b, longest);
+  draw_bar_cell(
+      page,
+      {{"bw", b.compute_seconds},
+       {"ex", b.exposed_seconds},
+       {"da", b.data_seconds},
+       {"idle", b.idle_seconds}},
+      longest);
   page.close();
 }
 

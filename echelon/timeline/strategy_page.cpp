@@ -33,6 +33,26 @@ constexpr Text kPipelineReplicas = {
     "Several replicas of a pipeline share the batch: in each, microbatches "
     "follow one another through the stages; then the replicas of a stage "
     "average their gradients."};
+constexpr Text kPipelineTensor = {
+    "Pipeline and tensor parallel",
+    "The model is cut into stages, and the matrices of each layer over the "
+    "ranks that hold its stage. Microbatches follow one another through the "
+    "stages; in each, these ranks put their parts of a layer together."};
+constexpr Text kPipelineTensorData = {
+    "Pipeline, tensor and data parallel",
+    "Several copies of the model share the batch. Each is cut into stages, and "
+    "the matrices of each layer over the ranks that hold its stage; at the end "
+    "of a step the copies average their gradients."};
+constexpr Text kTensor = {
+    "Tensor parallel",
+    "The matrices of each layer are cut over the ranks, which compute the whole "
+    "batch together: each has some of a layer's features, and where a layer "
+    "needs them all the parts are summed."};
+constexpr Text kTensorData = {
+    "Tensor and data parallel",
+    "Groups of ranks share the batch. In a group the matrices of each layer are "
+    "cut over the ranks, which compute their samples together; then the ranks "
+    "with the same parts average their gradients."};
 constexpr Text kPlacement = {
     "Model parallel",
     "The layers are spread over several devices of one process. A batch passes "
@@ -60,11 +80,22 @@ bool has_replicas(const StagePictures& stages) {
       rows.begin(), rows.end(), [](const auto& row) { return row.group > 0; });
 }
 
+bool talks_along(const Timeline& timeline, const std::string& axis) {
+  return std::any_of(
+      timeline.spans.begin(), timeline.spans.end(),
+      [&](const Span& span) { return span.axis == axis; });
+}
+
 Text text_of(const Run& run) {
+  const auto& timeline = run.input.timeline;
+  const bool tensor = talks_along(timeline, "tp");
+  const bool data = talks_along(timeline, "dp_replicate");
   if (!run.stages) {
-    return run.input.timeline.rank_names.size() > 1 ? kData : kOneDevice;
+    if (tensor) return data ? kTensorData : kTensor;
+    return timeline.rank_names.size() > 1 ? kData : kOneDevice;
   }
-  if (!typical_pipeline_step(run.input.timeline)) return kPlacement;
+  if (!typical_pipeline_step(timeline)) return kPlacement;
+  if (tensor) return data ? kPipelineTensorData : kPipelineTensor;
   return has_replicas(*run.stages) ? kPipelineReplicas : kPipeline;
 }
 

@@ -13,6 +13,7 @@
 #include "echelon/models/language_model.h"
 #include "echelon/models/parameter_list.h"
 #include "echelon/train/pipeline_schedule.h"
+#include "echelon/train/unused_settings.h"
 
 namespace echelon {
 namespace {
@@ -39,7 +40,7 @@ class Checker {
     check_optimizer();
     check_comm();
     JobFacts facts;
-    facts.warnings = find_unused(job_);
+    facts.warnings = find_unused_settings(job_);
     facts.data = inspect();
     check_samples(facts);
     check_kind_of_data();
@@ -489,147 +490,6 @@ class Checker {
 
 JobFacts check_job(const Job& job, int64_t num_ranks) {
   return Checker(job, num_ranks).run();
-}
-
-std::vector<std::string> find_unused(const Job& job) {
-  const config::Document document =
-      job.document.entries().empty() ? describe(job) : job.document;
-  std::vector<std::string> warnings;
-  const config::Document defaults = describe(Job{});
-  const auto unless = [&](bool used,
-                          const std::string& reason,
-                          const std::vector<std::string>& keys) {
-    for (const auto& key : keys) {
-      if (used || document.entry(key).value == defaults.entry(key).value) {
-        continue;
-      }
-      warnings.push_back(document.where(key) + ": has no effect " + reason);
-    }
-  };
-  const auto& optimizer = job.optimizer;
-  const std::string by_optimizer = "with optimizer \"" + optimizer.name + "\"";
-  unless(
-      optimizer.name == "sgd",
-      by_optimizer,
-      {"optimizer.momentum", "optimizer.nesterov"});
-  unless(
-      optimizer.name != "sgd",
-      by_optimizer,
-      {"optimizer.beta1", "optimizer.beta2", "optimizer.epsilon"});
-  const std::string by_schedule =
-      "with schedule \"" + optimizer.schedule + "\"";
-  unless(
-      optimizer.schedule == "cosine" || optimizer.schedule == "linear",
-      by_schedule,
-      {"optimizer.final_factor"});
-  unless(
-      optimizer.schedule == "step",
-      by_schedule,
-      {"optimizer.step_every", "optimizer.step_factor"});
-
-  const auto& model = job.model.name;
-  unless(model == "mlp", "with model \"" + model + "\"", {"model.hidden"});
-  unless(
-      model.rfind("resnet", 0) == 0,
-      "with model \"" + model + "\"",
-      {"model.sync_batch_norm"});
-
-  const bool text = is_language_model(job.model);
-  unless(!text, "with model \"" + model + "\"", {"model.classes"});
-  unless(
-      text,
-      "with model \"" + model + "\"",
-      {"model.layers",
-       "model.hidden_size",
-       "model.heads",
-       "model.kv_heads",
-       "model.intermediate_size",
-       "model.vocab_size",
-       "model.max_positions",
-       "model.rope_theta",
-       "model.norm_eps",
-       "model.dropout",
-       "model.tie_embeddings"});
-
-  const bool tensor = job.layout.tp > 1;
-  unless(
-      tensor && text,
-      tensor ? "with model \"" + model + "\""
-             : "without tensor parallelism (tp is 1)",
-      {"layout.sequence_parallel"});
-  unless(
-      tensor && text && job.tensor.sequence_parallel,
-      tensor ? "without sequence_parallel"
-             : "without tensor parallelism (tp is 1)",
-      {"layout.overlap_chunks"});
-
-  const bool pipeline = job.layout.pp > 1;
-  unless(
-      pipeline,
-      "without a pipeline (pp is 1)",
-      {"layout.microbatches",
-       "layout.schedule",
-       "layout.stages_per_rank",
-       "layout.schedule_file"});
-  unless(
-      pipeline || !job.model.devices.empty(),
-      "without a pipeline or devices",
-      {"model.cut"});
-  unless(
-      (pipeline || !job.model.devices.empty()) && job.model.cut.empty(),
-      job.model.cut.empty() ? "without a pipeline or devices" : "with cut",
-      {"model.balance"});
-  unless(
-      pipeline || !job.model.devices.empty(),
-      "without a pipeline or devices",
-      {"model.device_bytes"});
-
-  const auto& data = job.data.name;
-  const std::string by_data = "with data \"" + data + "\"";
-  unless(
-      data == "tensors" || data == "images" || data == "text",
-      by_data,
-      {"data.path"});
-  unless(
-      data == "text",
-      by_data,
-      {"data.sources",
-       "data.weights",
-       "data.format",
-       "data.tokenizer",
-       "data.vocab_size",
-       "data.token_bytes",
-       "data.sequence",
-       "data.documents",
-       "data.document_separator",
-       "data.end_of_text_id"});
-  unless(
-      data == "dummy", by_data, {"data.samples", "data.shape", "data.classes"});
-  unless(
-      data == "images",
-      by_data,
-      {"data.image_size",
-       "data.crop",
-       "data.flip",
-       "data.mean",
-       "data.std",
-       "data.bad_image",
-       "data.max_image_pixels"});
-  unless(job.data.holdout_path.empty(), "with holdout_path", {"data.holdout"});
-  unless(
-      job.data.holdout > 0 || !job.data.holdout_path.empty(),
-      "when nothing is held out",
-      {"train.eval_every"});
-
-  unless(
-      job.train.compress == "powersgd",
-      "with compress \"" + job.train.compress + "\"",
-      {"train.powersgd_rank"});
-  unless(
-      job.layout.num_ranks() > 1,
-      "with 1 rank",
-      {"train.compress", "train.bucket_bytes"});
-  return warnings;
 }
 
 }  // namespace echelon

@@ -24,8 +24,4 @@ struct JobFacts {
 /// Throws ConfigError or DataError: place, values, rule, way out; five lines.
 JobFacts check_job(const Job& job, int64_t num_ranks);
 
-/// The settings that this job's choice of model, data, optimizer … ignores,
-/// though they differ from the default.
-std::vector<std::string> find_unused(const Job& job);
-
 }  // namespace echelon

@@ -6,7 +6,6 @@
 #include "echelon/models/language_model.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/meta_mode.h"
-#include "echelon/models/sharded_module.h"
 #include "echelon/models/ties.h"
 #include "echelon/models/weights.h"
 #include "echelon/train/objective.h"
@@ -39,44 +38,11 @@ void check_same_layers(const LayerList& whole, const LayerList& cut) {
       "any number of ranks");
 }
 
-// Writes into a module what this rank has of the values of layer `index`.
-void copy_values(
-    torch::nn::Module& module,
-    const LayerList& whole,
-    size_t index,
-    uint64_t seed) {
-  const auto source = build_network(whole, index, index + 1, seed);
-  const std::string prefix = whole[index].name + ".";
-  const auto shards = shards_of(module);
-  const torch::NoGradGuard no_grad;
-  std::map<std::string, torch::Tensor> values;
-  for (const auto& [name, tensor] : state_dict(*source)) values[name] = tensor;
-  for (auto& [name, tensor] : state_dict(module)) {
-    const auto found = values.find(prefix + name);
-    if (found == values.end()) {
-      throw ConfigError(
-          "layer \"" + whole[index].name + "\", cut over ranks, has \"" + name +
-          "\", which it has not when it is whole; names must be the same");
-    }
-    const auto shard = shards.find(name);
-    tensor.copy_(
-        shard == shards.end() ? found->second
-                              : slice_of(found->second, shard->second.shard));
-  }
-}
-
-// Cut layers begin with parts of the values that the whole ones begin with.
-LayerList with_values_of(const LayerList& whole, const LayerList& cut) {
+// Ties may have been found in the whole list.
+LayerList with_ties_of(const LayerList& whole, const LayerList& cut) {
   check_same_layers(whole, cut);
   LayerList layers;
-  for (size_t i = 0; i < cut.size(); ++i) {
-    LayerDefinition definition = cut[i];
-    definition.initialize = [whole, i](
-                                torch::nn::Module& module, uint64_t seed) {
-      copy_values(module, whole, i, seed);
-    };
-    layers.add_definition(std::move(definition));
-  }
+  for (const auto& definition : cut.layers()) layers.add_definition(definition);
   for (const auto& tie : whole.ties()) layers.tie(tie.first, tie.second);
   return layers;
 }
@@ -185,7 +151,7 @@ ModelSource model_source(
   source.cut = [given, dtype, whole = source.layers](
                    const TensorParallel& parallel) {
     if (parallel.size() == 1) return whole;
-    return with_values_of(whole, in_dtype(given(parallel), dtype));
+    return with_ties_of(whole, in_dtype(given(parallel), dtype));
   };
   for (const auto& group : tied_groups(source.layers)) {
     for (size_t i = 1; i < group.names.size(); ++i) {

@@ -44,11 +44,11 @@ struct ModelSource {
 ModelSource model_source(const Job& job, const SampleSpec& sample);
 /// A user's own list, whose first layer takes [batch, *sample.input_shape] (then
 /// what else the data has: Batch::more) and whose last returns the scores. Ties
-/// that were not declared are found. First values of cut layers are cut from
-/// those of the whole ones, which are built for it one at a time.
+/// that were not declared are found.
 ///
 /// Cut lists have the same layers and names as the whole one; ConfigError when
-/// they have not.
+/// they have not. Nothing is built whole for them: cut parameters have the first
+/// values that their shards say (sharded_module.h), in one part or in many.
 ModelSource model_source(
     const Job& job, const LayerFactory& layers, const SampleSpec& sample);
 /// A list that cannot be cut: ConfigError when it is asked to.

@@ -177,7 +177,7 @@ TEST_F(InspectTensors, HoldoutOfItsOwnMustMatch) {
 class InspectImages : public testing::Test {
  protected:
   DataOptions options() const {
-    return {.name = "images", .path = folder_.path("root"), .image_size = 32};
+    return {.name = "images", .path = folder_.path("pictures"), .image_size = 32};
   }
   TempFolder folder_;
 };
@@ -193,10 +193,10 @@ TEST_F(InspectImages, FindsClassesAndImages) {
         ".git/z.jpg",
         "cat/jpg",
         "caf\xe9/\xff.jpg"}) {
-    folder_.write(std::string("root/") + name, "x");
+    folder_.write(std::string("pictures/") + name, "x");
   }
-  folder_.write("root/readme.jpg", "beside the classes");
-  const ImageFolder found = scan_image_folder(folder_.path("root/"));
+  folder_.write("pictures/readme.jpg", "beside the classes");
+  const ImageFolder found = scan_image_folder(folder_.path("pictures/"));
   EXPECT_THAT(found.classes, ElementsAre("caf\xe9", "cat", "dog"));
   std::vector<std::string> paths;
   for (const auto& image : found.images) paths.push_back(image.path);
@@ -215,7 +215,7 @@ TEST_F(InspectImages, FindsClassesAndImages) {
 }
 
 TEST_F(InspectImages, OneClassIsEnough) {
-  folder_.write("root/only/a.png", "x");
+  folder_.write("pictures/only/a.png", "x");
   const DataFacts facts = inspect_data(options());
   EXPECT_EQ(facts.classes, 1);
   EXPECT_EQ(facts.num_train, 1);
@@ -225,42 +225,42 @@ TEST_F(InspectImages, OneClassIsEnough) {
 TEST_F(InspectImages, RefusesFoldersWithoutImages) {
   EXPECT_THAT(
       data_error(options()),
-      AllOf(HasSubstr("/root"), HasSubstr("No such file")));
-  folder_.make_folder("root");
+      AllOf(HasSubstr("/pictures"), HasSubstr("No such file")));
+  folder_.make_folder("pictures");
   EXPECT_THAT(data_error(options()), HasSubstr("no class folders"));
-  folder_.write("root/a.jpg", "x");
+  folder_.write("pictures/a.jpg", "x");
   EXPECT_THAT(data_error(options()), HasSubstr("no class folders"));
-  folder_.write("root/cat/a.txt", "x");
+  folder_.write("pictures/cat/a.txt", "x");
   EXPECT_THAT(
       data_error(options()),
-      AllOf(HasSubstr("/root/cat"), HasSubstr("class folder without images")));
+      AllOf(HasSubstr("/pictures/cat"), HasSubstr("class folder without images")));
   DataOptions file = options();
-  file.path = folder_.path("root/a.jpg");
+  file.path = folder_.path("pictures/a.jpg");
   EXPECT_THAT(data_error(file), HasSubstr("is a file"));
 }
 
 TEST_F(InspectImages, LinksAreFollowedButNotInCircles) {
-  folder_.write("root/cat/a.jpg", "x");
+  folder_.write("pictures/cat/a.jpg", "x");
   folder_.write("elsewhere/b.jpg", "x");
-  fs::create_symlink(folder_.path("elsewhere"), folder_.path("root/dog"));
+  fs::create_symlink(folder_.path("elsewhere"), folder_.path("pictures/dog"));
   EXPECT_EQ(inspect_data(options()).num_samples, 2);
-  fs::create_symlink(folder_.path("root/cat"), folder_.path("root/cat/self"));
+  fs::create_symlink(folder_.path("pictures/cat"), folder_.path("pictures/cat/self"));
   EXPECT_THAT(
       data_error(options()),
       AllOf(HasSubstr("/cat/self"), HasSubstr("in a circle")));
-  fs::remove(folder_.path("root/cat/self"));
-  fs::create_symlink("b.jpg", folder_.path("root/cat/c.jpg"));
-  fs::create_symlink("c.jpg", folder_.path("root/cat/b.jpg"));
+  fs::remove(folder_.path("pictures/cat/self"));
+  fs::create_symlink("b.jpg", folder_.path("pictures/cat/c.jpg"));
+  fs::create_symlink("c.jpg", folder_.path("pictures/cat/b.jpg"));
   EXPECT_THAT(data_error(options()), HasSubstr("in a circle"));
-  fs::remove(folder_.path("root/cat/b.jpg"));
+  fs::remove(folder_.path("pictures/cat/b.jpg"));
   EXPECT_THAT(
       data_error(options()), AllOf(HasSubstr("c.jpg"), HasSubstr("No such")));
 }
 
 TEST_F(InspectImages, UnreadableFolder) {
-  folder_.write("root/cat/a.jpg", "x");
+  folder_.write("pictures/cat/a.jpg", "x");
   ::chmod(folder_.path().c_str(), 0755);
-  ::chmod(folder_.path("root/cat").c_str(), 0);
+  ::chmod(folder_.path("pictures/cat").c_str(), 0);
   // Root reads every folder; a child process becomes someone else.
   const pid_t child = ::fork();
   if (child == 0) {
@@ -273,12 +273,12 @@ TEST_F(InspectImages, UnreadableFolder) {
   int status = 0;
   ::waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
-  ::chmod(folder_.path("root/cat").c_str(), 0700);
+  ::chmod(folder_.path("pictures/cat").c_str(), 0700);
 }
 
 TEST_F(InspectImages, HoldoutOfItsOwnUsesTheSameClasses) {
-  folder_.write("root/cat/a.jpg", "x");
-  folder_.write("root/dog/a.jpg", "x");
+  folder_.write("pictures/cat/a.jpg", "x");
+  folder_.write("pictures/dog/a.jpg", "x");
   folder_.write("val/dog/a.jpg", "x");
   DataOptions with_holdout = options();
   with_holdout.holdout_path = folder_.path("val");

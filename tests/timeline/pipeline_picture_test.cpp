@@ -180,7 +180,7 @@ TEST(PipelineSection, IsInTheReportOfARunThatHasOne) {
   auto page = to_html(input);
   EXPECT_TRUE(contains(page, "The pipeline, step by step"));
   EXPECT_TRUE(contains(page, "Pipeline bubble"));
-  EXPECT_TRUE(contains(page, ">replica 1</text>"));
+  EXPECT_TRUE(contains(page, ">pipeline 1</text>"));
   EXPECT_EQ(count(page, "<script"), 1u);
   input.timeline = sample::placement_run(4, 3);
   page = to_html(input);

@@ -71,6 +71,38 @@ TEST(StrategyPage, HasAPictureForEachStrategy) {
   EXPECT_LT(page.size(), 500'000u);
 }
 
+// Which axes the ranks talked along says what the strategy was.
+TEST(StrategyPage, TellsTensorParallelFromDataParallel) {
+  TempFolder folder;
+  const auto title_of = [&](Timeline timeline, const char* axis,
+                            const char* other) {
+    for (auto& span : timeline.spans) {
+      if (span.kind == SpanKind::communication) span.axis = axis;
+    }
+    if (*other != 0) {
+      Span span = timeline.spans.front();
+      span.track = "comm";
+      span.kind = SpanKind::communication;
+      span.axis = other;
+      timeline.spans.push_back(span);
+    }
+    const StrategyPage page{.title = "one", .runs = {{.timeline = timeline}}};
+    const auto html = to_html(page);
+    const auto begin = html.find("<h2>") + 4;
+    return html.substr(begin, html.find("</h2>") - begin);
+  };
+  const auto flat = sample::run({.ranks = 2}).timeline;
+  EXPECT_EQ(title_of(flat, "dp_replicate", ""), "Data parallel");
+  EXPECT_EQ(title_of(flat, "tp", ""), "Tensor parallel");
+  EXPECT_EQ(title_of(flat, "tp", "dp_replicate"), "Tensor and data parallel");
+  const auto pipes = sample::pipeline_run({.ranks = 2, .replicas = 2});
+  EXPECT_EQ(title_of(pipes, "pp", "dp_replicate"), "Pipeline and data parallel");
+  EXPECT_EQ(title_of(pipes, "pp", "tp"), "Pipeline and tensor parallel");
+  EXPECT_EQ(
+      title_of(pipes, "dp_replicate", "tp"),
+      "Pipeline, tensor and data parallel");
+}
+
 TEST(StrategyPage, SaysWhichRunHasNoTimeline) {
   TempFolder folder;
   const auto run = folder.path("missing");

@@ -11,6 +11,7 @@
 #include "echelon/train/check_job.h"
 #include "echelon/train/pipeline_schedule.h"
 #include "echelon/train/run_folder.h"
+#include "echelon/train/unused_settings.h"
 
 namespace echelon {
 namespace {
@@ -219,14 +220,28 @@ TEST_F(JobTest, ErrorsOfTextsSayWhoSetTheKey) {
 TEST_F(JobTest, WarnsOfWhatHasNoEffect) {
   const Job job = small("[optimizer]\nmomentum = 0.9\nbeta1 = 0.8\n");
   EXPECT_THAT(
-      find_unused(job),
+      find_unused_settings(job),
       ElementsAre(write("").append(
           ":5:12: [optimizer] momentum = 0.9: has no effect with "
           "optimizer \"adamw\"")));
 }
 
+// Products are summed in pieces also where tokens are not cut.
+TEST_F(JobTest, PiecesAreForTensorParallelModelsWithProducts) {
+  Job job;
+  job.tensor.overlap_chunks = 2;
+  EXPECT_THAT(
+      find_unused_settings(job),
+      ElementsAre(HasSubstr("without tensor parallelism")));
+  job.layout.tp = 2;
+  EXPECT_THAT(
+      find_unused_settings(job), ElementsAre(HasSubstr("simple_cnn")));
+  job.model.name = "mlp";
+  EXPECT_THAT(find_unused_settings(job), IsEmpty());
+}
+
 TEST_F(JobTest, AResolvedConfigurationDoesNotWarn) {
-  EXPECT_THAT(find_unused(load(to_toml(small()))), IsEmpty());
+  EXPECT_THAT(find_unused_settings(load(to_toml(small()))), IsEmpty());
 }
 
 TEST_F(JobTest, RunFolderIsMadeOnce) {

@@ -15,7 +15,6 @@
 #include "echelon/checkpoint/tensor_file.h"
 #include "echelon/comm/world.h"
 #include "echelon/error.h"
-#include "echelon/models/initialize.h"
 #include "echelon/models/layer_cost.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/schedule/options.h"
@@ -73,36 +72,12 @@ TEST(CountLayers, AsksNoOtherRank) {
   });
 }
 
-// Writes normal numbers by the names of the whole list.
-void draw(torch::nn::Module& module, const std::string& layer, uint64_t seed) {
-  const torch::NoGradGuard no_grad;
-  for (const auto& item : module.named_parameters()) {
-    fill_normal(item.value(), seed, layer + "." + item.key(), 0, 0.3);
-  }
-}
-
-// Adds a layer whose first values are drawn.
-template <class Build, class Forward>
-void add_drawn(
-    LayerList& layers,
-    const std::string& name,
-    Build build,
-    Forward forward) {
-  LayerList one;
-  one.add(name, std::move(build), std::move(forward));
-  LayerDefinition definition = one[0];
-  definition.initialize = [name](torch::nn::Module& module, uint64_t seed) {
-    draw(module, name, seed);
-  };
-  layers.add_definition(std::move(definition));
-}
-
 // For the digits. Widths that do not divide; a matrix that is cut by outputs, one
 // by inputs, a layer that every rank has whole, and scores that are put together.
 LayerList cut_list(const TensorParallel& parallel) {
   LayerList layers;
-  add_drawn(
-      layers, "up",
+  layers.add(
+      "up",
       [=] {
         return std::make_shared<ColumnParallelLinear>(
             LinearShape{.in = 64, .out = 13}, parallel, "up");
@@ -110,16 +85,16 @@ LayerList cut_list(const TensorParallel& parallel) {
       [](ColumnParallelLinear& up, torch::Tensor x) {
         return torch::tanh(up.forward(x.flatten(1)));
       });
-  add_drawn(
-      layers, "down",
+  layers.add(
+      "down",
       [=] {
         return std::make_shared<RowParallelLinear>(
             LinearShape{.in = 13, .out = 7}, parallel, "down");
       },
       [](RowParallelLinear& down, torch::Tensor x) { return down.forward(x); });
   layers.add("whole", [] { return torch::nn::Linear(7, 11); });
-  add_drawn(
-      layers, "head",
+  layers.add(
+      "head",
       [=] {
         return std::make_shared<ColumnParallelLinear>(
             LinearShape{.in = 11, .out = 10}, parallel, "head", true);

@@ -14,8 +14,8 @@ void bind(config::Section& section, TensorParallelOptions& options) {
       .field(
           "overlap_chunks",
           options.overlap_chunks,
-          "tensor parallel: pieces in which tokens are gathered while the pieces "
-          "before are multiplied")
+          "tensor parallel: pieces in which products are summed, and cut tokens "
+          "gathered, while the other pieces are computed")
       .at_least(1)
       .at_most(64);
 }

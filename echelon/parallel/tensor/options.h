@@ -11,8 +11,9 @@ struct TensorParallelOptions {
   /// Norms, dropout and residual sums each on a part of the tokens: all-gather
   /// and reduce-scatter in place of all-reduce.
   bool sequence_parallel = false;
-  /// Pieces of an all-gather of tokens that are multiplied while the next ones
-  /// arrive, and of a product that is reduce-scattered piece by piece. 1: whole.
+  /// Pieces in which a product's results are summed while the next ones are
+  /// computed, and in which cut tokens are gathered while those that are there
+  /// are multiplied. 1: whole.
   int64_t overlap_chunks = 1;
 
   bool operator==(const TensorParallelOptions&) const = default;
