@@ -19,6 +19,11 @@ void bind_all(config::Document& document, Job& job) {
   bind(layout, job.layout);
   bind(layout, job.pipeline);
   bind(layout, job.tensor);
+  table("shard", "what the ranks of fsdp share out, and when it is whole",
+        job.shard);
+  table("memory", "what is kept for backward, and where", job.memory);
+  table("precision", "number types of forward, backward and sums",
+        job.precision);
   table("optimizer", "how the parameters change", job.optimizer);
   table("train", "the loop", job.train);
   table("comm", "how ranks talk to each other", job.comm);

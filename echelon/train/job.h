@@ -10,8 +10,11 @@
 #include "echelon/config/document.h"
 #include "echelon/data/options.h"
 #include "echelon/layout/layout.h"
+#include "echelon/memory/options.h"
 #include "echelon/models/options.h"
 #include "echelon/optim/options.h"
+#include "echelon/optim/precision_options.h"
+#include "echelon/parallel/shard/options.h"
 #include "echelon/parallel/tensor/options.h"
 #include "echelon/schedule/pipeline_layout.h"
 #include "echelon/train/options.h"
@@ -24,6 +27,9 @@ struct Job {
   Layout layout;
   PipelineLayout pipeline;  // of [layout] too; read when layout.pp > 1
   TensorParallelOptions tensor;  // of [layout] too; read when layout.tp > 1
+  ShardOptions shard;  // read when layout.dp_shard > 1
+  MemoryOptions memory;
+  PrecisionOptions precision;
   OptimizerOptions optimizer;
   TrainOptions train;
   CommOptions comm;

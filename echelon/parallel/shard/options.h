@@ -1,0 +1,35 @@
+// Settings of sharded data parallelism. Free of LibTorch: the command line checks
+// them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace echelon {
+
+namespace config { class Section; }
+
+/// Read when layout.dp_shard > 1. Stages as ZeRO counts them: Rajbhandari et al.,
+/// 2020, arXiv:1910.02054.
+struct ShardOptions {
+  /// What of a model is cut over the ranks of dp_shard:
+  ///   1  the optimizer's state
+  ///   2  gradients too
+  ///   3  parameters too
+  int64_t stage = 3;
+  /// Stage 3: how long a unit's parameters stay together.
+  ///   use   while its forward or its backward runs
+  ///   step  from their first use to the end of the step: less communication
+  ///   auto  step for a pipeline where memory.limit_bytes allows, else use
+  std::string gather = "auto";
+  /// Units whose parameters are gathered before they are needed.
+  int64_t prefetch = 1;
+  /// The most bytes that are gathered ahead; 0: no limit.
+  int64_t prefetch_bytes = 0;
+
+  bool operator==(const ShardOptions&) const = default;
+};
+
+void bind(config::Section& section, ShardOptions& options);  // [shard]
+
+}  // namespace echelon
