@@ -124,7 +124,17 @@ std::string percent(double part, double whole) {
   return format_percent(whole > 0 ? part / whole : 0);
 }
 
-std::string sentence_for(const Diagnosis& d, bool is_pipeline) {
+// Seconds of collectives along the axis, of all ranks.
+double seconds_along(const Timeline& timeline, const std::string& axis) {
+  double sum = 0;
+  for (const auto& span : timeline.spans) {
+    if (span.kind != SpanKind::communication || span.axis != axis) continue;
+    sum += static_cast<double>(span.end_ns - span.begin_ns) * 1e-9;
+  }
+  return sum;
+}
+
+std::string sentence_for(const Diagnosis& d, bool waits_for_stages) {
   const StepBreakdown& m = d.mean;
   const double step = m.step_seconds;
   if (step <= 0) return "";
@@ -138,7 +148,7 @@ std::string sentence_for(const Diagnosis& d, bool is_pipeline) {
       text +=
           "; " + percent(m.exposed_seconds, step) + " is exposed communication";
     }
-  } else if (lost == m.exposed_seconds && is_pipeline) {
+  } else if (lost == m.exposed_seconds && waits_for_stages) {
     text = percent(m.exposed_seconds, step) +
            " of the step is waiting for other stages of the pipeline: its "
            "bubble, and transfers";
@@ -231,8 +241,10 @@ Diagnosis diagnose(const Timeline& timeline) {
   }
   diagnosis.mean = mean_of(diagnosis.ranks, -1);
   find_slowest(diagnosis);
-  diagnosis.sentence = sentence_for(
-      diagnosis, typical_pipeline_step(timeline).has_value());
+  const bool waits_for_stages =
+      typical_pipeline_step(timeline).has_value() &&
+      seconds_along(timeline, "tp") <= seconds_along(timeline, "pp");
+  diagnosis.sentence = sentence_for(diagnosis, waits_for_stages);
   return diagnosis;
 }
 

@@ -195,6 +195,13 @@ TEST(PipelineBlocks, WaitsOfAPipelineAreCalledSo) {
       diagnose(timeline).sentence,
       testing::StartsWith(
           "42 % of the step is waiting for other stages of the pipeline"));
+  Span sum = of_kind(
+      action(0, "", 4, 9), SpanKind::communication, "comm", "all_reduce");
+  sum.axis = "tp";
+  timeline.spans.push_back(sum);
+  EXPECT_THAT(
+      diagnose(timeline).sentence,
+      testing::StartsWith("42 % of the step is exposed communication"));
 }
 
 TEST(PipelineBlocks, OverlapsCountOnceAndAMissingRankHasNoRow) {
