@@ -1,6 +1,11 @@
 // What autograd keeps for backward, given into other hands: recompute, offload and
 // low-precision activations stand on this, and the gathering of sharded
 // parameters. As torch.autograd.graph.saved_tensors_hooks does.
+//
+// A program that uses this has an autograd engine of ours, which asks the hooks of
+// the thread that saves; it is set while the program starts. What operators and
+// torch::autograd::Function::save_for_backward keep passes through it. Tensors
+// that a Function puts into saved_data do not.
 #pragma once
 
 #include <torch/types.h>
@@ -21,6 +26,9 @@ class SavedTensorHooks {
   /// hooks are asked, and at last autograd keeps it as ever.
   ///
   ///   tensor  without history; a view shares its base's storage
+  ///
+  /// Gradients are off meanwhile. Whoever takes it, backward throws, as ever, when
+  /// the tensor was changed in place after it was saved.
   virtual std::function<torch::Tensor()> pack(const torch::Tensor& tensor) = 0;
 };
 
@@ -33,5 +41,9 @@ class SavedTensorScope {
   SavedTensorScope(const SavedTensorScope&) = delete;
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 };
+
+/// Saves `tensor` as an operator of this thread would, through the hooks: what
+/// gives it back, without history. Throws when it was changed in place since.
+std::function<torch::Tensor()> save_tensor(const torch::Tensor& tensor);
 
 }  // namespace echelon

@@ -1,0 +1,101 @@
+#include "echelon/memory/saved_tensors.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <utility>
+#include <vector>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+namespace autograd = torch::autograd;
+using torch::Tensor;
+
+// The innermost at the end; a null one hides those before it.
+std::vector<std::shared_ptr<SavedTensorHooks>>& hooks_of_thread() {
+  thread_local std::vector<std::shared_ptr<SavedTensorHooks>> hooks;
+  return hooks;
+}
+
+// One saved tensor. Autograd looks at no version of a tensor that has hooks, so
+// that is done here.
+class Packed : public autograd::SavedVariableHooks {
+ public:
+  void call_pack_hook(const Tensor& tensor) override {
+    counter_ = tensor.unsafeGetTensorImpl()->version_counter();
+    version_ = counter_.current_version();
+    // Shares storage and version, and holds no graph.
+    const Tensor alone = tensor.tensor_data();
+    const auto& hooks = hooks_of_thread();
+    for (size_t i = hooks.size(); i > 0 && hooks[i - 1]; --i) {
+      const auto mine = hooks[i - 1];
+      unpack_ = mine->pack(alone);
+      if (unpack_) return;
+    }
+    // A leaf itself, since others may change what it refers to (set_data); of
+    // others that would be a circle: the node that saves may have made it.
+    kept_ = tensor.is_leaf() ? tensor : alone;
+  }
+
+  Tensor call_unpack_hook() override {
+    const auto now = counter_.current_version();
+    if (now != version_) {
+      throw Error(
+          "a tensor that backward needs was changed in place after it was saved "
+          "for it: it is at version " + std::to_string(now) + ", and " +
+          std::to_string(version_) +
+          " was expected; change a copy, or change it after backward");
+    }
+    return unpack_ ? unpack_() : kept_;
+  }
+
+ private:
+  c10::VariableVersion counter_{0};
+  uint32_t version_ = 0;
+  std::function<Tensor()> unpack_;
+  Tensor kept_;
+};
+
+class Engine : public autograd::Engine {
+ public:
+  std::unique_ptr<autograd::SavedVariableHooks>
+  get_default_saved_variable_hooks() override {
+    const auto& hooks = hooks_of_thread();
+    if (hooks.empty() || !hooks.back()) return nullptr;
+    return std::make_unique<Packed>();
+  }
+};
+
+autograd::Engine& engine() {
+  // Never destroyed: threads of its own may outlive main.
+  static auto* const only = new Engine;
+  return *only;
+}
+
+// Before any backward, which would begin with another engine.
+[[maybe_unused]] const bool installed = [] {
+  autograd::set_default_engine_stub(engine);
+  return true;
+}();
+
+}  // namespace
+
+SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorHooks> hooks) {
+  hooks_of_thread().push_back(std::move(hooks));
+}
+
+SavedTensorScope::~SavedTensorScope() {
+  hooks_of_thread().pop_back();
+}
+
+std::function<Tensor()> save_tensor(const Tensor& tensor) {
+  auto saved = std::make_shared<autograd::SavedVariable>(
+      tensor.tensor_data(), /*is_output=*/false);
+  return [saved] { return saved->unpack(); };
+}
+
+}  // namespace echelon

@@ -1,0 +1,273 @@
+#include "echelon/memory/saved_tensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+
+// Takes tensors of one size (0: all of them), and counts.
+struct Taker : SavedTensorHooks {
+  explicit Taker(int64_t size = 0) : size(size) {}
+
+  std::function<Tensor()> pack(const Tensor& tensor) override {
+    EXPECT_FALSE(tensor.requires_grad());
+    EXPECT_FALSE(torch::GradMode::is_enabled());
+    ++asked;
+    if (size != 0 && tensor.numel() != size) return nullptr;
+    ++taken;
+    const auto alive = std::make_shared<Alive>(*this);
+    return [this, alive, copy = tensor.clone()] {
+      ++returned;
+      return copy;
+    };
+  }
+
+  struct Alive {
+    explicit Alive(Taker& taker) : taker(taker) { ++taker.alive; }
+    ~Alive() { --taker.alive; }
+    Taker& taker;
+  };
+  int64_t size;
+  int asked = 0;
+  int taken = 0;
+  int returned = 0;
+  int alive = 0;
+};
+
+struct Net {
+  Tensor weight = torch::randn({3, 4}, torch::kDouble).requires_grad_();
+  Tensor x = torch::randn({2, 3}, torch::kDouble).requires_grad_();
+
+  Tensor forward() const { return torch::tanh(x.mm(weight)).sum(); }
+  std::vector<Tensor> gradients() {
+    std::vector<Tensor> all = {x.grad().clone(), weight.grad().clone()};
+    x.mutable_grad().reset();
+    weight.mutable_grad().reset();
+    return all;
+  }
+};
+
+void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i].equal(b[i])) << i;
+}
+
+TEST(SavedTensors, HooksGiveBackWhatBackwardNeeds) {
+  Net net;
+  net.forward().backward();
+  const auto expected = net.gradients();
+  const auto taker = std::make_shared<Taker>();
+  Tensor loss;
+  {
+    const SavedTensorScope scope(taker);
+    loss = net.forward();
+  }
+  EXPECT_EQ(taker->taken, 3);  // both factors, and what tanh returned
+  EXPECT_EQ(taker->returned, 0);
+  EXPECT_EQ(taker->alive, 3);
+  loss.backward();
+  EXPECT_EQ(taker->returned, 3);
+  EXPECT_EQ(taker->alive, 0) << "with the graph's nodes";
+  expect_same(expected, net.gradients());
+  net.forward();
+  EXPECT_EQ(taker->asked, 3) << "the scope has ended";
+}
+
+TEST(SavedTensors, GraphsThatNeverRunBackwardsLetGo) {
+  const Net net;
+  const auto taker = std::make_shared<Taker>();
+  {
+    const SavedTensorScope scope(taker);
+    net.forward();
+  }
+  EXPECT_EQ(taker->alive, 0);
+}
+
+TEST(SavedTensors, OuterHooksGetWhatInnerOnesLeave) {
+  Net net;
+  net.forward().backward();
+  const auto expected = net.gradients();
+  const auto outer = std::make_shared<Taker>();
+  const auto inner = std::make_shared<Taker>(12);  // the weight
+  Tensor loss;
+  {
+    const SavedTensorScope first(outer);
+    const SavedTensorScope second(inner);
+    loss = net.forward();
+  }
+  EXPECT_EQ(inner->asked, 3);
+  EXPECT_EQ(inner->taken, 1);
+  EXPECT_EQ(outer->taken, 2);
+  loss.backward();
+  expect_same(expected, net.gradients());
+}
+
+TEST(SavedTensors, WithoutHooksNothingOutsideIsAsked) {
+  Net net;
+  net.forward().backward();
+  const auto expected = net.gradients();
+  const auto outer = std::make_shared<Taker>();
+  Tensor loss;
+  {
+    const SavedTensorScope first(outer);
+    {
+      const SavedTensorScope second(nullptr);
+      loss = net.forward();
+    }
+    EXPECT_EQ(outer->asked, 0);
+    net.forward();
+    EXPECT_EQ(outer->asked, 3) << "the inner scope has ended";
+  }
+  loss.backward();
+  expect_same(expected, net.gradients());
+}
+
+TEST(SavedTensors, WhatNobodyTakesIsKeptAsEver) {
+  Net net;
+  net.forward().backward();
+  const auto expected = net.gradients();
+  Tensor loss;
+  {
+    const SavedTensorScope scope(std::make_shared<Taker>(1000));
+    loss = net.forward();
+  }
+  // As autograd does: a leaf is kept itself, whatever it refers to by then.
+  net.weight.set_data(net.weight.detach() * 2);
+  loss.backward();
+  EXPECT_TRUE(net.x.grad().equal(expected[0] * 2));
+  EXPECT_TRUE(net.weight.grad().equal(expected[1]));
+}
+
+TEST(SavedTensors, ChangesInPlaceAreFound) {
+  for (const bool taken : {false, true}) {
+    const Net net;
+    const auto taker = std::make_shared<Taker>(taken ? 0 : 1000);
+    const SavedTensorScope scope(taker);
+    const auto loss = net.forward();
+    {
+      const torch::NoGradGuard no_grad;
+      net.weight.add_(1);
+    }
+    try {
+      loss.backward();
+      FAIL() << "taken " << taken;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("changed in place"));
+    }
+  }
+}
+
+struct Square : torch::autograd::Function<Square> {
+  static Tensor
+  forward(torch::autograd::AutogradContext* context, const Tensor& x) {
+    context->save_for_backward({x});
+    return x * x;
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::variable_list& gradients) {
+    return {2 * gradients[0] * context->get_saved_variables()[0]};
+  }
+};
+
+TEST(SavedTensors, FunctionsInCppSaveThroughHooks) {
+  const auto x = torch::randn({5}, torch::kDouble).requires_grad_();
+  const auto taker = std::make_shared<Taker>();
+  Tensor y;
+  {
+    const SavedTensorScope scope(taker);
+    y = Square::apply(x);
+  }
+  EXPECT_EQ(taker->taken, 1);
+  y.sum().backward();
+  EXPECT_EQ(taker->returned, 1);
+  EXPECT_EQ(taker->alive, 0);
+  EXPECT_TRUE(x.grad().equal(2 * x.detach()));
+}
+
+TEST(SavedTensors, RetainedGraphsAskAgain) {
+  Net net;
+  const auto taker = std::make_shared<Taker>();
+  Tensor loss;
+  {
+    const SavedTensorScope scope(taker);
+    loss = net.forward();
+  }
+  loss.backward({}, /*retain_graph=*/true);
+  const auto once = net.gradients();
+  EXPECT_EQ(taker->alive, 3);
+  loss.backward();
+  expect_same(once, net.gradients());
+  EXPECT_EQ(taker->returned, 6);
+  EXPECT_EQ(taker->alive, 0);
+}
+
+TEST(SavedTensors, SecondDerivatives) {
+  Net net;
+  const auto second = [&] {
+    const auto loss = net.forward();
+    const auto first =
+        torch::autograd::grad({loss}, {net.x}, {}, true, true)[0];
+    return torch::autograd::grad({first.square().sum()}, {net.weight})[0];
+  };
+  const auto expected = second();
+  const auto taker = std::make_shared<Taker>();
+  const SavedTensorScope scope(taker);
+  EXPECT_TRUE(second().equal(expected));
+  EXPECT_GT(taker->taken, 3) << "backward saved, too";
+}
+
+TEST(SavedTensors, ScopesBelongToTheirThread) {
+  const auto here = std::make_shared<Taker>();
+  const auto there = std::make_shared<Taker>();
+  const SavedTensorScope scope(here);
+  const Net net;
+  Tensor loss;
+  std::thread([&] {
+    net.forward();
+    EXPECT_EQ(here->asked, 0);
+    const SavedTensorScope own(there);
+    loss = net.forward();
+  }).join();
+  EXPECT_EQ(here->asked, 0);
+  EXPECT_EQ(there->taken, 3);
+  loss.backward();  // saved there, asked for here
+  EXPECT_EQ(there->returned, 3);
+}
+
+TEST(SavedTensors, SaveTensorIsLikeAnOperator) {
+  const auto x = torch::randn({5}, torch::kDouble).requires_grad_();
+  const auto y = x * 2;
+  const auto taker = std::make_shared<Taker>();
+  {
+    std::function<Tensor()> plain = save_tensor(y);
+    std::function<Tensor()> taken;
+    {
+      const SavedTensorScope scope(taker);
+      taken = save_tensor(y);
+    }
+    EXPECT_EQ(taker->taken, 1);
+    EXPECT_TRUE(taken().equal(y));
+    EXPECT_TRUE(plain().equal(y));
+    EXPECT_FALSE(plain().requires_grad());
+    EXPECT_EQ(taker->returned, 1);
+    const torch::NoGradGuard no_grad;
+    y.add_(1);
+    EXPECT_ANY_THROW(taken());
+    EXPECT_ANY_THROW(plain());
+  }
+  EXPECT_EQ(taker->alive, 0);
+}
+
+}  // namespace
+}  // namespace echelon
