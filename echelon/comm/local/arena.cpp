@@ -58,6 +58,12 @@ size_t Arena::used_bytes() const {
   return used_bytes_;
 }
 
+size_t Arena::size_of(const void* data) const {
+  std::lock_guard lock(mutex_);
+  return used_.at(
+      static_cast<size_t>(static_cast<const char*>(data) - base_));
+}
+
 void Arena::insert_free(size_t offset, Block block) {
   free_.emplace(offset, block);
   free_by_size_.emplace(block.bytes, offset);

@@ -30,6 +30,9 @@ class Arena {
     return at >= base_ && at < base_ + bytes_;
   }
 
+  /// Of a block that is in use.
+  size_t size_of(const void* data) const;
+
   int descriptor() const { return descriptor_; }
   char* base() const { return base_; }
   size_t bytes() const { return bytes_; }

@@ -1,6 +1,7 @@
 #include "echelon/comm/local/local.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstring>
 
@@ -20,6 +21,7 @@ class ArenaAllocator : public c10::Allocator {
     void* data = nullptr;
     if (bytes >= Arena::kMinBytes) {
       data = Arena::of_process().allocate(bytes);
+      if (data != nullptr) report(data, 1);
     }
     if (data == nullptr) {
       data = small()->raw_allocate(bytes);
@@ -36,8 +38,25 @@ class ArenaAllocator : public c10::Allocator {
     static c10::Allocator* allocator = nullptr;
     return allocator;
   }
+  // To who follows this thread's memory; `small` reports by itself.
+  static void report(void* data, int64_t sign) {
+    using c10::ThreadLocalDebugInfo;
+    if (ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) ==
+        nullptr) {
+      return;
+    }
+    const Arena& arena = Arena::of_process();
+    const size_t used = arena.used_bytes();
+    c10::reportMemoryUsageToProfiler(
+        data,
+        sign * static_cast<int64_t>(arena.size_of(data)),
+        used,
+        used,
+        c10::Device(c10::kCPU));
+  }
   static void release(void* data) {
     if (Arena::of_process().contains(data)) {
+      report(data, -1);
       Arena::of_process().release(data);
     } else {
       small()->raw_deallocate(data);

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <algorithm>
@@ -252,6 +253,30 @@ void shares_in_place(Me& me) {
   }
 }
 
+// What follows this thread's memory hears of the arena's blocks.
+struct Reported : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(
+      void* data, int64_t bytes, size_t, size_t, c10::Device) override {
+    now[data] += bytes;
+  }
+  bool memoryProfilingEnabled() const override { return false; }
+  std::map<void*, int64_t> now;
+};
+
+void reports_blocks(Me&) {
+  const auto reported = std::make_shared<Reported>();
+  auto before = at::ones({1 << 20});
+  const c10::DebugInfoGuard guard(
+      c10::DebugInfoKind::PROFILER_STATE, reported);
+  void* data = nullptr;
+  {
+    const auto block = at::ones({1 << 20});
+    data = block.data_ptr();
+    if (reported->now[data] != 4 << 20) throw std::runtime_error("not seen");
+  }
+  if (reported->now[data] != 0) throw std::runtime_error("not freed");
+}
+
 const std::map<std::string, std::function<void(Me&)>> kRoles = {
     {"all_values", all_values},
     {"until_failure", until_failure},
@@ -261,6 +286,7 @@ const std::map<std::string, std::function<void(Me&)>> kRoles = {
     {"groups_come_and_go", groups_come_and_go},
     {"reads_status", reads_status},
     {"shares_in_place", shares_in_place},
+    {"reports_blocks", reports_blocks},
 };
 
 // Not a test: the body of a rank's process.
@@ -431,6 +457,11 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Processes, ShareTensorsInPlace) {
   Ranks ranks("shares_in_place", 3, true);
+  ranks.expect_done();
+}
+
+TEST(Processes, BlocksThatAreSharedAreReported) {
+  Ranks ranks("reports_blocks", 2, true);
   ranks.expect_done();
 }
 
