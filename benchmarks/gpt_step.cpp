@@ -11,23 +11,19 @@
 // group is silent, and losses mean nothing. Rank 0 writes JSON.
 #include <torch/torch.h>
 
-#include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "benchmarks/arguments.h"
+#include "benchmarks/language_step.h"
 #include "benchmarks/process_memory.h"
-#include "echelon/checkpoint/safetensors.h"
 #include "echelon/comm/world.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
-#include "echelon/optim/optimizer.h"
 #include "echelon/parallel/data/distributed_data_parallel.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
@@ -36,7 +32,6 @@ namespace {
 
 using namespace echelon;
 using torch::Tensor;
-using Clock = std::chrono::steady_clock;
 
 ModelOptions model_of(const Arguments& arguments) {
   ModelOptions model;
@@ -62,35 +57,11 @@ TensorParallel parallel_of(const Arguments& arguments, const World& world) {
   return parallel;
 }
 
-Tensor read_tokens(const std::string& path) {
-  const safetensors::File file(path);
-  const auto& info = file.at("tokens");
-  return torch::from_blob(
-             const_cast<std::byte*>(file.bytes(info).data()),
-             info.shape,
-             torch::kInt64)
-      .clone();
-}
-
-std::string list(const std::vector<double>& values) {
-  std::ostringstream text;
-  text.precision(9);
-  for (const double value : values) {
-    if (text.tellp() > 0) text << ", ";
-    if (std::isfinite(value)) {
-      text << value;
-    } else {
-      text << "null";
-    }
-  }
-  return "[" + text.str() + "]";
-}
-
 // This rank's number, on every rank.
-std::vector<double> gather(const World& world, double value) {
+Tensor gather(const World& world, double value) {
   Tensor all = torch::empty({world.size()}, torch::kFloat64);
   world.group().all_gather(all, torch::tensor({value}, torch::kFloat64));
-  return {all.data_ptr<double>(), all.data_ptr<double>() + world.size()};
+  return all;
 }
 
 // The network, or its data-parallel wrapper, with what a step needs.
@@ -109,15 +80,8 @@ class Training {
       ddp_ = std::make_unique<Ddp>(network_, world.group());
     }
     shared_ = std::make_unique<SharedGradients>(*network_, parallel_);
-    ParameterGroup group;
-    for (const auto& item : network_->named_parameters()) {
-      group.parameters.emplace_back(item.key(), item.value());
-    }
-    optimizer_ = make_optimizer(
-        OptimizerOptions{
-            .name = "adamw",
-            .learning_rate = arguments.number("--learning-rate")},
-        std::vector<ParameterGroup>{group});
+    optimizer_ = plain_adamw(
+        named_parameters(*network_), arguments.number("--learning-rate"));
   }
 
   // tokens [samples, length + 1]; the loss of each token, averaged.
@@ -160,38 +124,28 @@ void run(const Arguments& arguments) {
   }
   World world = World::from_environment(comm);
   const double base_bytes = memory_of("VmRSS");
-  const bool cut_samples = arguments.text("--mode") == "dp";
+  const bool cut_samples = arguments.text("--mode") != "tp";
   Tensor tokens = read_tokens(arguments.text("--data"));
   if (cut_samples) {
     tokens = tokens.chunk(world.size(), 1)[static_cast<size_t>(world.rank())];
   }
   Training training(arguments, world);
+  const StepTimes times = time_steps(
+      tokens,
+      /*warm_up=*/1,
+      arguments.integer("--steps"),
+      [&](const Tensor& batch) { return training.step(batch); },
+      [&] { world.group().barrier(); });
+  if (cut_samples) world.group().all_reduce(times.losses, ReduceOp::avg);
 
-  std::vector<double> losses;
-  std::vector<double> seconds;
-  const int64_t steps = arguments.integer("--steps");
-  for (int64_t step = 0; step <= steps; ++step) {
-    const Tensor batch = tokens[step % tokens.size(0)];
-    world.group().barrier();
-    const auto start = Clock::now();
-    const Tensor loss = training.step(batch);
-    world.group().barrier();
-    if (step > 0) {  // the first one warms up
-      seconds.push_back(
-          std::chrono::duration<double>(Clock::now() - start).count());
-    }
-    if (cut_samples) world.group().all_reduce(loss, ReduceOp::avg);
-    losses.push_back(loss.item<double>());
-  }
-
-  const auto peaks = gather(world, memory_of("VmHWM"));
-  const auto bases = gather(world, base_bytes);
+  const Tensor peaks = gather(world, memory_of("VmHWM"));
+  const Tensor bases = gather(world, base_bytes);
   if (world.rank() == 0) {
     std::ofstream(arguments.text("--out"))
-        << "{\"losses\": " << list(losses)
-        << ", \"step_seconds\": " << list(seconds)
-        << ", \"peak_bytes\": " << list(peaks)
-        << ", \"base_bytes\": " << list(bases) << "}\n";
+        << "{\"losses\": " << json_list(times.losses)
+        << ", \"step_seconds\": " << json_list(times.seconds)
+        << ", \"peak_bytes\": " << json_list(peaks)
+        << ", \"base_bytes\": " << json_list(bases) << "}\n";
   }
 }
 

@@ -1,33 +1,54 @@
 #!/usr/bin/env python3
-"""A GPT on 2 ranks: Echelon against torch.distributed.tensor.parallel and DDP.
+"""A GPT on 2 ranks: Echelon against torch.distributed.
 
 29.5 million parameters, 34 million with the tied matrix of words counted twice
 (8 layers, hidden 512, 8 heads, vocabulary 8192), a global batch of 4 samples of
 256 tokens, AdamW, one thread a rank. Both sides read the same weights and
-tokens; the losses of all steps must agree. PyTorch is at its best: fused
-optimizer, gradient_as_bucket_view and static_graph (dp), a vocabulary that is
-cut and loss_parallel (tp), Gloo.
+tokens; the losses of all steps must agree.
+
+  tp      tp=2             against ColwiseParallel, RowwiseParallel
+  dp      dp=2             against DistributedDataParallel
+
+PyTorch is at its best: fused optimizer, gradient_as_bucket_view and
+static_graph (DDP), a vocabulary that is cut and loss_parallel (tp), Gloo.
 
 Each round runs all programs in turn, so that other work of the machine slows all
-of them. A ratio is PyTorch's time of a step over Echelon's of the same round:
-above 1 Echelon is faster. The cost of being distributed is a step's time over
-that of the same ranks with the collectives left out, less 1. Memory is a
-process's peak, and the peak less what it had before the model was built, the
-largest of the ranks; its ratio is Echelon's over PyTorch's.
+of them; every other round runs them in the opposite order. A ratio is PyTorch's
+time of a step over Echelon's of the same round: above 1 Echelon is faster. The
+cost of being distributed is a step's time over that of the same ranks with the
+collectives left out (tp: a silent group; else: each rank trains the whole model
+on its samples), less 1. Memory is a process's peak, and the peak less what it
+had before the model was built, the largest of the ranks; its ratio is Echelon's
+over PyTorch's.
 """
-import argparse
-import json
-import sys
-from pathlib import Path
+from dataclasses import dataclass
 
-from harness import ROOT, Sides, enter_environment, machine, spread
+from harness import enter_environment, spread
+from language_works import compare_losses, parse, ratios, run, text_of, timings
 
 LEARNING_RATE = 1e-3
 BATCH, LENGTH = 4, 256
-MODES = ("tp", "dp")
 # Of one loss, relative. Float32 sums in another order; AdamW's first steps
 # divide gradients by their own size, small ones too.
 TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Work:
+    title: str
+    pytorch: tuple  # arguments of torch_gpt_step.py
+    echelon: tuple  # of gpt_step
+    alone: tuple  # of both
+
+
+WHOLE = ("--mode", "dp", "--alone")
+WORKS = {
+    "tp": Work(
+        "tp=2",
+        ("--mode", "tp"), ("--mode", "tp"), ("--mode", "tp", "--alone"),
+    ),
+    "dp": Work("dp=2", ("--mode", "dp"), ("--mode", "dp"), WHOLE),
+}
 
 
 def write_start(folder, shape, batches):
@@ -44,74 +65,90 @@ def write_start(folder, shape, batches):
     return weights, data
 
 
-def commands_of(sides, mode, shape, options, weights, data, out):
-    common = ["--layers", shape.layers, "--hidden", shape.hidden]
-    common += ["--heads", shape.heads, "--vocabulary", shape.vocabulary]
-    common += ["--positions", shape.positions, "--steps", options.steps]
-    common += ["--learning-rate", LEARNING_RATE, "--mode", mode]
-    common += ["--weights", weights, "--data", data, "--out", out]
+def programs_of(works):
+    """(side, arguments) of all that the works compare, each once."""
+    every = {}
+    for work in works:
+        for side in ("pytorch", "echelon"):
+            every[side, getattr(work, side)] = None
+            every[side, work.alone] = None
+    return list(every)
 
-    def echelon(*more):
-        command = sides.echelon_run("gpt_step", *common, *more)
+
+class Rounds:
+    """Runs all programs in turn; figures by program, one a round."""
+
+    def __init__(self, sides, shape, options, weights, data):
+        self.sides = sides
+        self.out = sides.folder / "out.json"
+        self.common = ["--layers", shape.layers, "--hidden", shape.hidden]
+        self.common += ["--heads", shape.heads]
+        self.common += ["--vocabulary", shape.vocabulary]
+        self.common += ["--positions", shape.positions]
+        self.common += ["--steps", options.steps]
+        self.common += ["--learning-rate", LEARNING_RATE]
+        self.common += ["--weights", weights, "--data", data]
+        self.common += ["--out", self.out]
+        self.results = {}
+
+    def command(self, side, arguments):
+        if side == "pytorch":
+            return self.sides.torchrun(
+                "torch_gpt_step.py", *self.common, *arguments
+            )
+        command = self.sides.echelon_run("gpt_step", *self.common, *arguments)
         # torchrun starts each rank in a session of its own, which Linux gives a
         # share of a busy machine; these ranks get theirs too.
         at = command.index("--") + 1
         return [*command[:at], "setsid", "--wait", *command[at:]]
 
-    return {
-        "pytorch": sides.torchrun("torch_gpt_step.py", *common),
-        "echelon": echelon(),
-        "pytorch alone": sides.torchrun(
-            "torch_gpt_step.py", *common, "--alone"
-        ),
-        "echelon alone": echelon("--alone"),
+    def run(self, programs, rounds):
+        for index in range(rounds):
+            for program in programs[:: 1 if index % 2 == 0 else -1]:
+                self.results.setdefault(program, []).append(
+                    self.sides.run(self.command(*program), self.out)
+                )
+
+    def seconds(self, program):
+        return [
+            spread(r["step_seconds"])["median"] for r in self.results[program]
+        ]
+
+    def peak(self, program):
+        return [max(r["peak_bytes"]) for r in self.results[program]]
+
+    def own(self, program):
+        """The peak, less what there was before the model."""
+        return [
+            max(p - b for p, b in zip(r["peak_bytes"], r["base_bytes"]))
+            for r in self.results[program]
+        ]
+
+    def losses(self, program):
+        return [loss for r in self.results[program] for loss in r["losses"]]
+
+
+def row_of(name, rounds):
+    work = WORKS[name]
+    programs = {
+        "pytorch": ("pytorch", work.pytorch),
+        "echelon": ("echelon", work.echelon),
+        "pytorch alone": ("pytorch", work.alone),
+        "echelon alone": ("echelon", work.alone),
     }
-
-
-def compare_losses(mode, theirs, ours):
-    """The largest relative difference."""
-    worst = 0.0
-    for step, (a, b) in enumerate(zip(theirs, ours, strict=True)):
-        worst = max(worst, abs(a - b) / abs(a))
-        if not worst <= TOLERANCE:
-            sys.exit(
-                f"{mode}: not the same work: loss of step {step} is {a} in "
-                f"PyTorch and {b} in Echelon"
-            )
-    return worst
-
-
-def ratios(above, below):
-    return spread([a / b for a, b in zip(above, below, strict=True)])
-
-
-def measure(sides, mode, shape, options, weights, data):
-    out = sides.folder / "out.json"
-    commands = commands_of(sides, mode, shape, options, weights, data, out)
-    seconds = {side: [] for side in commands}
-    peak = {side: [] for side in commands}
-    own = {side: [] for side in commands}
-    worst = 0.0
-    for index in range(options.rounds):
-        losses = {}
-        # Every other round backwards: who goes first is not always the same.
-        order = list(commands.items())[:: 1 if index % 2 == 0 else -1]
-        for side, command in order:
-            result = sides.run(command, out)
-            seconds[side].append(spread(result["step_seconds"])["median"])
-            peak[side].append(max(result["peak_bytes"]))
-            pairs = zip(result["peak_bytes"], result["base_bytes"])
-            own[side].append(max(p - b for p, b in pairs))
-            losses[side] = result["losses"]
-        worst = max(
-            worst, compare_losses(mode, losses["pytorch"], losses["echelon"])
-        )
-    tokens = BATCH * LENGTH
-    row = {"mode": mode, "loss_difference": worst, "losses": losses["echelon"]}
-    for side in commands:
+    seconds = {side: rounds.seconds(p) for side, p in programs.items()}
+    peak = {side: rounds.peak(p) for side, p in programs.items()}
+    own = {side: rounds.own(p) for side, p in programs.items()}
+    losses = {s: rounds.losses(programs[s]) for s in ("pytorch", "echelon")}
+    row = {
+        "mode": name,
+        "title": work.title,
+        "loss_difference": compare_losses(work.title, losses, TOLERANCE),
+        "losses": losses["echelon"],
+    }
+    for side in programs:
         row[side] = {
-            "ms": spread([1e3 * s for s in seconds[side]]),
-            "tokens_per_second": spread([tokens / s for s in seconds[side]]),
+            **timings(seconds[side], BATCH * LENGTH),
             "peak_mib": spread([b / 2**20 for b in peak[side]]),
             "own_mib": spread([b / 2**20 for b in own[side]]),
         }
@@ -128,15 +165,8 @@ def measure(sides, mode, shape, options, weights, data):
     return row
 
 
-def text_of(values, form):
-    return (
-        f"{values['median']:{form}} "
-        f"({values['min']:{form}} to {values['max']:{form}})"
-    )
-
-
 def show(row):
-    print(f"{row['mode']}=2, losses differ by {row['loss_difference']:.1e}:")
+    print(f"{row['title']}, losses differ by {row['loss_difference']:.1e}:")
     for side in ("pytorch", "pytorch alone", "echelon", "echelon alone"):
         r = row[side]
         cost = text_of(r["cost"], ".1%") if "cost" in r else ""
@@ -150,42 +180,30 @@ def show(row):
         f"  ratio {text_of(row['ratio'], '.2f')}, without communication"
         f" {text_of(row['ratio alone'], '.2f')}, memory"
         f" {text_of(row['peak ratio'], '.2f')}, own"
-        f" {text_of(row['own ratio'], '.2f')}",
-        flush=True,
+        f" {text_of(row['own ratio'], '.2f')}"
     )
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--only", nargs="*", choices=MODES, default=MODES)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--build", type=Path, default=ROOT / "build")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parse(__doc__, WORKS, steps=6)
     from torch_gpt import Shape
 
-    shape = Shape(options.layers, 512, 8, 8192, LENGTH)
-    sides = Sides(options.build.resolve(), 2)
-    result = {
-        "machine": machine(),
-        "parameters": shape.parameters(),
-        "rows": [],
-    }
-    try:
+    shape = Shape(8, 512, 8, 8192, LENGTH)
+
+    def rows(sides):
         weights, data = write_start(sides.folder, shape, 4)
-        for mode in options.only:
-            result["rows"].append(
-                measure(sides, mode, shape, options, weights, data)
-            )
-            show(result["rows"][-1])
-    finally:
-        sides.close()
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        rounds = Rounds(sides, shape, options, weights, data)
+        rounds.run(
+            programs_of(WORKS[name] for name in options.only), options.rounds
+        )
+        for name in options.only:
+            row = row_of(name, rounds)
+            show(row)
+            yield row
+
+    run(
+        options, 2, rows, parameters=shape.parameters(), rounds=options.rounds
+    )
 
 
 if __name__ == "__main__":

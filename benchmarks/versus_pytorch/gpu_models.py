@@ -8,12 +8,10 @@ floating-point operations (no recompute) over what the device's matrix units can
 do; of a device that is not in the table, over a large bfloat16 product that is
 timed in the same run. Without a GPU it says so and ends with 77.
 """
-import argparse
-import json
 import sys
-from pathlib import Path
 
-from harness import ROOT, Sides, enter_environment, machine, spread
+from harness import enter_environment, spread
+from language_works import compare_losses, parse, ratios, run, text_of, timings
 
 SIDES = ("eager", "compiled", "echelon")
 # model, samples of a batch, tokens of a sample
@@ -54,17 +52,6 @@ def write_start(name, folder, batch, length, batches=4):
     return weights, data
 
 
-def compare_losses(name, sides):
-    for side in SIDES[1:]:
-        pairs = zip(sides["eager"], sides[side], strict=True)
-        for step, (a, b) in enumerate(pairs):
-            if not abs(a - b) <= 0.02 * abs(a):
-                sys.exit(
-                    f"{name}: not the same work: loss of step {step} is {a} in "
-                    f"PyTorch, eager, and {b} in {side}"
-                )
-
-
 def peak_flops(result):
     for name, flops in PEAK_FLOPS.items():
         if name in result["device"]:
@@ -92,20 +79,17 @@ def measure(sides, name, options):
         for side, command in commands.items():
             last[side] = sides.run(command, out)
             seconds[side].append(spread(last[side]["step_seconds"])["median"])
-        compare_losses(name, {side: r["losses"] for side, r in last.items()})
+        compare_losses(
+            name, {side: r["losses"] for side, r in last.items()}, 0.02
+        )
     flops = last["echelon"]["flops"]
     peak, of_what = peak_flops(last["eager"])
     row = {"model": name, "device": last["eager"]["device"], "of": of_what}
     for side in SIDES:
         row[side] = {
-            "ms": spread([1e3 * s for s in seconds[side]]),
-            "tokens_per_second": spread(
-                [batch * length / s for s in seconds[side]]
-            ),
+            **timings(seconds[side], batch * length),
             "utilisation": spread([flops / s / peak for s in seconds[side]]),
-            "ratio": spread(
-                [a / b for a, b in zip(seconds[side], seconds["echelon"])]
-            ),
+            "ratio": ratios(seconds[side], seconds["echelon"]),
         }
     return row
 
@@ -118,37 +102,26 @@ def show(row):
             f"  {side:9} {r['ms']['median']:8.1f} ms"
             f" {r['tokens_per_second']['median']:9.0f} tokens/s"
             f" {r['utilisation']['median']:6.1%} of {row['of']}"
-            f"  ratio {r['ratio']['median']:.2f}"
-            f" ({r['ratio']['min']:.2f} to {r['ratio']['max']:.2f})",
+            f"  ratio {text_of(r['ratio'], '.2f')}",
             flush=True,
         )
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--only", nargs="*", choices=WORKS, default=WORKS)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--build", type=Path, default=ROOT / "build")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parse(__doc__, WORKS, steps=20)
     import torch
 
     if not torch.cuda.is_available():
         print("skipped: no GPU; PyTorch finds no CUDA device")
         sys.exit(77)
-    sides = Sides(options.build.resolve(), 1)
-    result = {"machine": machine(), "rows": []}
-    try:
+
+    def rows(sides):
         for name in options.only:
-            result["rows"].append(measure(sides, name, options))
-            show(result["rows"][-1])
-    finally:
-        sides.close()
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+            row = measure(sides, name, options)
+            show(row)
+            yield row
+
+    run(options, 1, rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A GPT-2 in plain PyTorch, and its cut by torch.distributed.tensor.parallel.
+"""A GPT-2 in plain PyTorch, and its cuts: by torch.distributed.tensor.parallel,
+and by torch.distributed.fsdp.
 
 Weights are Hugging Face's, under their names. Queries, keys and values of one
 head stand together in c_attn, so that ColwiseParallel gives each rank whole
@@ -118,20 +119,24 @@ def first_weights(shape):
     return weights
 
 
-def state_of(weights, shape):
-    """The state dict of Gpt for these weights."""
-    heads = shape.heads
-    state = {}
-    for name, tensor in weights.items():
-        if name.endswith(("c_attn.weight", "c_fc.weight", "c_proj.weight")):
-            tensor = tensor.t()
-        if ".c_attn." in name:
-            rest = tensor.shape[1:]
-            by_kind = tensor.reshape(3, heads, shape.hidden // heads, *rest)
-            tensor = by_kind.transpose(0, 1).reshape(-1, *rest)
-        state[name.removeprefix("transformer.")] = tensor.contiguous()
-    state["lm_head.weight"] = state["wte.weight"]
-    return state
+def load(model, path, shape):
+    """Copies the weights of a file, one tensor after the other."""
+    from safetensors import safe_open
+
+    own = dict(model.named_parameters())
+    with torch.no_grad(), safe_open(path, "pt") as weights:
+        for name in weights.keys():
+            tensor = weights.get_tensor(name)
+            if name.endswith(("c_attn.weight", "c_fc.weight", "c_proj.weight")):
+                tensor = tensor.t()
+            if ".c_attn." in name:
+                rest = tensor.shape[1:]
+                size = shape.hidden // shape.heads
+                by_kind = tensor.reshape(3, shape.heads, size, *rest)
+                tensor = by_kind.transpose(0, 1).reshape(-1, *rest)
+            own.pop(name.removeprefix("transformer.")).copy_(tensor)
+    if own:
+        raise ValueError(f"{path} has no {', '.join(own)}")
 
 
 def cut(model, mesh):
@@ -159,16 +164,35 @@ def cut(model, mesh):
     return model
 
 
-def make_optimizer(model, learning_rate):
-    """Fused; tensors that are cut and plain ones are groups of their own."""
+def shard(model, mesh, keep):
+    """FSDP2: each block is a unit, the rest of the model one more. `keep`:
+    parameters stay together from forward to backward."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model.h:
+        fully_shard(block, mesh=mesh, reshard_after_forward=not keep)
+    fully_shard(model, mesh=mesh, reshard_after_forward=not keep)
+    return model
+
+
+def make_optimizer(model, learning_rate, zero=False):
+    """Fused; tensors that are cut and plain ones are groups of their own.
+    `zero`: each rank updates some of the parameters (ZeRO, stage 1)."""
+    settings = {"lr": learning_rate, "weight_decay": 0.0, "fused": True}
+    if zero:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(
+            model.parameters(),
+            optimizer_class=torch.optim.AdamW,
+            parameters_as_bucket_view=True,
+            **settings,
+        )
     from torch.distributed.tensor import DTensor
 
     groups = {True: [], False: []}
     for parameter in model.parameters():
         groups[isinstance(parameter.data, DTensor)].append(parameter)
     return torch.optim.AdamW(
-        [{"params": group} for group in groups.values() if group],
-        lr=learning_rate,
-        weight_decay=0.0,
-        fused=True,
+        [{"params": group} for group in groups.values() if group], **settings
     )

@@ -2,8 +2,11 @@
 
 --mode tp      tensor parallel: ColwiseParallel, RowwiseParallel, loss_parallel
 --mode dp      DistributedDataParallel, gradient_as_bucket_view
+--mode zero    the same with ZeroRedundancyOptimizer
+--mode fsdp    FSDP2: fully_shard of each block and of the rest;
+               reshard_after_forward unless --keep
 --alone        the same on each rank, with the collectives left out: the process
-               group is PyTorch's fake one (tp), or the model is not wrapped (dp)
+               group is PyTorch's fake one (tp), or the model is not wrapped
 """
 import argparse
 import contextlib
@@ -17,7 +20,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from torch_gpt import Gpt, Shape, cut, make_optimizer, state_of
+from torch_gpt import Gpt, Shape, cut, load, make_optimizer, shard
 
 
 def memory_of(key):
@@ -43,14 +46,13 @@ def start(options):
 
 
 def build(options, shape, size):
-    state = state_of(load_file(options.weights), shape)
-    if options.mode == "tp":
-        model = Gpt(shape, ranks=size)
-        model.load_state_dict(state)
+    model = Gpt(shape, ranks=size if options.mode == "tp" else 1)
+    load(model, options.weights, shape)
+    if options.mode == "tp" or (options.mode == "fsdp" and not options.alone):
         mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
-        return cut(model, mesh)
-    model = Gpt(shape)
-    model.load_state_dict(state)
+        if options.mode == "tp":
+            return cut(model, mesh)
+        return shard(model, mesh, options.keep)
     if options.alone:
         return model
     return torch.nn.parallel.DistributedDataParallel(
@@ -60,7 +62,9 @@ def build(options, shape, size):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=("tp", "dp"), required=True)
+    parser.add_argument("--mode", choices=("tp", "dp", "zero", "fsdp"),
+                        required=True)
+    parser.add_argument("--keep", action="store_true")
     parser.add_argument("--alone", action="store_true")
     for name in ("layers", "hidden", "heads", "vocabulary", "positions"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -79,9 +83,13 @@ def main():
     rank, size = start(options)
     base_bytes = memory_of("VmRSS")
     model = build(options, shape, size)
-    optimizer = make_optimizer(model, options.learning_rate)
+    optimizer = make_optimizer(
+        model,
+        options.learning_rate,
+        zero=options.mode == "zero" and not options.alone,
+    )
     tokens = load_file(options.data)["tokens"]  # [steps, batch, length + 1]
-    if options.mode == "dp":
+    if options.mode != "tp":
         tokens = tokens.chunk(size, dim=1)[rank]
     context = contextlib.nullcontext
     if options.mode == "tp":
@@ -108,7 +116,7 @@ def main():
         dist.barrier()
         if index > 0:  # the first one warms up
             result["step_seconds"].append(time.perf_counter() - begin)
-        if options.mode == "dp" and not options.alone:
+        if options.mode != "tp" and not options.alone:
             dist.all_reduce(loss)
             loss /= size
         result["losses"].append(loss.item())
