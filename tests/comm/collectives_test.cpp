@@ -3,17 +3,15 @@
 // a process is this program again, under the launcher, as `Rank`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <tuple>
 
 #include "echelon/comm/nccl/nccl_backend.h"
 #include "tests/comm/collective_cases.h"
-#include "tests/launch/process.h"
+#include "tests/launch/process_ranks.h"
 
 namespace echelon {
 namespace {
@@ -60,9 +58,8 @@ INSTANTIATE_TEST_SUITE_P(
 class Rank : public testing::TestWithParam<CollectiveCase> {
  protected:
   static void SetUpTestSuite() {
-    const char* device = std::getenv(kDevice);
-    if (device == nullptr) return;
-    place_.device = torch::Device(device);
+    if (!testing_support::is_rank()) return;
+    place_.device = torch::Device(std::getenv(kDevice));
     if (place_.device.is_cuda()) {
       if (!place_.device.has_index()) {
         place_.device.set_index(static_cast<c10::DeviceIndex>(
@@ -75,7 +72,7 @@ class Rank : public testing::TestWithParam<CollectiveCase> {
   }
   static void TearDownTestSuite() { world_.reset(); }
   void SetUp() override {
-    if (!world_) GTEST_SKIP() << "is run by the other tests of this program";
+    if (!world_) GTEST_SKIP() << testing_support::kRunByOthers;
   }
   static std::unique_ptr<World> world_;
   static Place place_;
@@ -92,16 +89,10 @@ INSTANTIATE_TEST_SUITE_P(
 
 void run_processes(
     const std::string& backend, const std::string& device, int size) {
-  testing_support::Command ranks(
-      {LAUNCH_RUN, "-n", std::to_string(size), "--plain", "--",
-       std::filesystem::read_symlink("/proc/self/exe"),
-       "--gtest_filter=All/Rank.*", "--gtest_brief=1"},
+  testing_support::run_as_ranks(
+      size, "All/Rank.*", collective_cases().size(),
       {std::string(kBackend) + "=" + backend,
        std::string(kDevice) + "=" + device});
-  EXPECT_EQ(ranks.wait(), 0) << ranks.out() << ranks.err();
-  const std::string passed =
-      "[  PASSED  ] " + std::to_string(collective_cases().size()) + " tests.";
-  EXPECT_EQ(testing_support::count(ranks.out(), passed), size) << ranks.out();
 }
 
 using ProcessesCase = std::tuple<std::string, int>;

@@ -10,7 +10,7 @@
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
-#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+#include "tests/models/language_case.h"
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
@@ -18,51 +18,9 @@
 namespace echelon {
 namespace {
 
+using namespace language_case;
 using testing::HasSubstr;
 using torch::Tensor;
-
-constexpr int64_t kBatch = 3;
-constexpr int64_t kSequence = 7;
-constexpr int64_t kWords = 23;
-
-// Sizes that do not divide by 2, 3 or 4 wherever they need not.
-ModelOptions options_of(const std::string& name) {
-  ModelOptions options;
-  options.name = name;
-  options.dtype = "float64";
-  options.layers = 2;
-  options.max_positions = 9;
-  if (name == "gpt") {
-    options.hidden_size = 20;
-    options.heads = 5;
-    options.intermediate_size = 27;
-  } else {
-    options.hidden_size = 24;
-    options.heads = 6;
-    options.kv_heads = 2;
-    options.intermediate_size = 37;
-  }
-  return options;
-}
-
-struct Inputs {
-  Tensor tokens;
-  Tensor targets;
-  Tensor documents;
-  Tensor keys;
-};
-
-Inputs make_inputs() {
-  const auto steps = torch::arange(kBatch * kSequence + 1, torch::kInt64);
-  const auto ids = (steps * 7 + steps * steps * 3).remainder(kWords);
-  return {
-      ids.narrow(0, 0, kBatch * kSequence).view({kBatch, kSequence}),
-      ids.narrow(0, 1, kBatch * kSequence).view({kBatch, kSequence}),
-      torch::tensor(
-          {{0, 0, 0, 1, 1, 2, 2}, {4, 4, 4, 4, 4, 4, 4}, {0, 1, 1, 1, 1, 1, 3}},
-          torch::kInt64),
-      torch::tensor({17, 3, 1000001}, torch::kInt64)};
-}
 
 Tensor norm_of(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const auto mean = x.mean(-1, true);
@@ -174,17 +132,6 @@ Tensor llama_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
   x = rms_of(x, at("model.norm.weight"));
   const auto head = p.find("lm_head.weight");
   return x.matmul((head == p.end() ? words : head->second).t());
-}
-
-std::shared_ptr<Network>
-build(const ModelOptions& options, const TensorParallel& parallel = {}) {
-  const auto layers = model_layers(options, {kSequence}, kWords, parallel);
-  return build_network(layers, 0, layers.size(), /*seed=*/5);
-}
-
-Tensor mean_loss(
-    const Tensor& logits, const Inputs& inputs, const TensorParallel& parallel) {
-  return vocab_cross_entropy(logits, inputs.targets, kWords, parallel).mean();
 }
 
 // This rank's part of logits, or of their gradients.

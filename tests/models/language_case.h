@@ -1,0 +1,76 @@
+// A small gpt and a small llama, with inputs, for tests of language models.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+
+#include "echelon/models/make_network.h"
+#include "echelon/parallel/tensor/vocab_cross_entropy.h"
+
+namespace echelon::language_case {
+
+constexpr int64_t kBatch = 3;
+constexpr int64_t kSequence = 7;
+constexpr int64_t kWords = 23;
+
+/// "gpt" or "llama"; sizes that do not divide by 2, 3 or 4 wherever they need not.
+inline ModelOptions options_of(const std::string& name) {
+  ModelOptions options;
+  options.name = name;
+  options.dtype = "float64";
+  options.layers = 2;
+  options.max_positions = 9;
+  if (name == "gpt") {
+    options.hidden_size = 20;
+    options.heads = 5;
+    options.intermediate_size = 27;
+  } else {
+    options.hidden_size = 24;
+    options.heads = 6;
+    options.kv_heads = 2;
+    options.intermediate_size = 37;
+  }
+  return options;
+}
+
+struct Inputs {
+  torch::Tensor tokens;     // [batch, sequence]
+  torch::Tensor targets;    // [batch, sequence]
+  torch::Tensor documents;  // [batch, sequence]
+  torch::Tensor keys;       // [batch]
+
+  Inputs to(torch::Device device) const {
+    return {
+        tokens.to(device), targets.to(device), documents.to(device),
+        keys.to(device)};
+  }
+};
+
+inline Inputs make_inputs() {
+  const auto steps = torch::arange(kBatch * kSequence + 1, torch::kInt64);
+  const auto ids = (steps * 7 + steps * steps * 3).remainder(kWords);
+  return {
+      ids.narrow(0, 0, kBatch * kSequence).view({kBatch, kSequence}),
+      ids.narrow(0, 1, kBatch * kSequence).view({kBatch, kSequence}),
+      torch::tensor(
+          {{0, 0, 0, 1, 1, 2, 2}, {4, 4, 4, 4, 4, 4, 4}, {0, 1, 1, 1, 1, 1, 3}},
+          torch::kInt64),
+      torch::tensor({17, 3, 1000001}, torch::kInt64)};
+}
+
+inline std::shared_ptr<Network>
+build(const ModelOptions& options, const TensorParallel& parallel = {}) {
+  const auto layers = model_layers(options, {kSequence}, kWords, parallel);
+  return build_network(layers, 0, layers.size(), /*seed=*/5);
+}
+
+inline torch::Tensor mean_loss(
+    const torch::Tensor& logits,
+    const Inputs& inputs,
+    const TensorParallel& parallel) {
+  return vocab_cross_entropy(logits, inputs.targets, kWords, parallel).mean();
+}
+
+}  // namespace echelon::language_case

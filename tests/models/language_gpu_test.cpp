@@ -1,0 +1,172 @@
+// gpt and llama on a GPU, whole and cut over two ranks that share it, against the
+// CPU: losses, gradients of every step, and the parameters after the last.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "echelon/comm/world.h"
+#include "echelon/optim/optimizer.h"
+#include "echelon/parallel/tensor/shared_gradients.h"
+#include "tests/launch/process_ranks.h"
+#include "tests/models/language_case.h"
+#include "tests/parallel/tensor/parts.h"
+#include "tests/support/gpu.h"
+
+namespace echelon {
+namespace {
+
+using namespace language_case;
+using parity::NamedTensors;
+using parity::Record;
+using testing_support::is_rank;
+using testing_support::kRunByOthers;
+
+constexpr int kSteps = 3;
+
+struct Case {
+  std::string model;
+  std::string dtype;
+  bool dropout = false;
+
+  // Of another order of sums, over three steps.
+  double tolerance() const { return dtype == "float64" ? 1e-9 : 1e-4; }
+  ModelOptions options() const {
+    auto options = options_of(model);
+    options.dtype = dtype;
+    if (dropout) options.dropout = 0.25;
+    return options;
+  }
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const char* model : {"gpt", "llama"}) {
+    for (const char* dtype : {"float64", "float32"}) {
+      all.push_back({model, dtype, false});
+      all.push_back({model, dtype, true});
+    }
+  }
+  return all;
+}
+
+std::string name_of(const Case& c) {
+  return c.model + "_" + c.dtype + (c.dropout ? "_dropout" : "");
+}
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << name_of(c);
+}
+
+// Adam's first steps divide a gradient by its own size, so that float32's noise
+// in one that is zero by rights would be all that is left of it.
+std::unique_ptr<Optimizer> optimizer_of(const Case& c, const Network& network) {
+  OptimizerOptions options{.name = "adamw", .learning_rate = 1e-3};
+  if (c.dtype == "float32") {
+    options = {.name = "sgd", .learning_rate = 0.1, .momentum = 0.9};
+  }
+  return make_optimizer(options, network);
+}
+
+NamedTensors on_the_cpu(const Network& network, bool gradients) {
+  NamedTensors all;
+  for (const auto& item : network.named_parameters()) {
+    const auto& tensor = gradients ? item.value().grad() : item.value();
+    all[item.key()] = tensor.detach().cpu();
+  }
+  return all;
+}
+
+Record train(
+    const Case& c, torch::Device device, const TensorParallel& parallel = {}) {
+  const auto network = build(c.options(), parallel);
+  network->to(device);
+  network->train();
+  const auto optimizer = optimizer_of(c, *network);
+  const auto inputs = make_inputs().to(device);
+  SharedGradients shared(*network, parallel);
+  Record record;
+  for (int step = 0; step < kSteps; ++step) {
+    const auto logits = network->forward(
+        Tensors{inputs.tokens, inputs.documents, inputs.keys})[0];
+    const auto loss = mean_loss(logits, inputs, parallel);
+    loss.backward();
+    shared.finish();
+    record.step(on_the_cpu(*network, true), loss.item<double>());
+    optimizer->step();
+    optimizer->zero_grad();
+  }
+  record.parameters = on_the_cpu(*network, false);
+  return record;
+}
+
+// What of a record of the whole is here.
+Record part_of(const Record& whole, const std::map<std::string, Shard>& parts) {
+  const auto cut = [&](const NamedTensors& tensors) {
+    NamedTensors here;
+    for (const auto& [name, tensor] : tensors) {
+      here[name] = slice_of(tensor, parts.at(name));
+    }
+    return here;
+  };
+  Record part;
+  part.losses = whole.losses;
+  for (const auto& step : whole.gradients) part.gradients.push_back(cut(step));
+  part.parameters = cut(whole.parameters);
+  return part;
+}
+
+class LanguageGpu : public GpuTest,
+                    public testing::WithParamInterface<Case> {};
+INSTANTIATE_TEST_SUITE_P(
+    Cases, LanguageGpu, testing::ValuesIn(cases()),
+    [](const auto& info) { return name_of(info.param); });
+
+TEST_P(LanguageGpu, ComputesWhatTheCpuDoes) {
+  parity::expect_parity(
+      train(GetParam(), torch::kCPU), train(GetParam(), test_gpu()),
+      GetParam().tolerance());
+}
+
+// ---------------------------------------------- two ranks, tensor parallel
+
+// Processes: of a process, backward on one GPU has one thread, which ranks as
+// threads would share.
+class Rank : public GpuTest {
+ protected:
+  void SetUp() override {
+    if (!is_rank()) GTEST_SKIP() << kRunByOthers;
+    GpuTest::SetUp();
+  }
+};
+
+TEST_F(Rank, IsItsPartOfTheCpus) {
+  World world = World::from_environment(
+      {.backend = BackendKind::local, .timeout = std::chrono::minutes(1)});
+  for (const auto& c : cases()) {
+    const Record expected = train(c, torch::kCPU);
+    for (const bool cut_tokens : {false, true}) {
+      SCOPED_TRACE(name_of(c) + (cut_tokens ? ", tokens cut" : ""));
+      const TensorParallel parallel{
+          world.group(), {.sequence_parallel = cut_tokens}};
+      const auto parts = parity::parts_of(*build(c.options(), parallel));
+      parity::expect_parity(
+          part_of(expected, parts), train(c, test_gpu(), parallel),
+          c.tolerance());
+    }
+  }
+}
+
+class TensorParallelGpu : public GpuTest {};
+
+TEST_F(TensorParallelGpu, TwoRanksShareTheGpu) {
+  testing_support::run_as_ranks(2, "Rank.*", 1);
+}
+
+TEST_F(TensorParallelGpu, ThreeRanksShareTheGpu) {
+  testing_support::run_as_ranks(3, "Rank.*", 1);
+}
+
+}  // namespace
+}  // namespace echelon
