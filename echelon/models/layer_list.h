@@ -28,11 +28,14 @@
 
 namespace echelon {
 
+/// What a layer computes.
+using LayerForward = std::function<Tensors(const Tensors&)>;
+
 /// A layer that exists.
 struct BuiltLayer {
   /// Holds its parameters; null when there are none.
   std::shared_ptr<torch::nn::Module> module;
-  std::function<Tensors(const Tensors&)> forward;
+  LayerForward forward;
 };
 
 /// A layer as the list knows it.

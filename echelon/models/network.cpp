@@ -3,7 +3,8 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/torch.h>
 
-#include <map>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "echelon/error.h"
@@ -56,8 +57,8 @@ BuiltLayer initialized_layer(
   return built;
 }
 
-// Batch statistics of this rank alone while it lives, whoever would take them
-// over ranks; buffers and functions as they were when it is gone.
+// Buffers as they were, when it is gone; while it lives BatchNorm2d modules
+// compute by themselves.
 class Diagnosis {
  public:
   explicit Diagnosis(Network& network) : buffers_(network.buffers()) {
@@ -66,13 +67,9 @@ class Diagnosis {
       if (auto* norm = dynamic_cast<BatchNorm2d*>(module.get())) {
         functions_.emplace_back(norm, std::exchange(norm->function, nullptr));
       }
-      hide_norm<torch::nn::BatchNorm1dImpl>(*module);
-      hide_norm<torch::nn::BatchNorm2dImpl>(*module);
-      hide_norm<torch::nn::BatchNorm3dImpl>(*module);
     }
   }
   ~Diagnosis() {
-    for (auto& [member, tensor] : hidden_) *member = std::move(tensor);
     for (auto& [norm, function] : functions_) {
       norm->function = std::move(function);
     }
@@ -80,6 +77,31 @@ class Diagnosis {
   }
   Diagnosis(const Diagnosis&) = delete;
   Diagnosis& operator=(const Diagnosis&) = delete;
+
+ private:
+  torch::NoGradGuard no_grad_;
+  std::vector<torch::Tensor> buffers_;
+  std::vector<torch::Tensor> values_;
+  std::vector<std::pair<BatchNorm2d*, BatchNormFunction>> functions_;
+};
+
+// Batch statistics of this rank alone while it lives, whoever would take them
+// over ranks.
+class OwnStatistics {
+ public:
+  explicit OwnStatistics(torch::nn::Module* layer) {
+    if (layer == nullptr) return;
+    for (const auto& module : layer->modules()) {
+      hide_norm<torch::nn::BatchNorm1dImpl>(*module);
+      hide_norm<torch::nn::BatchNorm2dImpl>(*module);
+      hide_norm<torch::nn::BatchNorm3dImpl>(*module);
+    }
+  }
+  ~OwnStatistics() {
+    for (auto& [member, tensor] : hidden_) *member = std::move(tensor);
+  }
+  OwnStatistics(const OwnStatistics&) = delete;
+  OwnStatistics& operator=(const OwnStatistics&) = delete;
 
  private:
   // convert_sync_batch_norm knows a module by these tensors: copies are not
@@ -96,10 +118,6 @@ class Diagnosis {
     }
   }
 
-  torch::NoGradGuard no_grad_;
-  std::vector<torch::Tensor> buffers_;
-  std::vector<torch::Tensor> values_;
-  std::vector<std::pair<BatchNorm2d*, BatchNormFunction>> functions_;
   std::vector<std::pair<torch::Tensor*, torch::Tensor>> hidden_;
 };
 
@@ -160,11 +178,85 @@ void copy_tensors(
 
 }  // namespace
 
+// What is known of a network while its layers are built one after the other.
+struct Network::Builder {
+  Network& network;
+  std::optional<uint64_t> seed;
+  const OnNewLayer& on_new_layer;
+  std::vector<TiedGroup> groups;
+  std::vector<std::optional<size_t>> first;  // of each group's names, here
+  NamedTensors parameters;  // under all of their names
+  std::set<const c10::TensorImpl*> seen;
+
+  void add(size_t index) {
+    const auto& definition = network.list_[index];
+    auto [module, forward] = initialized_layer(definition, seed);
+    network.layers_.push_back(
+        {definition.name, std::move(module), std::move(forward)});
+    NewLayer built{index, network.layers_.back(), {}, {}};
+    if (built.layer.module != nullptr) {
+      register_under(network, definition.name, built.layer.module);
+      take_parameters(built);
+      list_each_parameter_once(network);
+    }
+    share_ties(built);
+    if (on_new_layer) on_new_layer(built);
+  }
+
+  void take_parameters(NewLayer& built) {
+    std::set<const c10::TensorImpl*> own;
+    for (const auto& item : built.layer.module->named_parameters()) {
+      const auto* tensor = item.value().unsafeGetTensorImpl();
+      const std::string name = built.layer.name + "." + item.key();
+      parameters.insert(name, item.value());
+      if (!own.insert(tensor).second) continue;
+      if (seen.insert(tensor).second) {
+        built.parameters.emplace_back(name, item.value());
+      } else {
+        built.shared.push_back(item.value());
+      }
+    }
+  }
+
+  void share_ties(NewLayer& built) {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t i = 0; i < groups[g].names.size(); ++i) {
+        if (groups[g].layers[i] == built.index) share_tie(built, g, i);
+      }
+    }
+  }
+
+  void share_tie(NewLayer& built, size_t group_index, size_t use) {
+    const auto& group = groups[group_index];
+    const auto& name = group.names[use];
+    const auto tensor = parameter_to_tie(parameters, name);
+    auto& owner_use = first[group_index];
+    if (!owner_use) {
+      owner_use = use;
+      if (use > 0 && seed) {
+        copy_first_value(network.list_, group, use, tensor, *seed);
+      }
+      return;
+    }
+    const auto& owner_name = group.names[*owner_use];
+    const auto owner = parameters[owner_name];
+    detail::check_tied_shapes(
+        owner_name, owner.sizes(), name, tensor.sizes());
+    if (tensor.is_same(owner)) return;
+    network.share(owner, tensor, name);
+    std::erase_if(built.parameters, [&](const auto& one) {
+      return one.second.is_same(tensor);
+    });
+    built.shared.push_back(owner);
+  }
+};
+
 Network::Network(
     const LayerList& list,
     size_t begin,
     size_t end,
-    std::optional<uint64_t> seed)
+    std::optional<uint64_t> seed,
+    const OnNewLayer& on_new_layer)
     : torch::nn::Module("Network"), list_(list), begin_(begin) {
   if (begin >= end || end > list.size()) {
     throw ConfigError(
@@ -173,41 +265,10 @@ Network::Network(
         "; the first is at most the last, and the last at most " +
         std::to_string(list.size()));
   }
-  for (size_t i = begin; i < end; ++i) {
-    auto [module, forward] = initialized_layer(list_[i], seed);
-    layers_.push_back({list_[i].name, std::move(module), std::move(forward)});
-    if (layers_.back().module != nullptr) {
-      register_under(*this, layers_.back().name, layers_.back().module);
-    }
-  }
-  const auto parameters = named_parameters();
-  list_each_parameter_once(*this);
-  share_ties(parameters, seed);
-}
-
-// `parameters`: under all of their names.
-void Network::share_ties(
-    const torch::OrderedDict<std::string, torch::Tensor>& parameters,
-    std::optional<uint64_t> seed) {
-  for (const auto& group : tied_groups(list_)) {
-    std::optional<size_t> first;  // name of the group that this slice has
-    for (size_t i = 0; i < group.names.size(); ++i) {
-      if (group.layers[i] < begin_ || group.layers[i] >= end()) continue;
-      const auto& tensor = parameter_to_tie(parameters, group.names[i]);
-      if (first) {
-        const auto& owner = parameters[group.names[*first]];
-        detail::check_tied_shapes(
-            group.names[*first],
-            owner.sizes(),
-            group.names[i],
-            tensor.sizes());
-        if (!tensor.is_same(owner)) share(owner, tensor, group.names[i]);
-        continue;
-      }
-      first = i;
-      if (i > 0 && seed) copy_first_value(list_, group, i, tensor, *seed);
-    }
-  }
+  layers_.reserve(end - begin);  // the callback keeps references to layers
+  Builder builder{*this, seed, on_new_layer, tied_groups(list_), {}, {}, {}};
+  builder.first.resize(builder.groups.size());
+  for (size_t i = begin; i < end; ++i) builder.add(i);
 }
 
 void Network::share(
@@ -253,6 +314,16 @@ torch::Tensor Network::forward(torch::Tensor x) {
   return std::move(outputs[0]);
 }
 
+void Network::wrap_forwards(
+    const std::function<LayerForward(const Layer& layer)>& wrap) {
+  for (auto& layer : layers_) layer.forward = wrap(layer);
+}
+
+void Network::set_gather(
+    std::function<std::shared_ptr<void>(size_t layer)> gather) {
+  gather_ = std::move(gather);
+}
+
 void Network::set_batch_norm(BatchNormFunction function) {
   batch_norm_ = std::move(function);
   for (const auto& module : modules(/*include_self=*/false)) {
@@ -277,6 +348,8 @@ Network::first_nonfinite_layer(const Tensors& inputs) {
   std::optional<NonFinite> found;
   for (size_t i = 0; i < layers_.size(); ++i) {
     const auto& layer = layers_[i];
+    const auto gathered = gather_ ? gather_(i) : nullptr;
+    const OwnStatistics statistics(layer.module.get());
     for (const auto& parameter : parameters) {
       if (!found && parameter.key().starts_with(layer.name + ".") &&
           !is_finite(parameter.value())) {
@@ -307,14 +380,22 @@ Network::clone(const std::optional<torch::Device>& device) const {
   return copy;
 }
 
-std::shared_ptr<Network>
-build_network(const LayerList& list, size_t begin, size_t end) {
-  return std::make_shared<Network>(list, begin, end, std::nullopt);
+std::shared_ptr<Network> build_network(
+    const LayerList& list,
+    size_t begin,
+    size_t end,
+    const OnNewLayer& on_new_layer) {
+  return std::make_shared<Network>(
+      list, begin, end, std::nullopt, on_new_layer);
 }
 
 std::shared_ptr<Network> build_network(
-    const LayerList& list, size_t begin, size_t end, uint64_t seed) {
-  return std::make_shared<Network>(list, begin, end, seed);
+    const LayerList& list,
+    size_t begin,
+    size_t end,
+    uint64_t seed,
+    const OnNewLayer& on_new_layer) {
+  return std::make_shared<Network>(list, begin, end, seed, on_new_layer);
 }
 
 }  // namespace echelon

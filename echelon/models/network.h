@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "echelon/models/batch_norm.h"
@@ -23,8 +24,21 @@ namespace echelon {
 struct Layer {
   std::string name;  // "conv1", "layer2.0"; unique in its list
   std::shared_ptr<torch::nn::Module> module;  // null: no parameters
-  std::function<Tensors(const Tensors&)> forward;
+  LayerForward forward;
 };
+
+/// A layer of a network that was built just now, its ties to earlier layers of
+/// the slice made: for who moves or cuts it before the next one is built.
+struct NewLayer {
+  size_t index;  // in the list
+  Layer& layer;  // its forward may be replaced, by one around it, say
+  /// Its parameters by full name, but those that earlier layers have: each of
+  /// the network's comes once.
+  std::vector<std::pair<std::string, torch::Tensor>> parameters;
+  /// Parameters of earlier layers that it uses as well, each once.
+  std::vector<torch::Tensor> shared;
+};
+using OnNewLayer = std::function<void(NewLayer& layer)>;
 
 /// Where a computation first left the finite numbers.
 struct NonFinite {
@@ -45,7 +59,8 @@ class Network : public torch::nn::Module {
       const LayerList& list,
       size_t begin,
       size_t end,
-      std::optional<uint64_t> seed);
+      std::optional<uint64_t> seed,
+      const OnNewLayer& on_new_layer = nullptr);
 
   const std::vector<Layer>& layers() const { return layers_; }
 
@@ -61,6 +76,17 @@ class Network : public torch::nn::Module {
   /// more.
   torch::Tensor forward(torch::Tensor x);
 
+  /// Each layer computes by what `wrap` makes of its forward from now on. A clone
+  /// of the network has the forwards that it is built with.
+  void wrap_forwards(
+      const std::function<LayerForward(const Layer& layer)>& wrap);
+
+  /// `gather` says what to hold while the parameters of one of layers() are looked
+  /// at, where they are there while the layer computes and not between: what it
+  /// returns keeps them together. Empty: they are always there.
+  void set_gather(
+      std::function<std::shared_ptr<void>(size_t layer)> gather);
+
   /// Every BatchNorm2d (batch_norm.h) of these layers, at whatever depth,
   /// computes by `function` from now on; empty: by itself.
   void set_batch_norm(BatchNormFunction function);
@@ -69,7 +95,8 @@ class Network : public torch::nn::Module {
   /// the input, then of each layer a parameter or an output. Empty when all are
   /// finite. Runs all layers once more, without gradients; buffers keep values.
   /// Batch statistics are this rank's alone, so one rank alone may call it; all
-  /// ranks that compute a layer together call, each looks at its own parts.
+  /// ranks that compute a layer together, or that have its parameters together
+  /// (set_gather), call, each looks at its own parts.
   std::optional<NonFinite> first_nonfinite_layer(const Tensors& inputs);
   std::optional<NonFinite> first_nonfinite_layer(const torch::Tensor& x);
 
@@ -80,9 +107,8 @@ class Network : public torch::nn::Module {
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
  private:
-  void share_ties(
-      const torch::OrderedDict<std::string, torch::Tensor>& parameters,
-      std::optional<uint64_t> seed);
+  struct Builder;
+
   void share(
       const torch::Tensor& parameter,
       const torch::Tensor& use,
@@ -94,6 +120,7 @@ class Network : public torch::nn::Module {
   size_t begin_;
   std::vector<Layer> layers_;
   BatchNormFunction batch_norm_;
+  std::function<std::shared_ptr<void>(size_t)> gather_;
 };
 
 /// Builds the layers [begin, end) of `list`, and no others.
@@ -108,9 +135,18 @@ class Network : public torch::nn::Module {
 /// Throws ConfigError for an empty or wrong range, for tied parameters that do
 /// not exist or differ in shape, and for what LibTorch says while a layer is
 /// built, with its name.
-std::shared_ptr<Network>
-build_network(const LayerList& list, size_t begin, size_t end);
+///
+/// `on_new_layer`: called with each layer before the next one is built.
 std::shared_ptr<Network> build_network(
-    const LayerList& list, size_t begin, size_t end, uint64_t seed);
+    const LayerList& list,
+    size_t begin,
+    size_t end,
+    const OnNewLayer& on_new_layer = nullptr);
+std::shared_ptr<Network> build_network(
+    const LayerList& list,
+    size_t begin,
+    size_t end,
+    uint64_t seed,
+    const OnNewLayer& on_new_layer = nullptr);
 
 }  // namespace echelon

@@ -53,12 +53,15 @@ struct Target {
   }
 };
 
-std::vector<Target> targets_of(const torch::nn::Module& module) {
+// `prefix`: what the list has before the module's own names.
+std::vector<Target>
+targets_of(const torch::nn::Module& module, const std::string& prefix = "") {
   const auto shards = shards_of(module);
   std::vector<Target> targets;
-  for (const auto& [name, tensor] : state_dict(module)) {
+  for (const auto& [own, tensor] : state_dict(module)) {
+    const std::string name = prefix + own;
     targets.push_back({name, tensor, std::nullopt, {name}});
-    const auto shard = shards.find(name);
+    const auto shard = shards.find(own);
     if (shard != shards.end()) targets.back().shard = shard->second.shard;
   }
   return targets;
@@ -73,10 +76,10 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
 class Loader {
  public:
   Loader(
-      WeightsSource source,
+      const WeightsSource& source,
       const std::vector<std::string>& parameters,
       std::vector<Target> targets)
-      : source_(std::move(source)), targets_(std::move(targets)) {
+      : source_(source), targets_(std::move(targets)) {
     for (const auto& target : targets_) {
       described_.push_back(
           {.name = name_in_file(target),
@@ -140,13 +143,26 @@ class Loader {
     return lines;
   }
 
-  WeightsSource source_;
+  const WeightsSource& source_;
   std::vector<Target> targets_;
   std::vector<ParameterInfo> described_;
 };
 
 std::vector<std::string> parameter_names(const torch::nn::Module& module) {
   return module.named_parameters().keys();
+}
+
+// Gives tied targets all of their names; returns the names of all targets.
+std::set<std::string> take_all_names(
+    std::vector<Target>& targets, const std::vector<TiedGroup>& groups) {
+  std::set<std::string> names;
+  for (auto& target : targets) {
+    for (const auto& group : groups) {
+      if (has(group.names, target.name)) target.names = group.names;
+    }
+    names.insert(target.names.begin(), target.names.end());
+  }
+  return names;
 }
 
 // The layer of the list that a name of the file belongs to.
@@ -168,8 +184,8 @@ state_dict(const torch::nn::Module& module) {
 }
 
 void load_weights(torch::nn::Module& module, const std::string& path) {
-  const Loader loader(
-      WeightsSource(path), parameter_names(module), targets_of(module));
+  const WeightsSource source(path);
+  const Loader loader(source, parameter_names(module), targets_of(module));
   loader.check({});
   loader.load();
 }
@@ -177,21 +193,50 @@ void load_weights(torch::nn::Module& module, const std::string& path) {
 void load_weights(Network& network, const std::string& path) {
   const auto groups = tied_groups(network.list());
   auto targets = targets_of(network);
-  std::set<std::string> names;
-  for (auto& target : targets) {
-    for (const auto& group : groups) {
-      if (has(group.names, target.name)) target.names = group.names;
-    }
-    names.insert(target.names.begin(), target.names.end());
-  }
+  const auto names = take_all_names(targets, groups);
+  const WeightsSource source(path, base_prefix(network.list().names()));
   const Loader loader(
-      WeightsSource(path, base_prefix(network.list().names())),
-      parameter_names(network),
-      std::move(targets));
+      source, parameter_names(network), std::move(targets));
   loader.check([&](const std::string& name) {
     if (names.contains(name)) return true;
     const auto layer = layer_of(network.list(), name);
     return layer && (*layer < network.begin() || *layer >= network.end());
+  });
+  loader.load();
+}
+
+struct LayerWeights::Impl {
+  LayerList list;
+  std::vector<TiedGroup> groups;
+  WeightsSource source;
+};
+
+LayerWeights::LayerWeights(const LayerList& list, const std::string& path)
+    : impl_(new Impl{
+          list, tied_groups(list),
+          WeightsSource(path, base_prefix(list.names()))}) {}
+
+LayerWeights::~LayerWeights() = default;
+
+void LayerWeights::load(size_t index, torch::nn::Module* module) const {
+  const std::string prefix = impl_->list[index].name + ".";
+  std::vector<Target> targets;
+  std::vector<std::string> parameters;
+  if (module != nullptr) {
+    targets = targets_of(*module, prefix);
+    parameters = parameter_names(*module);
+    for (auto& name : parameters) name.insert(0, prefix);
+  }
+  auto names = take_all_names(targets, impl_->groups);
+  // What is tied to another layer's is looked at there.
+  for (const auto& group : impl_->groups) {
+    names.insert(group.names.begin(), group.names.end());
+  }
+  const Loader loader(impl_->source, parameters, std::move(targets));
+  loader.check([&](const std::string& name) {
+    if (names.contains(name)) return true;
+    const auto layer = layer_of(impl_->list, name);
+    return layer && *layer != index;
   });
   loader.load();
 }

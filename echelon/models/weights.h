@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,32 @@ void load_weights(torch::nn::Module& module, const std::string& path);
 /// parameter may be in the file under any of its names, or under several if they
 /// are equal there.
 void load_weights(Network& network, const std::string& path);
+
+/// A file's weights for the layers of a list, one layer after the other as they
+/// are built: each is filled before the next one exists.
+///
+///   LayerWeights weights(list, path);
+///   build_network(list, begin, end, [&](NewLayer& layer) {
+///     weights.load(layer.index, layer.layer.module.get());
+///   });
+class LayerWeights {
+ public:
+  /// Throws CheckpointError when the file is missing or malformed.
+  LayerWeights(const LayerList& list, const std::string& path);
+  ~LayerWeights();
+  LayerWeights(const LayerWeights&) = delete;
+  LayerWeights& operator=(const LayerWeights&) = delete;
+
+  /// Fills `module`, that of list[index] (null: it has none), by the rules of
+  /// load_weights. Throws DataError that lists every tensor of this layer that
+  /// does not fit, and every one of the file that no layer has, and then changes
+  /// nothing.
+  void load(size_t index, torch::nn::Module* module) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 /// What a slice contributes to a file of the whole list: its state_dict without
 /// the parameters that are tied to one of an earlier slice.

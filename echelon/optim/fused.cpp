@@ -218,15 +218,21 @@ std::unique_ptr<Optimizer> make_optimizer(
       "\" is not an optimizer; choose sgd, adam or adamw");
 }
 
-std::unique_ptr<Optimizer> make_optimizer(
-    const OptimizerOptions& options, const NamedTensors& parameters) {
-  ParameterGroup decayed{.weight_decay = options.weight_decay};
+std::vector<ParameterGroup>
+parameter_groups(const NamedTensors& parameters, double weight_decay) {
+  ParameterGroup decayed{.weight_decay = weight_decay};
   ParameterGroup plain;
   for (const auto& item : parameters) {
     const bool is_matrix = item.second.defined() && item.second.dim() > 1;
     (is_matrix ? decayed : plain).parameters.push_back(item);
   }
-  return make_optimizer(options, {std::move(decayed), std::move(plain)});
+  return {std::move(decayed), std::move(plain)};
+}
+
+std::unique_ptr<Optimizer> make_optimizer(
+    const OptimizerOptions& options, const NamedTensors& parameters) {
+  return make_optimizer(
+      options, parameter_groups(parameters, options.weight_decay));
 }
 
 std::unique_ptr<Optimizer> make_optimizer(

@@ -91,8 +91,12 @@ class Optimizer {
 std::unique_ptr<Optimizer> make_optimizer(
     const OptimizerOptions& options, std::vector<ParameterGroup> groups);
 
-/// The same over two groups: options.weight_decay for parameters of two and
-/// more dimensions, none for biases and the parameters of norms.
+/// Two groups: `weight_decay` for parameters of two and more dimensions, none for
+/// biases and the parameters of norms.
+std::vector<ParameterGroup>
+parameter_groups(const NamedTensors& parameters, double weight_decay);
+
+/// The same over parameter_groups(parameters, options.weight_decay).
 std::unique_ptr<Optimizer>
 make_optimizer(const OptimizerOptions& options, const NamedTensors& parameters);
 

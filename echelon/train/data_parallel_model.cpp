@@ -1,5 +1,6 @@
 // The whole list of layers on every rank; each layer whole, or cut over the ranks
 // of a tensor-parallel group.
+#include "echelon/models/weights.h"
 #include "echelon/timeline/units.h"
 #include "echelon/train/in_process_model.h"
 

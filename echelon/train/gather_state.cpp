@@ -14,9 +14,19 @@ torch::Dtype dtype_in(const ParameterInfo& info) {
   return info.dtype == "int64" ? torch::kInt64 : dtype_of(info.dtype);
 }
 
+using Parts = std::map<std::string, ParameterPart>;
+
+// Parameters and buffers that this rank has a part of.
+Parts parts_of(const ParallelModel& model) {
+  Parts parts;
+  for (auto& part : model.parts()) parts.emplace(part.name, part);
+  for (auto& part : model.buffers()) parts.emplace(part.name, part);
+  return parts;
+}
+
 // The first rank of the pipeline that has each name.
 std::map<std::string, int>
-owners(const NamedTensors& own, const Group& group, torch::Device device) {
+owners(const Parts& own, const Group& group, torch::Device device) {
   std::vector<std::string> names;
   for (const auto& [name, _] : own) names.push_back(name);
   const auto all = gather_lines(names, group, device, "who holds what");
@@ -29,22 +39,22 @@ owners(const NamedTensors& own, const Group& group, torch::Device device) {
   return owners;
 }
 
-// What the ranks of a tensor-parallel group have of each tensor that is cut: by
-// rank and name.
+// What the ranks of a group have of each tensor that is cut: by rank and name.
 using Shards = std::vector<std::map<std::string, Shard>>;
+using Ranges = std::vector<std::map<std::string, IndexRange>>;
 
 // "name dim begin end begin end": the shape is known.
 Shards exchange_shards(
-    const ParallelModel& model, const Group& group, torch::Device device) {
+    const Parts& own, const Group& group, torch::Device device) {
   std::vector<std::string> lines;
-  const auto own = model.shards();
-  for (const auto& [name, one] : own) {
-    std::string line = name + " " + std::to_string(one.shard.dim);
-    for (const auto& piece : one.shard.pieces) {
-      line += " " + std::to_string(piece.begin) + " " +
-              std::to_string(piece.end);
+  for (const auto& [name, part] : own) {
+    if (!part.shard) continue;
+    std::ostringstream line;
+    line << name << " " << part.shard->shard.dim;
+    for (const auto& piece : part.shard->shard.pieces) {
+      line << " " << piece.begin << " " << piece.end;
     }
-    lines.push_back(std::move(line));
+    lines.push_back(line.str());
   }
   Shards shards;
   for (const auto& rank : gather_lines(lines, group, device, "shards")) {
@@ -53,7 +63,7 @@ Shards exchange_shards(
       std::istringstream words(line);
       std::string name;
       words >> name;
-      Shard shard = own.at(name).shard;
+      Shard shard = own.at(name).shard->shard;
       words >> shard.dim;
       shard.pieces.clear();
       for (IndexRange piece; words >> piece.begin >> piece.end;) {
@@ -65,26 +75,87 @@ Shards exchange_shards(
   return shards;
 }
 
-// The whole tensor on the group's first rank; undefined elsewhere.
-torch::Tensor whole_on_first(
-    const torch::Tensor& own,
-    const ParameterInfo& info,
-    const Shards& shards,
-    const Group& group) {
-  const Call call{.label = info.name};
-  const auto rank = static_cast<size_t>(group.rank());
-  if (!shards[rank].contains(info.name)) {
-    return rank == 0 ? own : torch::Tensor();
+// "name begin end"
+Ranges exchange_ranges(
+    const Parts& own, const Group& group, torch::Device device) {
+  std::vector<std::string> lines;
+  for (const auto& [name, part] : own) {
+    if (!part.range) continue;
+    lines.push_back(
+        name + " " + std::to_string(part.range->begin) + " " +
+        std::to_string(part.range->end));
   }
-  if (rank > 0) {
-    group.send(own.contiguous(), 0, 0, call).wait();
+  Ranges ranges;
+  for (const auto& rank : gather_lines(lines, group, device, "ranges")) {
+    auto& named = ranges.emplace_back();
+    for (const auto& line : rank) {
+      std::istringstream words(line);
+      std::string name;
+      IndexRange range;
+      words >> name >> range.begin >> range.end;
+      named.emplace(std::move(name), range);
+    }
+  }
+  return ranges;
+}
+
+// One tensor on its way to world rank 0: what all ranks know of it.
+struct Gathering {
+  const ParameterInfo& info;
+  const Shards& shards;
+  const Ranges& ranges;
+  const Group& tensor;
+  const Group& shard;  // dp_shard
+  torch::Device device;
+};
+
+// The tensor-parallel part on the first rank of dp_shard; undefined elsewhere.
+torch::Tensor
+local_on_first(const ParameterPart& own, const Gathering& gathering) {
+  const auto& group = gathering.shard;
+  auto values = own.value.detach().to(gathering.device);
+  if (!own.range) return group.rank() == 0 ? values : torch::Tensor();
+  const Call call{.label = own.name};
+  if (group.rank() > 0) {
+    if (values.numel() > 0) group.send(values.contiguous(), 0, 0, call).wait();
     return {};
   }
-  auto whole = torch::empty(info.shape, own.options());
-  copy_to_whole(whole, own, shards[0].at(info.name));
+  auto local = torch::empty(
+      own.shard ? own.shard->shard.local_shape() : gathering.info.shape,
+      values.options());
+  auto flat = local.view(-1);
+  for (int peer = 0; peer < group.size(); ++peer) {
+    const auto& range =
+        gathering.ranges[static_cast<size_t>(peer)].at(own.name);
+    if (range.size() == 0) continue;
+    auto piece = flat.narrow(0, range.begin, range.size());
+    if (peer == 0) {
+      piece.copy_(values);
+    } else {
+      group.recv(piece, peer, 0, call).wait();
+    }
+  }
+  return local;
+}
+
+// The whole tensor on the first rank of the group; undefined elsewhere.
+torch::Tensor
+whole_on_first(const ParameterPart& own, const Gathering& gathering) {
+  const auto local = local_on_first(own, gathering);
+  const auto& group = gathering.tensor;
+  if (!local.defined()) return {};
+  if (!own.shard) return group.rank() == 0 ? local : torch::Tensor();
+  const Call call{.label = own.name};
+  if (group.rank() > 0) {
+    group.send(local.contiguous(), 0, 0, call).wait();
+    return {};
+  }
+  auto whole = torch::empty(gathering.info.shape, local.options());
+  copy_to_whole(whole, local, own.shard->shard);
   for (int peer = 1; peer < group.size(); ++peer) {
-    const Shard& shard = shards[static_cast<size_t>(peer)].at(info.name);
-    auto part = torch::empty(shard.local_shape(), own.options());
+    const Shard& shard =
+        gathering.shards[static_cast<size_t>(peer)].at(own.name);
+    auto part = torch::empty(shard.local_shape(), local.options());
     group.recv(part, peer, 0, call).wait();
     copy_to_whole(whole, part, shard);
   }
@@ -99,13 +170,14 @@ std::vector<NamedTensor> gather_state(
     const MeshGroups& groups,
     torch::Device device) {
   const torch::NoGradGuard no_grad;
+  if (groups.along(Axis::dp_replicate).rank() != 0) return {};
   const Group& pipeline = groups.along(Axis::pp);
   const Group& tensor = groups.along(Axis::tp);
-  if (groups.data_index() != 0) return {};
-  const NamedTensors own = model.state();
+  const Group& shard = groups.along(Axis::dp_shard);
+  const Parts own = parts_of(model);
   const auto owner = owners(own, pipeline, device);
-  const auto shards = exchange_shards(model, tensor, device);
-  const std::map<std::string, torch::Tensor> here(own.begin(), own.end());
+  const auto shards = exchange_shards(own, tensor, device);
+  const auto ranges = exchange_ranges(own, shard, device);
   std::vector<NamedTensor> state;
   for (const auto& info : list) {
     const auto found = owner.find(info.name);
@@ -116,9 +188,9 @@ std::vector<NamedTensor> gather_state(
     torch::Tensor whole;
     if (pipeline.rank() == source) {
       whole = whole_on_first(
-          here.at(info.name).detach(), info, shards, tensor);
+          own.at(info.name), {info, shards, ranges, tensor, shard, device});
     }
-    if (tensor.rank() > 0) continue;
+    if (tensor.rank() > 0 || shard.rank() > 0) continue;
     const Call call{.label = info.name};
     if (pipeline.rank() == 0 && source > 0) {
       whole = torch::empty(
@@ -127,7 +199,7 @@ std::vector<NamedTensor> gather_state(
     } else if (pipeline.rank() == source && source > 0) {
       pipeline.send(whole.contiguous(), 0, 0, call).wait();
     }
-    if (pipeline.rank() == 0) state.emplace_back(info.name, whole);
+    if (pipeline.rank() == 0) state.emplace_back(info.name, whole.cpu());
   }
   return state;
 }

@@ -11,7 +11,7 @@
 namespace echelon {
 
 /// Parameters and buffers of the whole model, in the order of `list`, on world
-/// rank 0, one tensor after the other; nothing elsewhere. Every rank of the world
+/// rank 0, in its host's memory, one tensor after the other; nothing elsewhere. Every rank of the world
 /// calls this. Throws Error when no rank of the first pipeline has one of the
 /// list.
 std::vector<NamedTensor> gather_state(

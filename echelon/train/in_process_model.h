@@ -2,14 +2,12 @@
 // processes: what the two strategies share.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "echelon/models/weights.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/train/parallel_model.h"
 
@@ -40,7 +38,7 @@ class InProcessModel : public ParallelModel {
         objective_(objective_for(
             place.source.sample, place.source.classes, tensor_)),
         network_(std::move(network)),
-        shards_(shards_of(*network_)),
+        counted_(parameter_parts(*network_), tensor_.rank()),
         shared_(*network_, tensor_),
         parallel_(
             network_, place.groups.data(), data_parallel_options(job)) {}
@@ -90,21 +88,24 @@ class InProcessModel : public ParallelModel {
         tensor_.group, first_);
   }
 
-  NamedTensors parameters() const override {
+  std::vector<ParameterPart> parts() const override {
+    return parameter_parts(*network_);
+  }
+  std::vector<ParameterPart> buffers() const override {
+    return buffer_parts(*network_);
+  }
+  std::vector<ParameterGroup>
+  optimizer_groups(double weight_decay) const override {
     NamedTensors all;
     for (const auto& item : network_->named_parameters()) {
       all.emplace_back(item.key(), item.value());
     }
-    return all;
-  }
-  NamedTensors state() const override { return state_dict(*network_); }
-  std::map<std::string, ParameterShard> shards() const override {
-    return shards_;
+    return parameter_groups(all, weight_decay);
   }
   std::optional<SharedOutGradients> shared_out_gradients() const override {
     if (tensor_.size() == 1) return std::nullopt;
     return SharedOutGradients{
-        .counted = counted_gradients(parameters(), shards_, tensor_.group),
+        .counted = counted_.of(gradients_of(parts())),
         .sum = sum_over({tensor_.group})};
   }
 
@@ -127,7 +128,7 @@ class InProcessModel : public ParallelModel {
   TensorParallel tensor_;
   std::unique_ptr<Objective> objective_;
   std::shared_ptr<Net> network_;
-  std::map<std::string, ParameterShard> shards_;
+  CountedParts counted_;
   SharedGradients shared_;
   DistributedDataParallel<std::shared_ptr<Net>> parallel_;
 };

@@ -1,6 +1,7 @@
 #include "echelon/train/parallel_model.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "echelon/parallel/data/coalesced.h"
@@ -18,6 +19,23 @@ BucketHook hook_of(const TrainOptions& options) {
   return all_reduce_hook();
 }
 
+std::vector<ParameterPart> parts_of(
+    const torch::OrderedDict<std::string, torch::Tensor>& tensors,
+    const std::map<std::string, ParameterShard>& shards) {
+  std::vector<ParameterPart> parts;
+  for (const auto& item : tensors) {
+    if (!item.value().defined()) continue;
+    ParameterPart part{
+        .name = item.key(),
+        .value = item.value(),
+        .gradient = item.value().grad()};
+    const auto shard = shards.find(item.key());
+    if (shard != shards.end()) part.shard = shard->second;
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
 }  // namespace
 
 DistributedDataParallelOptions data_parallel_options(const Job& job) {
@@ -33,25 +51,12 @@ TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups) {
   return {groups.along(Axis::tp), job.tensor};
 }
 
-std::vector<torch::Tensor> counted_gradients(
-    const NamedTensors& parameters,
-    const std::map<std::string, ParameterShard>& shards,
-    const Group& tensor_parallel,
-    const std::set<std::string>& leave_out) {
-  std::vector<torch::Tensor> counted;
-  for (const auto& [name, parameter] : parameters) {
-    const auto& gradient = parameter.grad();
-    if (!gradient.defined() || leave_out.count(name) > 0) continue;
-    const auto shard = shards.find(name);
-    if (shard != shards.end()) {
-      for (auto& part : owned_parts(gradient, shard->second.shard)) {
-        counted.push_back(std::move(part));
-      }
-    } else if (tensor_parallel.rank() == 0) {
-      counted.push_back(gradient);
-    }
-  }
-  return counted;
+std::vector<ParameterPart> parameter_parts(const torch::nn::Module& module) {
+  return parts_of(module.named_parameters(), shards_of(module));
+}
+
+std::vector<ParameterPart> buffer_parts(const torch::nn::Module& module) {
+  return parts_of(module.named_buffers(), shards_of(module));
 }
 
 SumOverRanks sum_over(const std::vector<Group>& groups) {

@@ -6,17 +6,14 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/data/dataset.h"
 #include "echelon/models/network.h"
-#include "echelon/models/sharded_module.h"
 #include "echelon/optim/clip.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/data/distributed_data_parallel.h"
@@ -24,6 +21,7 @@
 #include "echelon/train/job.h"
 #include "echelon/train/model_source.h"
 #include "echelon/train/objective.h"
+#include "echelon/train/parameter_part.h"
 
 namespace echelon {
 
@@ -52,20 +50,25 @@ class ParallelModel {
   /// the same on all ranks with these samples.
   virtual std::optional<NonFinite> find_nonfinite(const Batch& batch) = 0;
 
-  /// The parameters that this rank updates, by name, each tensor once. One that
-  /// is tied to an earlier layer of another part has its own name here.
-  virtual NamedTensors parameters() const = 0;
-  /// Parameters and buffers that live here, as a state dict has them.
-  virtual NamedTensors state() const = 0;
-  /// Of the tensors of which a part lives here, which part that is; those that
-  /// are not among them are whole.
-  virtual std::map<std::string, ParameterShard> shards() const { return {}; }
+  /// What of each parameter this rank updates, as it is now, each tensor once, in
+  /// one order. One that is tied to an earlier layer of another rank of the
+  /// pipeline has its own name here.
+  virtual std::vector<ParameterPart> parts() const = 0;
+  /// The buffers that live here, without gradients.
+  virtual std::vector<ParameterPart> buffers() const = 0;
+
+  /// What the optimizer updates: the parameters, or flat tensors with what of
+  /// them is here. By then forward_backward() has set their gradients.
+  ///
+  ///   weight_decay  of parameters of two and more dimensions
+  virtual std::vector<ParameterGroup>
+  optimizer_groups(double weight_decay) const = 0;
+  /// After each update: forward sees the new values.
+  virtual void after_update() {}
 
   /// For the norm of all gradients, as they are now. Nothing when all of the
   /// model is here.
-  virtual std::optional<SharedOutGradients> shared_out_gradients() const {
-    return std::nullopt;
-  }
+  virtual std::optional<SharedOutGradients> shared_out_gradients() const = 0;
 
   /// How the model was cut, a line per part; empty when it was not.
   virtual std::vector<std::string> describe() const { return {}; }
@@ -91,15 +94,10 @@ make_parallel_model(const Job& job, const ModelPlace& place);
 /// The ranks that compute each layer together.
 TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups);
 
-/// What this rank counts of the gradients of `parameters`: of those that are cut
-/// what it owns, of whole ones all on the group's first rank.
-///
-///   leave_out  parameters that another rank counts
-std::vector<torch::Tensor> counted_gradients(
-    const NamedTensors& parameters,
-    const std::map<std::string, ParameterShard>& shards,
-    const Group& tensor_parallel,
-    const std::set<std::string>& leave_out = {});
+/// Parts that are no more cut than tensor parallelism does, of the parameters or
+/// buffers of a module.
+std::vector<ParameterPart> parameter_parts(const torch::nn::Module& module);
+std::vector<ParameterPart> buffer_parts(const torch::nn::Module& module);
 
 /// Sums a number over each of the groups, one after the other.
 SumOverRanks sum_over(const std::vector<Group>& groups);

@@ -66,9 +66,10 @@ class PipelineModel : public ParallelModel {
   Score forward_backward(const Batch& batch, bool count_units) override;
   Score evaluate(const Batch& batch) override;
   std::optional<NonFinite> find_nonfinite(const Batch& batch) override;
-  NamedTensors parameters() const override;
-  NamedTensors state() const override;
-  std::map<std::string, ParameterShard> shards() const override;
+  std::vector<ParameterPart> parts() const override;
+  std::vector<ParameterPart> buffers() const override;
+  std::vector<ParameterGroup>
+  optimizer_groups(double weight_decay) const override;
   std::optional<SharedOutGradients> shared_out_gradients() const override;
   std::vector<std::string> describe() const override { return cut_.lines; }
 
@@ -100,6 +101,7 @@ class PipelineModel : public ParallelModel {
   std::shared_ptr<Probe> probe_ = std::make_shared<Probe>();
   std::map<int32_t, Stage> stages_;
   std::unique_ptr<Pipeline> pipeline_;
+  std::optional<CountedParts> counted_;
 };
 
 PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
@@ -131,6 +133,8 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
   };
   pipeline_ = std::make_unique<Pipeline>(
       group_, schedule_, std::move(stages), std::move(options));
+  // What is tied to a parameter of an earlier stage is counted there.
+  counted_.emplace(parts(), tensor_.rank(), pipeline_->duplicates());
 }
 
 void PipelineModel::build_stages(const Job& job) {
@@ -235,36 +239,34 @@ std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
       group_, device_);
 }
 
-NamedTensors PipelineModel::parameters() const {
-  NamedTensors all;
+std::vector<ParameterPart> PipelineModel::parts() const {
+  std::vector<ParameterPart> all;
   for (const auto& [_, stage] : stages_) {
-    for (const auto& item : stage.network->named_parameters()) {
-      all.emplace_back(item.key(), item.value());
-    }
-  }
-  return all;
-}
-
-NamedTensors PipelineModel::state() const {
-  NamedTensors all;
-  for (const auto& [_, stage] : stages_) {
-    const auto own = state_dict(*stage.network);
+    const auto own = parameter_parts(*stage.network);
     all.insert(all.end(), own.begin(), own.end());
   }
   return all;
 }
 
-std::map<std::string, ParameterShard> PipelineModel::shards() const {
-  std::map<std::string, ParameterShard> all;
-  for (const auto& [_, stage] : stages_) all.merge(shards_of(*stage.network));
+std::vector<ParameterPart> PipelineModel::buffers() const {
+  std::vector<ParameterPart> all;
+  for (const auto& [_, stage] : stages_) {
+    const auto own = buffer_parts(*stage.network);
+    all.insert(all.end(), own.begin(), own.end());
+  }
   return all;
 }
 
+std::vector<ParameterGroup>
+PipelineModel::optimizer_groups(double weight_decay) const {
+  NamedTensors all;
+  for (const auto& part : parts()) all.emplace_back(part.name, part.value);
+  return parameter_groups(all, weight_decay);
+}
+
 std::optional<SharedOutGradients> PipelineModel::shared_out_gradients() const {
-  // What is tied to a parameter of an earlier stage is counted there.
   return SharedOutGradients{
-      .counted = counted_gradients(
-          parameters(), shards(), tensor_.group, pipeline_->duplicates()),
+      .counted = counted_->of(gradients_of(parts())),
       .sum = sum_over({tensor_.group, group_})};
 }
 

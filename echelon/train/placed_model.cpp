@@ -1,6 +1,7 @@
 // The list of layers cut over devices of one process; data parallel around it.
 #include <algorithm>
 
+#include "echelon/models/weights.h"
 #include "echelon/parallel/placement/placed_network.h"
 #include "echelon/train/in_process_model.h"
 #include "echelon/train/model_cut.h"

@@ -13,7 +13,9 @@ TrainingState::TrainingState(
     const Job& job, const ModelPlace& place, int64_t total_steps)
     : options_(job.optimizer),
       model_(make_parallel_model(job, place)),
-      optimizer_(make_optimizer(job.optimizer, model_->parameters())),
+      optimizer_(make_optimizer(
+          job.optimizer,
+          model_->optimizer_groups(job.optimizer.weight_decay))),
       schedule_(job.optimizer, total_steps) {}
 
 double TrainingState::update(
@@ -31,6 +33,7 @@ double TrainingState::update(
       options_.learning_rate * schedule_.factor(step));
   optimizer_->step();
   optimizer_->zero_grad();
+  model_->after_update();
   return norm;
 }
 

@@ -22,10 +22,18 @@ namespace {
 struct Snapshot {
   double loss_sum = 0;
   double count = 0;
-  std::map<std::string, torch::Tensor> gradients;
-  std::map<std::string, torch::Tensor> parameters;
-  std::map<std::string, ParameterShard> shards;  // of those that are cut
+  std::map<std::string, ParameterPart> gradients;   // `value` is one
+  std::map<std::string, ParameterPart> parameters;
 };
+
+// `values`, at the place of `part`.
+ParameterPart copy_of(const ParameterPart& part, torch::Tensor values) {
+  return {
+      .name = part.name,
+      .value = std::move(values),
+      .shard = part.shard,
+      .range = part.range};
+}
 
 /// The job's steps as the layout of `groups` does them.
 class Run {
@@ -50,20 +58,18 @@ class Run {
     const Score score = forward_backward(*batch);
     snapshot.loss_sum = score.loss_sum;
     snapshot.count = static_cast<double>(score.count);
-    const NamedTensors parameters = state_.model().parameters();
-    for (const auto& [name, shard] : state_.model().shards()) {
-      snapshot.shards.emplace(source_.first_name(name), shard);
-    }
-    for (const auto& [own_name, parameter] : parameters) {
-      const std::string& name = source_.first_name(own_name);
-      auto& gradient = parameter.mutable_grad();
+    for (const auto& part : state_.model().parts()) {
+      const std::string& name = source_.first_name(part.name);
+      auto gradient = part.gradient;
       if (gradient.defined() && name == planted) gradient.mul_(2);
-      snapshot.gradients[name] =
-          gradient.defined() ? gradient.clone() : torch::zeros_like(parameter);
+      snapshot.gradients[name] = copy_of(
+          part, gradient.defined() ? gradient.clone()
+                                   : torch::zeros_like(part.value));
     }
     state_.update(index, false, nullptr);
-    for (const auto& [name, parameter] : parameters) {
-      snapshot.parameters[source_.first_name(name)] = parameter.detach().clone();
+    for (const auto& part : state_.model().parts()) {
+      snapshot.parameters[source_.first_name(part.name)] =
+          copy_of(part, part.value.detach().clone());
     }
     return snapshot;
   }
@@ -117,23 +123,21 @@ std::vector<double> compare(
   if (reference != nullptr) loss[0] = reference->loss_sum / reference->count;
   world.group().broadcast(loss, 0);
   std::vector<double> differences = {relative(sums[0] / sums[1], loss[0])};
-  using Tensors = std::map<std::string, torch::Tensor>;
-  const auto compare_all = [&](const Tensors& own, const Tensors* expected) {
+  using Parts = std::map<std::string, ParameterPart>;
+  const auto compare_all = [&](const Parts& own, const Parts* expected) {
     for (const auto& info : list) {
       auto one = torch::empty(
           info.shape, torch::dtype(torch::kFloat64).device(world.device()));
-      if (expected != nullptr) one.copy_(expected->at(info.name));
+      if (expected != nullptr) one.copy_(expected->at(info.name).value);
       world.group().broadcast(one, 0);
       const auto found = own.find(info.name);
       if (found == own.end()) {
         differences.push_back(0);
         continue;
       }
-      const auto shard = mine.shards.find(info.name);
+      const auto& part = found->second;
       differences.push_back(relative(
-          found->second,
-          shard == mine.shards.end() ? one
-                                     : slice_of(one, shard->second.shard)));
+          part.value, part_of(one, part).to(part.value.device())));
     }
   };
   compare_all(mine.gradients, reference ? &reference->gradients : nullptr);

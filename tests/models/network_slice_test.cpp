@@ -137,6 +137,95 @@ TEST(NetworkSlice, BuildsNoOtherLayer) {
   EXPECT_EQ(built, 1);
 }
 
+// Each parameter once, before the next layer exists.
+TEST(NetworkSlice, ANewLayerIsShownBeforeTheNextIsBuilt) {
+  std::vector<std::string> events;
+  const auto one = torch::nn::Linear(2, 2);  // of two layers
+  LayerList list;
+  for (const char* name : {"a", "b", "c"}) {
+    list.add(name, [&events, name] {
+      events.push_back(std::string("build ") + name);
+      return torch::nn::Linear(2, 2);
+    });
+  }
+  list.add_function("f", [](const Tensor& x) { return x; });
+  list.add("d", [one] { return one; });
+  list.add("e", [one] { return one; });
+  list.tie("a.weight", "b.weight").tie("d.weight", "e.weight");
+  const auto show = [&](NewLayer& layer) {
+    std::string text = std::to_string(layer.index) + " " + layer.layer.name;
+    for (const auto& [name, tensor] : layer.parameters) {
+      text += " " + name;
+      EXPECT_TRUE(tensor.requires_grad());
+    }
+    text += " shares " + std::to_string(layer.shared.size());
+    layer.layer.forward = [forward = layer.layer.forward](const Tensors& x) {
+      return Tensors{forward(x)[0] + 1};
+    };
+    events.push_back(text);
+  };
+  const auto network = build_network(list, 0, 6, 3, show);
+  EXPECT_THAT(
+      events,
+      ElementsAre(
+          "build a", "0 a a.weight a.bias shares 0",  //
+          "build b", "1 b b.bias shares 1",           //
+          "build c", "2 c c.weight c.bias shares 0",  //
+          "3 f shares 0", "4 d d.weight d.bias shares 0", "5 e shares 2"));
+  EXPECT_EQ(network->named_parameters().size(), 7u);
+  // A slice without the first one has the tied one as its own, equal to it.
+  events.clear();
+  const auto last = build_network(list, 1, 3, 3, show);
+  EXPECT_THAT(
+      events,
+      ElementsAre(
+          "build b", "build a", "1 b b.weight b.bias shares 0", "build c",
+          "2 c c.weight c.bias shares 0"));
+  const auto plain = build_network(list, 0, 6, 3);
+  const auto x = torch::rand({4, 2});
+  auto y = x;
+  for (const auto& layer : plain->layers()) {
+    y = layer.forward({y})[0] + 1;
+  }
+  EXPECT_TRUE(network->forward(x).equal(y));
+}
+
+// What a sharded engine does: memory that is there while a layer computes.
+TEST(NetworkSlice, ADiagnosisSeesParametersThatAreGathered) {
+  const auto list = with_skip();
+  std::map<size_t, std::vector<std::pair<Tensor, Tensor>>> away;
+  const auto fill = [&](size_t layer, bool there) {
+    for (auto& [parameter, values] : away[layer]) {
+      parameter.set_data(there ? values : torch::zeros({0}));
+    }
+  };
+  const auto network = build_network(list, 0, 5, 7, [&](NewLayer& layer) {
+    for (const auto& [name, tensor] : layer.parameters) {
+      away[layer.index].emplace_back(tensor, tensor.detach().clone());
+    }
+    fill(layer.index, false);
+  });
+  network->wrap_forwards([&](const Layer& layer) -> LayerForward {
+    const size_t index = list.index_of(layer.name);
+    return [&, index, forward = layer.forward](const Tensors& x) {
+      fill(index, true);
+      return forward(x);
+    };
+  });
+  network->set_gather([&](size_t layer) -> std::shared_ptr<void> {
+    fill(layer, true);
+    return {nullptr, [&, layer](void*) { fill(layer, false); }};
+  });
+  const auto x = torch::rand({3, 4});
+  EXPECT_FALSE(network->first_nonfinite_layer(x).has_value());
+  EXPECT_EQ(network->parameters()[0].numel(), 0);
+  away[3][1].second.fill_(NAN);
+  const auto found = network->first_nonfinite_layer(x);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->layer, "body.1.deep");
+  EXPECT_TRUE(found->what.starts_with("parameter body.1.deep.")) << found->what;
+}
+
 TEST(NetworkSlice, SlicesInARowAreTheWhole) {
   const auto list = with_skip();
   const auto x = torch::rand({3, 4});

@@ -230,6 +230,52 @@ TEST(Weights, OfTiedParameters) {
       HasSubstr("\"embed.weight\" is missing"));
 }
 
+// Layer after layer, as they are built, also into tied ones.
+TEST(Weights, OfEachLayerAsItIsBuilt) {
+  const TempFolder folder;
+  const std::string path = folder.path("w.safetensors");
+  const auto build = [&](const LayerList& list) {
+    const LayerWeights weights(list, path);
+    return build_network(
+        list, 0, list.size(), /*seed=*/2, [&](NewLayer& layer) {
+          weights.load(layer.index, layer.layer.module.get());
+        });
+  };
+  const auto whole = make("resnet18", 1);
+  save_weights(*whole, path);
+  const auto list = model_layers({.name = "resnet18"}, {3, 8, 8}, 10);
+  EXPECT_TRUE(same(*build(list), *whole));
+  auto tensors = copy_of(*whole);
+  tensors.back().first = "fc.bais";
+  tensors.emplace_back("stranger", torch::zeros({1}));
+  save_tensors(path, tensors);
+  EXPECT_THAT(
+      error_text<DataError>([&] { build(list); }),
+      HasSubstr("\"stranger\" is no tensor of the model"));
+  tensors.pop_back();
+  save_tensors(path, tensors);
+  EXPECT_THAT(
+      error_text<DataError>([&] { build(list); }),
+      HasSubstr("\"fc.bias\" is missing; the file has \"fc.bais\""));
+
+  LayerList tied;
+  tied.add("embed", [] { return torch::nn::Embedding(5, 3); });
+  tied.add("head", [] {
+    return torch::nn::Linear(torch::nn::LinearOptions(3, 5).bias(false));
+  });
+  tied.tie("embed.weight", "head.weight");
+  const auto values = torch::rand({5, 3});
+  for (const char* name : {"embed.weight", "head.weight"}) {
+    save_tensors(path, {{name, values}});
+    EXPECT_TRUE(build(tied)->parameters()[0].equal(values)) << name;
+  }
+  save_tensors(
+      path, {{"embed.weight", values}, {"head.weight", values + 1}});
+  EXPECT_THAT(
+      error_text<DataError>([&] { build(tied); }),
+      HasSubstr("\"embed.weight\" and \"head.weight\" differ, but are tied"));
+}
+
 // A rank that holds parts of parameters takes them out of the whole ones.
 class Part : public ShardedModule {
  public:

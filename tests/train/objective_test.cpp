@@ -164,9 +164,9 @@ Result gradients_of(Job job) {
     const std::lock_guard lock(mutex);
     result.loss_sum += score.loss_sum;
     result.count += score.count;
-    for (const auto& [name, parameter] : model->parameters()) {
+    for (const auto& part : model->parts()) {
       if (groups.data_index() > 0) continue;
-      result.gradients[name] = parameter.grad().clone();
+      result.gradients[part.name] = part.gradient.clone();
     }
   });
   return result;

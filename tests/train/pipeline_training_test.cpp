@@ -209,9 +209,9 @@ std::vector<std::set<std::string>> layers_of_ranks(const Job& job) {
     const ModelSource source = model_source(
         job, {.input_shape = {1, 8, 8}, .classes = 10});
     const auto model = make_parallel_model(job, {source, world, groups});
-    for (const auto& [name, _] : model->state()) {
+    for (const auto& part : model->parts()) {
       layers[static_cast<size_t>(world.rank())].insert(
-          name.substr(0, name.find('.')));
+          part.name.substr(0, part.name.find('.')));
     }
   });
   return layers;

@@ -250,9 +250,9 @@ TEST(TensorParallelTraining, EachGradientCountsOnceInTheNorm) {
       const auto model = make_parallel_model(job, {source, world, groups});
       const torch::NoGradGuard no_grad;
       std::vector<torch::Tensor> tensors;
-      for (const auto& [_, parameter] : model->parameters()) {
-        parameter.mutable_grad() = torch::ones_like(parameter);
-        tensors.push_back(parameter);
+      for (const auto& part : model->parts()) {
+        part.value.mutable_grad() = torch::ones_like(part.value);
+        tensors.push_back(part.value);
       }
       const auto shared = model->shared_out_gradients();
       const double norm = gradient_norm(tensors, shared ? &*shared : nullptr);
@@ -356,10 +356,10 @@ TEST_F(TensorTraining, ANanInOneRanksPartNamesTheLayer) {
     const ModelSource source = model_source(
         job, cut_list, {.input_shape = {1, 8, 8}, .classes = 10});
     const auto model = make_parallel_model(job, {source, world, groups});
-    for (const auto& [name, parameter] : model->parameters()) {
+    for (const auto& part : model->parts()) {
       const torch::NoGradGuard no_grad;
-      if (name == "down.weight" && world.rank() == 1) {
-        parameter.fill_(std::numeric_limits<float>::quiet_NaN());
+      if (part.name == "down.weight" && world.rank() == 1) {
+        part.value.fill_(std::numeric_limits<float>::quiet_NaN());
       }
     }
     Batch batch;
