@@ -6,6 +6,7 @@
 
 #include "echelon/comm/group_impl.h"
 #include "echelon/comm/label.h"
+#include "echelon/comm/unsent_calls.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -48,6 +49,18 @@ void check_tensor(
   }
 }
 
+// What is not sent; this rank's input comes last.
+void note(
+    const Group::Impl& group,
+    const char* operation,
+    const std::vector<Tensor>& tensors) {
+  if (!UnsentCalls::listening() || tensors.empty()) return;
+  UnsentCalls::note(
+      {.operation = operation,
+       .axis = group.axis,
+       .bytes = static_cast<int64_t>(tensors.back().nbytes())});
+}
+
 // Whether there is nothing to send: in a silent group, and for shapes alone, on
 // the meta device; the other ranks, which may be counting another layer, are not
 // asked.
@@ -55,7 +68,10 @@ bool no_data(
     const Group::Impl& group,
     const char* operation,
     const std::vector<Tensor>& tensors) {
-  if (!group.backend && group.ranks.size() > 1) return true;
+  if (!group.backend && group.ranks.size() > 1) {
+    note(group, operation, tensors);
+    return true;
+  }
   const auto meta = std::count_if(
       tensors.begin(), tensors.end(),
       [](const Tensor& tensor) { return tensor.is_meta(); });
@@ -65,6 +81,7 @@ bool no_data(
            "some tensors are on the meta device, which has no values, and "
            "others are not");
   }
+  if (group.ranks.size() > 1) note(group, operation, tensors);
   return true;
 }
 

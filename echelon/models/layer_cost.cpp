@@ -9,6 +9,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -49,14 +51,27 @@ struct Travelling {
   bool requires_grad = false;
   int64_t storage_bytes = 0;
   std::shared_ptr<bool> counted;  // with a layer; one for all views
+  std::shared_ptr<bool> given = std::make_shared<bool>(false);  // to a layer
 };
 
 TensorSpec spec_of(const Travelling& tensor) {
   return {tensor.sizes, tensor.dtype};
 }
 
+// When an operator made a storage and when it was gone, in operators.
+struct Lifetime {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  int64_t bytes = 0;
+  size_t born = 0;
+  size_t died = std::numeric_limits<size_t>::max();
+  bool kept = false;  // CountOptions::keep
+};
+
 class Counter : public detail::OperatorObserver {
  public:
+  explicit Counter(const std::vector<std::string>& keep)
+      : keep_(keep.begin(), keep.end()) {}
+
   bool counts_whole(const std::string& op) const override {
     return has_flops(op);
   }
@@ -66,31 +81,77 @@ class Counter : public detail::OperatorObserver {
       at::ArrayRef<c10::IValue> results) override {
     flops += operator_flops(op, arguments, results);
     if (!follow) return;
+    const bool kept = keep_.contains(op);
     for (const auto& result : results) {
       if (result.isTensor()) {
-        see(result.toTensor());
+        see(result.toTensor(), kept);
       } else if (result.isTensorList()) {
-        for (const torch::Tensor& each : result.toTensorList()) see(each);
+        for (const torch::Tensor& each : result.toTensorList()) {
+          see(each, kept);
+        }
       }
     }
+    look();
+    ++operators;
+  }
+
+  // Notes which storages are gone.
+  void look() {
+    std::erase_if(living_, [&](StorageKey key) {
+      Lifetime& one = made.at(key);
+      const auto storage = one.storage.lock();
+      if (storage) {
+        one.bytes = static_cast<int64_t>(storage->nbytes());
+      } else {
+        one.died = operators;
+      }
+      return !storage;
+    });
   }
 
   double flops = 0.0;
   bool follow = true;  // collect storages
-  std::unordered_map<StorageKey, c10::weak_intrusive_ptr<c10::StorageImpl>>
-      made;
+  size_t operators = 0;  // that were followed
+  std::unordered_map<StorageKey, Lifetime> made;
 
  private:
-  void see(const torch::Tensor& tensor) {
+  void see(const torch::Tensor& tensor, bool kept) {
     if (!tensor.defined() || !tensor.is_meta()) return;
     auto* storage = tensor.storage().unsafeGetStorageImpl();
-    if (made.contains(storage)) return;
-    made.emplace(
+    const auto [at, is_new] = made.try_emplace(
         storage,
-        c10::weak_intrusive_ptr<c10::StorageImpl>(
-            c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)));
+        Lifetime{
+            c10::weak_intrusive_ptr<c10::StorageImpl>(
+                c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)),
+            static_cast<int64_t>(storage->nbytes()), operators});
+    at->second.kept |= kept;
+    if (is_new) living_.push_back(storage);
   }
+
+  std::unordered_set<std::string> keep_;
+  std::vector<StorageKey> living_;
 };
+
+// Most bytes that live at once after any of the operators [begin, end].
+int64_t most_alive(
+    const std::vector<const Lifetime*>& lives, size_t begin, size_t end,
+    size_t* when = nullptr) {
+  std::vector<int64_t> change(end - begin + 2);
+  for (const Lifetime* one : lives) {
+    if (one->born > end || one->died <= begin) continue;
+    change[std::max(one->born, begin) - begin] += one->bytes;
+    if (one->died <= end) change[one->died - begin] -= one->bytes;
+  }
+  int64_t now = 0;
+  int64_t most = 0;
+  for (size_t i = 0; i + 1 < change.size(); ++i) {
+    now += change[i];
+    if (now <= most) continue;
+    most = now;
+    if (when != nullptr) *when = begin + i;
+  }
+  return most;
+}
 
 // Parameters that exist in earnest take part as if they were on the meta device:
 // their gradients' nodes expect it while this lives, and write nothing.
@@ -145,12 +206,18 @@ std::string list_of(const std::vector<Travelling>& tensors) {
 // One layer, from what it is given to what it gives.
 class LayerCount {
  public:
-  LayerCount(const LayerDefinition& layer, std::string from)
+  LayerCount(
+      const LayerDefinition& layer,
+      std::string from,
+      const CountOptions& options)
       : layer_(layer),
         from_(std::move(from)),
         built_(build_on_meta(layer)),
-        real_(built_.module.get()) {
+        real_(built_.module.get()),
+        options_(options),
+        counter_(options.keep) {
     cost_.name = layer.name;
+    if (options.dtype && built_.module) convert(*built_.module, *options.dtype);
     count_parameters();
   }
 
@@ -160,9 +227,18 @@ class LayerCount {
     try {
       auto taken = forward(given);
       cost_.forward_flops = std::exchange(counter_.flops, 0.0);
+      counter_.look();
+      if (options_.ran) options_.ran(layer_.name, false);
+      count_forward(mode);
+      ++counter_.operators;  // what is gone by now was gone before backward
       count_activations(given, mode);
+      const size_t begin = counter_.operators;
+      counter_.follow = true;
       backward();
+      counter_.look();
+      if (options_.ran) options_.ran(layer_.name, true);
       cost_.backward_flops = counter_.flops;
+      count_backward(mode, begin);
       return taken;
     } catch (const Error&) {
       throw;
@@ -177,10 +253,27 @@ class LayerCount {
   LayerCost cost() && { return std::move(cost_); }
 
  private:
+  static void convert(torch::nn::Module& module, torch::Dtype dtype) {
+    const detail::MetaMode mode;
+    const auto each = [&](const std::vector<torch::Tensor>& tensors) {
+      for (auto tensor : tensors) {
+        if (!tensor.is_meta() || !tensor.is_floating_point()) continue;
+        tensor.set_data(tensor.detach().to(dtype));
+      }
+    };
+    each(module.parameters());
+    each(module.buffers());
+  }
+
   void count_parameters() {
     if (!built_.module) return;
-    for (const auto& parameter : built_.module->parameters()) {
+    for (const auto& item : built_.module->named_parameters()) {
+      const auto& parameter = item.value();
       if (!known_.insert(key_of(parameter)).second) continue;
+      cost_.parameter_specs.push_back(
+          {item.key(),
+           {parameter.sizes().vec(), parameter.scalar_type()},
+           parameter.requires_grad()});
       cost_.parameters += parameter.numel();
       cost_.parameter_bytes += static_cast<int64_t>(parameter.nbytes());
     }
@@ -208,12 +301,19 @@ class LayerCount {
 
   std::vector<Travelling> forward(const std::vector<Travelling>& given) {
     Tensors inputs;
-    for (const auto& tensor : given) inputs.push_back(receive(tensor));
+    for (const auto& tensor : given) {
+      inputs.push_back(receive(tensor));
+      if (!std::exchange(*tensor.given, true)) {
+        cost_.input_bytes += tensor.storage_bytes;
+      }
+    }
     const Tensors outputs = built_.forward(inputs);
     counter_.follow = false;
     std::unordered_map<StorageKey, std::shared_ptr<bool>> flags;
+    std::unordered_map<StorageKey, std::shared_ptr<bool>> passed;
     for (size_t i = 0; i < given.size(); ++i) {
       flags.emplace(key_of(inputs[i]), given[i].counted);
+      passed.emplace(key_of(inputs[i]), given[i].given);
     }
     std::vector<Travelling> taken;
     for (const auto& output : outputs) {
@@ -230,15 +330,69 @@ class LayerCount {
           {output.sizes().vec(), output.strides().vec(),
            output.scalar_type(), output.requires_grad(),
            static_cast<int64_t>(output.storage().nbytes()), flag});
+      auto& before = passed[key_of(output)];
+      if (!before) before = taken.back().given;
+      taken.back().given = before;
       cost_.outputs.push_back(spec_of(taken.back()));
       cost_.output_bytes += cost_.outputs.back().bytes();
       if (output.requires_grad()) {
         roots_.push_back(torch::autograd::impl::gradient_edge(output));
         gradients_.push_back(
             at::empty(output.sizes(), meta(output.scalar_type())));
+        known_.insert(key_of(gradients_.back()));
       }
     }
     return taken;
+  }
+
+  // Storages that this layer's operators made, so far.
+  std::vector<const Lifetime*> made_here(const detail::MetaMode& mode) const {
+    std::vector<const Lifetime*> lives;
+    for (const auto& [key, life] : counter_.made) {
+      if (known_.contains(key) || mode.stands_in(key)) continue;
+      lives.push_back(&life);
+    }
+    return lives;
+  }
+
+  void count_forward(const detail::MetaMode& mode) {
+    if (counter_.operators == 0) return;
+    const auto lives = made_here(mode);
+    cost_.forward_peak_bytes = most_alive(lives, 0, counter_.operators - 1);
+    for (const Lifetime* life : lives) {
+      if (life->kept) cost_.kept_result_bytes += life->bytes;
+    }
+  }
+
+  // `begin`: the first operator of backward.
+  void count_backward(const detail::MetaMode& mode, size_t begin) {
+    int64_t base = 0;
+    std::unordered_set<StorageKey> gradients;
+    if (built_.module) {
+      for (const auto& parameter : built_.module->parameters()) {
+        const auto& gradient = parameter.grad();
+        if (gradient.defined()) gradients.insert(key_of(gradient));
+      }
+    }
+    std::vector<const Lifetime*> all;
+    std::vector<const Lifetime*> others;
+    std::vector<const Lifetime*> of_parameters;
+    for (const auto& [key, life] : counter_.made) {
+      if (known_.contains(key) || mode.stands_in(key)) continue;
+      if (life.born < begin && life.died >= begin) base += life.bytes;
+      all.push_back(&life);
+      (gradients.contains(key) ? of_parameters : others).push_back(&life);
+    }
+    int64_t given = 0;
+    for (const auto& gradient : gradients_) {
+      given += static_cast<int64_t>(gradient.nbytes());
+    }
+    if (counter_.operators == begin) return;
+    const size_t end = counter_.operators - 1;
+    size_t when = begin;
+    cost_.backward_peak_bytes = given + most_alive(all, begin, end, &when) - base;
+    cost_.backward_peak_gradient_bytes = most_alive(of_parameters, when, when);
+    cost_.backward_working_bytes = given + most_alive(others, begin, end) - base;
   }
 
   // All of the layer's tensors are gone now, but those that its graph keeps.
@@ -251,13 +405,13 @@ class LayerCount {
       if (!here.insert(&counted).second) continue;
       (counted ? cost_.repeated_bytes : cost_.activation_bytes) +=
           given[i].storage_bytes;
+      cost_.kept_input_bytes += given[i].storage_bytes;
       counted = true;
     }
-    for (const auto& [key, weak] : counter_.made) {
+    for (const auto& [key, life] : counter_.made) {
       if (known_.contains(key) || mode.stands_in(key)) continue;
-      const auto storage = weak.lock();
-      if (!storage) continue;
-      cost_.activation_bytes += static_cast<int64_t>(storage->nbytes());
+      if (life.storage.expired()) continue;
+      cost_.activation_bytes += life.bytes;
       const auto output = flags_.find(key);
       if (output != flags_.end()) *output->second = true;
     }
@@ -275,6 +429,7 @@ class LayerCount {
   BuiltLayer built_;
   RealParameters real_;
   LayerCost cost_;
+  const CountOptions& options_;
   Counter counter_;
   std::unordered_set<StorageKey> known_;  // parameters, buffers, inputs
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> inputs_;
@@ -299,9 +454,14 @@ std::string to_string(const TensorSpec& spec) {
 }
 
 std::vector<LayerCost> count_layers(
-    const LayerList& layers, const std::vector<TensorSpec>& inputs) {
+    const LayerList& layers,
+    const std::vector<TensorSpec>& inputs,
+    const CountOptions& options) {
   std::vector<Travelling> tensors;
-  for (const auto& input : inputs) {
+  for (auto input : inputs) {
+    if (options.dtype && c10::isFloatingType(input.dtype)) {
+      input.dtype = *options.dtype;
+    }
     const auto strides = c10::contiguous_strides(input.shape);
     tensors.push_back(
         {input.shape, {strides.begin(), strides.end()}, input.dtype, false,
@@ -310,7 +470,7 @@ std::vector<LayerCost> count_layers(
   std::vector<LayerCost> costs;
   std::string from = "the batch";
   for (const auto& layer : layers.layers()) {
-    LayerCount count(layer, from);
+    LayerCount count(layer, from, options);
     tensors = count.run(tensors);
     costs.push_back(std::move(count).cost());
     from = "layer \"" + layer.name + "\"";

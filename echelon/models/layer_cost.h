@@ -12,6 +12,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,13 @@ struct TensorSpec {
 /// "[8, 3, 32, 32] float32".
 std::string to_string(const TensorSpec& spec);
 
+/// A parameter of a layer.
+struct ParameterSpec {
+  std::string name;  // in the layer
+  TensorSpec tensor;
+  bool requires_grad = true;
+};
+
 struct LayerCost {
   std::string name;
   double forward_flops = 0.0;   // operator_flops.h says what counts
@@ -48,7 +57,38 @@ struct LayerCost {
   int64_t output_bytes = 0;  // what passes to the next layer
   std::vector<TensorSpec> outputs;
 
+  std::vector<ParameterSpec> parameter_specs;  // each storage once
+  /// The storages that this layer is given, those that an earlier layer was given
+  /// left out: what recompute keeps of it.
+  int64_t input_bytes = 0;
+  /// Of activation_bytes + repeated_bytes, what are inputs.
+  int64_t kept_input_bytes = 0;
+  /// Results of CountOptions::keep, each storage once: what selective recompute
+  /// keeps beside the inputs.
+  int64_t kept_result_bytes = 0;
+  /// The most at any moment of forward, beyond what was there when it began:
+  /// results, what is kept, and what is gone when it ends.
+  int64_t forward_peak_bytes = 0;
+  /// The same of backward; the gradients of its outputs count, which are there
+  /// when it begins, and what it frees of what was kept counts against it. In
+  /// backward_peak_bytes gradients of parameters stay, as autograd leaves them;
+  /// in backward_working_bytes they are gone as soon as they are there.
+  int64_t backward_peak_bytes = 0;
+  int64_t backward_working_bytes = 0;
+  /// Of backward_peak_bytes, what are gradients of parameters.
+  int64_t backward_peak_gradient_bytes = 0;
+
   double flops() const { return forward_flops + backward_flops; }
+};
+
+struct CountOptions {
+  /// Operators, as "aten::mm", whose results selective recompute keeps.
+  std::vector<std::string> keep;
+  /// Parameters, buffers and inputs of floating point are of this dtype, whatever
+  /// the layers say; none: as they are built.
+  std::optional<torch::Dtype> dtype;
+  /// Told when a layer has run forwards, and when it has run backwards.
+  std::function<void(const std::string& layer, bool backward)> ran = nullptr;
 };
 
 /// The cost of each layer for a batch of `inputs`, which the first layer takes.
@@ -62,7 +102,9 @@ struct LayerCost {
 /// when a layer does not take what the one before it returns, and when it needs
 /// values and not shapes alone.
 std::vector<LayerCost> count_layers(
-    const LayerList& layers, const std::vector<TensorSpec>& inputs);
+    const LayerList& layers,
+    const std::vector<TensorSpec>& inputs,
+    const CountOptions& options = {});
 
 /// The floating-point operations of each layer, both directions: the costs that
 /// balance by time takes.

@@ -367,5 +367,96 @@ TEST(LayerCost, NamesTheOperatorThatNeedsData) {
             HasSubstr("aten::_local_scalar_dense")));
 }
 
+// A linear layer, its activation and the linear layer after it.
+LayerList mlp() {
+  LayerList layers;
+  layers.add("a", [] { return torch::nn::Linear(10, 20); });
+  layers.add("b", [] { return torch::nn::GELU(); });
+  layers.add("c", [] {
+    return torch::nn::Linear(torch::nn::LinearOptions(20, 5).bias(false));
+  });
+  return layers;
+}
+
+TEST(LayerCost, PeaksByHand) {
+  const auto costs = count(mlp(), {4, 10});
+  const int64_t wide = 4 * 4 * 20;
+  EXPECT_EQ(costs[0].forward_peak_bytes, wide);  // its output
+  EXPECT_EQ(costs[1].forward_peak_bytes, wide);
+  EXPECT_EQ(costs[2].forward_peak_bytes, 4 * 4 * 5);
+  // The output's gradient, and those of weight and bias.
+  EXPECT_EQ(costs[0].backward_peak_bytes, wide + 4 * 20 * 10 + 4 * 20);
+  EXPECT_EQ(costs[0].backward_peak_gradient_bytes, 4 * 20 * 10 + 4 * 20);
+  EXPECT_EQ(costs[0].backward_working_bytes, wide);
+  // Gradients of output and input.
+  EXPECT_EQ(costs[1].backward_peak_bytes, 2 * wide);
+  EXPECT_EQ(costs[1].backward_working_bytes, 2 * wide);
+  EXPECT_EQ(costs[1].backward_peak_gradient_bytes, 0);
+  EXPECT_EQ(
+      costs[2].backward_peak_bytes, 4 * 4 * 5 + wide + 4 * 5 * 20);
+  EXPECT_EQ(costs[2].backward_working_bytes, 4 * 4 * 5 + wide);
+  EXPECT_EQ(costs[0].input_bytes, 4 * 4 * 10);
+  EXPECT_EQ(costs[1].input_bytes, wide);
+  EXPECT_EQ(costs[2].input_bytes, wide);
+  EXPECT_EQ(costs[2].kept_input_bytes, wide);
+}
+
+TEST(LayerCost, WhatBackwardFreesCountsAgainstItsPeak) {
+  LayerList all = mlp();  // so that gradients flow on
+  all.add("two", [] {
+    return torch::nn::Sequential(torch::nn::Sigmoid(), torch::nn::Sigmoid());
+  });
+  const auto cost = count(all, {4, 10}).back();
+  const int64_t bytes = 4 * 4 * 5;
+  EXPECT_EQ(cost.activation_bytes, 2 * bytes);
+  EXPECT_EQ(cost.forward_peak_bytes, 2 * bytes);
+  // One more gradient, while what was kept is freed one by one.
+  EXPECT_EQ(cost.backward_peak_bytes, 2 * bytes);
+}
+
+TEST(LayerCost, ParametersByName) {
+  const auto costs = count(mlp(), {4, 10});
+  ASSERT_EQ(costs[0].parameter_specs.size(), 2u);
+  EXPECT_EQ(costs[0].parameter_specs[0].name, "weight");
+  EXPECT_EQ(costs[0].parameter_specs[0].tensor, (TensorSpec{{20, 10}}));
+  EXPECT_EQ(costs[0].parameter_specs[1].tensor, (TensorSpec{{20}}));
+  EXPECT_TRUE(costs[0].parameter_specs[1].requires_grad);
+  EXPECT_TRUE(costs[1].parameter_specs.empty());
+}
+
+TEST(LayerCost, ResultsThatSelectiveRecomputeKeeps) {
+  const auto costs = count_layers(
+      mlp(), {{{4, 10}}}, {.keep = {"aten::addmm", "aten::mm"}});
+  EXPECT_EQ(costs[0].kept_result_bytes, 4 * 4 * 20);
+  EXPECT_EQ(costs[1].kept_result_bytes, 0);
+  EXPECT_EQ(costs[2].kept_result_bytes, 4 * 4 * 5);
+}
+
+TEST(LayerCost, InAnotherDtype) {
+  const auto whole = count(mlp(), {4, 10});
+  const auto half =
+      count_layers(mlp(), {{{4, 10}}}, {.dtype = torch::kBFloat16});
+  for (size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_EQ(2 * half[i].parameter_bytes, whole[i].parameter_bytes);
+    EXPECT_EQ(2 * half[i].activation_bytes, whole[i].activation_bytes);
+    EXPECT_EQ(2 * half[i].forward_peak_bytes, whole[i].forward_peak_bytes);
+    EXPECT_EQ(2 * half[i].backward_peak_bytes, whole[i].backward_peak_bytes);
+    EXPECT_EQ(half[i].forward_flops, whole[i].forward_flops);
+  }
+}
+
+// What is passed on unchanged is one layer's input alone.
+TEST(LayerCost, InputsThatTravelAlongCountOnce) {
+  LayerList layers;
+  const auto pass = [](torch::nn::LinearImpl& linear, const Tensors& inputs) {
+    return Tensors{linear.forward(inputs[0]), inputs[1]};
+  };
+  layers.add("a", [] { return torch::nn::Linear(10, 10); }, pass);
+  layers.add("b", [] { return torch::nn::Linear(10, 10); }, pass);
+  const auto costs = count_layers(layers, {{{4, 10}}, {{4, 7}}});
+  EXPECT_EQ(costs[0].input_bytes, 4 * 4 * (10 + 7));
+  EXPECT_EQ(costs[1].input_bytes, 4 * 4 * 10);
+}
+
 }  // namespace
 }  // namespace echelon
