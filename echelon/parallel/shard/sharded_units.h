@@ -4,21 +4,22 @@
 //   for each layer i, as soon as it is built:
 //     units.add(layer_name, its parameters);       // cut; the whole is freed
 //     layer.forward = units.wrap({i}, layer.forward);
-//   auto optimizer = make_optimizer(options, units.optimizer_groups(decay));
+//   an optimizer over units.flat_shards()
 //   each step:
-//     units.begin_backward(last) before each backward; loss.backward();
+//     units.begin_backward({.last = …}) before each backward; loss.backward();
 //     units.finish();                               // gradients are in the shards
 //     optimizer->step(); units.after_update();
 //
 // A unit is a set of parameters that are gathered and freed together: a layer. Its
-// parameters lie in flat buffers, one per dtype, weight decay and requires_grad;
-// each rank keeps an equal range of each (the last is padded), which the optimizer
-// updates by one fused call. Forward and backward see the whole parameters, which
-// are views of a gathered buffer, in the compute dtype: all-gather before a unit's
-// use, ahead of it by options.prefetch units; freed after (stage 3). A gradient
-// goes to its place in a flat gradient as soon as autograd has it; when a unit has
-// all of its gradients the flat one is reduce-scattered while backward goes on.
-// Units are reduced in one order on all ranks, whatever order they become ready in.
+// parameters lie in a flat buffer (one per dtype and requires_grad), those with
+// weight decay first; each rank keeps an equal range of it (the last is padded),
+// which the optimizer updates by fused calls. Forward and backward see the whole
+// parameters, which are views of a gathered buffer, in the compute dtype:
+// all-gather before a unit's use, ahead of it by options.prefetch units; freed when
+// other units are used (stage 3). A gradient goes to its place in a flat gradient
+// as soon as autograd has it; when a unit has all of its gradients the flat one is
+// reduce-scattered while backward goes on. Units are reduced in one order on all
+// ranks, the last first, whatever order they become ready in.
 //
 // With a shard group of one rank nothing is cut and nothing gathered: master
 // parameters, low precision and offload work the same way.
@@ -78,13 +79,29 @@ struct ShardedPart {
   torch::Tensor gradient;      // the same of the gradient; undefined if none yet
 };
 
+/// What the next backward is.
+struct BackwardPass {
+  /// Of a step, for these units: their gradients are reduced, in every stage.
+  /// Before the last one stage 1 keeps whole gradients; stages 2 and 3 reduce each
+  /// time and add up shards.
+  bool last = true;
+  /// Not even stages 2 and 3 reduce before the last one, as no_sync() of data
+  /// parallelism: more memory, less communication.
+  bool keep_whole = false;
+  /// Whose gradients it computes, such as one pipeline stage's; empty: all.
+  std::vector<size_t> units = {};
+};
+
 /// Every rank of both groups makes one, adds the same units in the same order and
 /// makes the same calls. `replicate`: ranks with the same shard, whose gradients
 /// are summed after the reduce-scatter (hybrid sharding); of size 1 for none.
 /// Gradients are averaged: sums over both groups, divided by the number of ranks.
-/// One thread of a rank calls at a time; backward may run on others.
+/// One thread of a rank calls at a time; backward may run on others. The ranks'
+/// control flow is the same: they use the same units in the same order.
 class ShardedUnits {
  public:
+  struct Impl;
+
   ShardedUnits(Group shard, Group replicate, ShardedUnitsOptions options = {});
   ~ShardedUnits();
   ShardedUnits(const ShardedUnits&) = delete;
@@ -115,25 +132,37 @@ class ShardedUnits {
 
   /// While it lives the units' parameters are gathered; values that are written to
   /// them are lost. All of them when `units` is empty.
-  class Gathered;
+  class Gathered {
+   public:
+    ~Gathered();
+    Gathered(const Gathered&) = delete;
+    Gathered& operator=(const Gathered&) = delete;
+
+   private:
+    friend class ShardedUnits;
+    Gathered(std::shared_ptr<Impl> impl, std::vector<size_t> units);
+    std::shared_ptr<Impl> impl_;
+    std::vector<size_t> units_;
+  };
   std::unique_ptr<Gathered> gather(std::vector<size_t> units = {});
 
-  /// What the backwards from now on are: `last`: of a step, so that gradients are
-  /// reduced in every stage. Before the last one stage 1 keeps whole gradients,
-  /// stages 2 and 3 reduce and add up shards. (`keep_whole`: none reduces before
-  /// the last, as no_sync() of data parallelism.)
-  void begin_backward(bool last, bool keep_whole = false);
-  /// After the last backward of a step: reduces what is left (unused parameters
-  /// count as zeros where another rank, or another parameter of the unit, has a
-  /// gradient), and waits. Throws CommError, naming the unit.
+  /// Before each backward of a step that has several (one alone needs no call).
+  void begin_backward(const BackwardPass& pass);
+  /// After the last backward of a step: reduces what is left, and waits. Unused
+  /// parameters count as zeros where another rank, or another parameter of the
+  /// unit, has a gradient; a unit that nobody used has none. (Asked in the first
+  /// step, and in each one if some rank did not use all units then.) Throws
+  /// CommError, naming the unit.
   void finish();
   /// After the shards were updated: whole parameters that are kept are gathered
   /// anew (stages 1 and 2: while the next forward begins), others forgotten.
-  void after_update();
+  /// Gradients are dropped. `updated`: false for a step that is skipped: nothing
+  /// else happens.
+  void after_update(bool updated = true);
 
-  /// Flat shards for the optimizer, by unit, in two kinds: with `weight_decay` (a
-  /// parameter of two and more dimensions) and without. Their .grad is set by
-  /// finish().
+  /// Flat shards for the optimizer, by unit, in two kinds: those that weight decay
+  /// applies to (of parameters of two and more dimensions), and the others. What
+  /// has no element on this rank is left out. Their .grad is set by finish().
   struct FlatShard {
     std::string name;  // "transformer.h.0/decay"
     bool decays = false;
@@ -153,7 +182,6 @@ class ShardedUnits {
   std::vector<UnitBytes> bytes() const;
 
  private:
-  struct Impl;
   std::shared_ptr<Impl> impl_;
 };
 

@@ -1,0 +1,69 @@
+#include "echelon/parallel/shard/buffer_pool.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "echelon/memory/memory_meter.h"
+
+namespace echelon::sharding {
+
+at::DataPtr BufferPool::take(size_t bytes) {
+  Size& size = sizes_[bytes];
+  size.peak = std::max(size.peak, ++size.used);
+  if (!size.idle.empty()) {
+    at::DataPtr block = std::move(size.idle.back());
+    size.idle.pop_back();
+    return block;
+  }
+  const c10::DeviceGuard guard(device_);
+  return c10::GetAllocator(device_.type())->allocate(bytes);
+}
+
+void BufferPool::give(size_t bytes, at::DataPtr block) {
+  Size& size = sizes_[bytes];
+  --size.used;
+  size.idle.push_back(std::move(block));
+}
+
+void BufferPool::trim() {
+  for (auto& [_, size] : sizes_) {
+    const size_t needed = size.peak - size.used;
+    if (size.idle.size() > needed) size.idle.resize(needed);
+    size.peak = size.used;
+  }
+}
+
+PooledTensor::PooledTensor(
+    int64_t numel, torch::Dtype dtype, torch::Device device) {
+  const auto options = torch::TensorOptions().dtype(dtype).device(device);
+  // The size stays when the memory goes, so that views remain legal.
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(),
+      static_cast<size_t>(numel) * c10::elementSize(dtype),
+      at::DataPtr(nullptr, device),
+      c10::GetAllocator(device.type()),
+      /*resizable=*/false);
+  tensor_ = at::empty({0}, options).set_(std::move(storage), 0, {numel}, {1});
+}
+
+void PooledTensor::attach(BufferPool& pool, MemoryKind kind) {
+  if (attached_) return;
+  auto* storage = tensor_.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(pool.take(storage->nbytes()));
+  set_memory_kind(tensor_, kind);
+  attached_ = true;
+}
+
+void PooledTensor::detach(BufferPool& pool) {
+  if (!attached_) return;
+  auto* storage = tensor_.storage().unsafeGetStorageImpl();
+  pool.give(
+      storage->nbytes(),
+      storage->set_data_ptr(at::DataPtr(nullptr, pool.device())));
+  attached_ = false;
+}
+
+}  // namespace echelon::sharding

@@ -1,0 +1,465 @@
+// Three parts, each with a file of its own: what memory parameters and gradients
+// lie in (flat_buffer.h), when they are gathered (gathered_units.h), when they are
+// reduced (unit_reducer.h). Here they meet autograd: forward gathers a unit before
+// it uses it, what it saves of a parameter gathers it again in backward, and each
+// gradient goes to its flat buffer as soon as it is there.
+#include "echelon/parallel/shard/sharded_units.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <unordered_map>
+
+#include "echelon/error.h"
+#include "echelon/memory/saved_tensors.h"
+#include "echelon/parallel/shard/unit_reducer.h"
+
+namespace echelon {
+
+using sharding::FlatBuffer;
+using sharding::GatheredUnits;
+using sharding::Surroundings;
+using sharding::Unit;
+using sharding::UnitReducer;
+using torch::Tensor;
+
+namespace {
+
+using Parameters = std::vector<std::pair<std::string, Tensor>>;
+
+[[noreturn]] void refuse(
+    const std::string& unit, const std::string& parameter,
+    const std::string& why) {
+  throw ConfigError(
+      "[sharded data parallel] parameter \"" + parameter + "\" of unit \"" +
+      unit + "\" " + why);
+}
+
+// The node that this thread's backward computes; null in forward.
+const void* current_node() {
+  if (torch::autograd::get_current_graph_task_id() == -1) return nullptr;
+  return torch::autograd::get_current_node().get();
+}
+
+void refuse_create_graph(const std::string& unit) {
+  if (!torch::GradMode::is_enabled()) return;
+  throw ConfigError(
+      "[sharded data parallel] backward with create_graph reached unit \"" +
+      unit +
+      "\", whose parameters are not there any more when the second backward "
+      "comes; use it with data parallelism that does not shard, or stage 1 or 2 "
+      "and gradients of inputs alone");
+}
+
+}  // namespace
+
+struct ShardedUnits::Impl : std::enable_shared_from_this<Impl> {
+  Impl(Group shard, Group replicate, ShardedUnitsOptions options)
+      : shard(std::move(shard)),
+        replicate(std::move(replicate)),
+        options(std::move(options)) {}
+
+  // Once the first unit says which device they are on.
+  void start(torch::Device device);
+  void check(const std::string& name, const Parameters& parameters) const;
+  void watch_gradients(size_t unit);
+  void on_gradient(size_t unit, size_t flat, size_t parameter);
+  void use(size_t set);
+  void use_in_backward(size_t set);
+
+  // Parameters have to be gathered for backward.
+  bool gathers_again() const { return !gathered->keeps(); }
+  std::vector<size_t> all() const;
+
+  const Group shard;
+  const Group replicate;
+  const ShardedUnitsOptions options;
+  std::recursive_mutex mutex;
+  std::unique_ptr<Surroundings> surroundings;
+  sharding::Units units;
+  std::unique_ptr<GatheredUnits> gathered;
+  std::unique_ptr<UnitReducer> reducer;
+  std::unordered_map<const c10::StorageImpl*, size_t> unit_of;
+  // What was added, in that order: unit, flat buffer, parameter.
+  std::vector<std::tuple<size_t, size_t, size_t>> added;
+};
+
+namespace {
+
+using Impl = ShardedUnits::Impl;
+
+// Takes what autograd computed; an earlier hook of the parameter still runs.
+class GradientHook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  GradientHook(
+      std::weak_ptr<Impl> impl,
+      size_t unit,
+      size_t flat,
+      size_t parameter,
+      std::unique_ptr<PostAccumulateGradHook> earlier)
+      : impl_(std::move(impl)),
+        unit_(unit),
+        flat_(flat),
+        parameter_(parameter),
+        earlier_(std::move(earlier)) {}
+
+  void operator()(const torch::autograd::Variable& variable) override {
+    if (earlier_) (*earlier_)(variable);
+    if (const auto impl = impl_.lock()) {
+      impl->on_gradient(unit_, flat_, parameter_);
+    }
+  }
+
+ private:
+  std::weak_ptr<Impl> impl_;
+  size_t unit_, flat_, parameter_;
+  std::unique_ptr<PostAccumulateGradHook> earlier_;
+};
+
+// Keeps of a saved parameter its place alone; backward gathers it.
+class GatherWhenUnpacked : public SavedTensorHooks {
+ public:
+  GatherWhenUnpacked(std::weak_ptr<Impl> impl, size_t set)
+      : impl_(std::move(impl)), set_(set) {}
+
+  std::function<Tensor()> pack(const Tensor& tensor) override {
+    const auto impl = impl_.lock();
+    if (!impl || !tensor.has_storage()) return nullptr;
+    std::lock_guard lock(impl->mutex);
+    const auto found =
+        impl->unit_of.find(tensor.storage().unsafeGetStorageImpl());
+    if (found == impl->unit_of.end()) return nullptr;
+    const auto& units = impl->gathered->set(set_);
+    const bool mine =
+        std::find(units.begin(), units.end(), found->second) != units.end();
+    const size_t set =
+        mine ? set_ : impl->gathered->find_set({found->second});
+    return [impl = impl_, set, tensor] {
+      if (const auto all = impl.lock()) all->use_in_backward(set);
+      return tensor;
+    };
+  }
+
+ private:
+  std::weak_ptr<Impl> impl_;
+  size_t set_;
+};
+
+// The set's units are gathered while it lives, and not freed.
+class Pinned {
+ public:
+  Pinned(std::shared_ptr<Impl> impl, size_t set) : impl_(std::move(impl)) {
+    std::lock_guard lock(impl_->mutex);
+    units_ = impl_->gathered->set(set);
+    impl_->use(set);
+    impl_->gathered->pin(units_);
+  }
+  ~Pinned() {
+    std::lock_guard lock(impl_->mutex);
+    impl_->gathered->unpin(units_);
+  }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+
+ private:
+  std::shared_ptr<Impl> impl_;
+  std::vector<size_t> units_;
+};
+
+}  // namespace
+
+void ShardedUnits::Impl::start(torch::Device device) {
+  if (surroundings) return;
+  surroundings =
+      std::make_unique<Surroundings>(shard, replicate, options, device);
+  gathered = std::make_unique<GatheredUnits>(
+      units, options.shard,
+      surroundings->keeps_whole() || options.gather_once);
+  reducer = std::make_unique<UnitReducer>(units, *surroundings);
+}
+
+void ShardedUnits::Impl::check(
+    const std::string& name, const Parameters& parameters) const {
+  std::map<const c10::StorageImpl*, std::string> seen;
+  for (const auto& [parameter, tensor] : parameters) {
+    if (tensor.is_sparse() || tensor.layout() != torch::kStrided) {
+      refuse(name, parameter, "is sparse; only dense parameters are cut");
+    }
+    if (!tensor.is_floating_point()) {
+      refuse(
+          name, parameter,
+          std::string("is ") + c10::toString(tensor.scalar_type()) +
+              "; parameters are floating-point numbers, others are buffers");
+    }
+    const auto* storage = tensor.storage().unsafeGetStorageImpl();
+    if (const auto other = unit_of.find(storage); other != unit_of.end()) {
+      refuse(
+          name, parameter,
+          "is in unit \"" + units[other->second]->name +
+              "\" too; a parameter that several layers use is added once, and "
+              "wrap() names its unit for all of them");
+    }
+    const auto [twin, fresh] = seen.emplace(storage, parameter);
+    if (!fresh) {
+      refuse(
+          name, parameter,
+          "has the memory of \"" + twin->second +
+              "\"; give it its own, or add one of them alone");
+    }
+    if (tensor.is_view() || !tensor.is_leaf()) {
+      refuse(
+          name, parameter,
+          "is a view of another tensor or a result of a computation; "
+          "parameters are tensors of their own");
+    }
+    if (surroundings && tensor.device() != surroundings->pool.device()) {
+      refuse(
+          name, parameter,
+          "is on " + tensor.device().str() + ", other units are on " +
+              surroundings->pool.device().str() + "; one device for all");
+    }
+  }
+}
+
+std::vector<size_t> ShardedUnits::Impl::all() const {
+  std::vector<size_t> all(units.size());
+  for (size_t i = 0; i < all.size(); ++i) all[i] = i;
+  return all;
+}
+
+void ShardedUnits::Impl::watch_gradients(size_t unit) {
+  const auto& flats = units[unit]->flats;
+  for (size_t flat = 0; flat < flats.size(); ++flat) {
+    if (!flats[flat]->trainable()) continue;
+    for (size_t i = 0; i < flats[flat]->num_parameters(); ++i) {
+      const Tensor& tensor = flats[flat]->parameter(i);
+      auto earlier =
+          std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
+      torch::autograd::impl::set_post_acc_grad_hooks(
+          tensor,
+          std::make_unique<GradientHook>(
+              weak_from_this(), unit, flat, i, std::move(earlier)));
+    }
+  }
+}
+
+void ShardedUnits::Impl::on_gradient(
+    size_t unit, size_t flat, size_t parameter) {
+  const auto& buffer = *units[unit]->flats[flat];
+  Tensor& gradient = buffer.parameter(parameter).mutable_grad();
+  refuse_create_graph(units[unit]->name);
+  if (gradient.defined() && gradient.is_sparse()) {
+    refuse(
+        units[unit]->name, buffer.parameter_name(parameter),
+        "got a sparse gradient; only dense ones are reduced: build the "
+        "embedding with sparse(false)");
+  }
+  const torch::NoGradGuard no_grad;
+  std::lock_guard lock(mutex);
+  const Tensor taken = std::move(gradient);
+  gradient.reset();
+  reducer->add(unit, flat, parameter, taken);
+  if (reducer->complete(unit)) gathered->release(unit);
+}
+
+void ShardedUnits::Impl::use(size_t set) {
+  gathered->use(set, current_node(), reducer->last());
+}
+
+void ShardedUnits::Impl::use_in_backward(size_t set) {
+  std::lock_guard lock(mutex);
+  refuse_create_graph(units[gathered->set(set).front()]->name);
+  gathered->use_by_node(set, current_node(), reducer->last());
+}
+
+// --------------------------------------------------------------------- public
+
+ShardedUnits::Gathered::Gathered(
+    std::shared_ptr<Impl> impl, std::vector<size_t> units)
+    : impl_(std::move(impl)), units_(std::move(units)) {
+  std::lock_guard lock(impl_->mutex);
+  for (const size_t unit : units_) {
+    for (const auto& flat : impl_->units[unit]->flats) flat->start_gather();
+  }
+  for (const size_t unit : units_) {
+    for (const auto& flat : impl_->units[unit]->flats) flat->finish_gather();
+  }
+  impl_->gathered->pin(units_);
+}
+
+ShardedUnits::Gathered::~Gathered() {
+  std::lock_guard lock(impl_->mutex);
+  impl_->gathered->unpin(units_);
+  for (const size_t unit : units_) impl_->gathered->release(unit);
+}
+
+ShardedUnits::ShardedUnits(
+    Group shard, Group replicate, ShardedUnitsOptions options)
+    : impl_(std::make_shared<Impl>(
+          std::move(shard), std::move(replicate), std::move(options))) {}
+
+ShardedUnits::~ShardedUnits() = default;
+
+size_t ShardedUnits::add(
+    const std::string& name, const Parameters& parameters, bool equal) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->check(name, parameters);
+  const size_t index = impl_->units.size();
+  auto unit = std::make_unique<Unit>();
+  unit->name = name;
+
+  // A buffer per dtype and requires_grad; parameters apart have their own.
+  using Kind = std::tuple<bool, torch::Dtype, std::string>;
+  std::vector<std::pair<Kind, Parameters>> kinds;
+  for (const auto& parameter : parameters) {
+    const auto& [full_name, tensor] = parameter;
+    const bool apart = impl_->options.apart.count(full_name) > 0;
+    const Kind kind{
+        tensor.requires_grad(), tensor.scalar_type(), apart ? full_name : ""};
+    auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto& one) {
+      return one.first == kind;
+    });
+    if (found == kinds.end()) found = kinds.insert(found, {kind, {}});
+    found->second.push_back(parameter);
+  }
+  std::map<std::string, std::tuple<size_t, size_t, size_t>> places;
+  for (const auto& [kind, members] : kinds) {
+    impl_->start(members.front().second.device());
+    const auto& [trains, dtype, apart] = kind;
+    std::string flat_name = name;
+    if (!apart.empty()) flat_name += "/" + apart;
+    if (!trains) flat_name += "/frozen";
+    if (dtype != std::get<1>(kinds.front().first)) {
+      flat_name += std::string("/") + c10::toString(dtype);
+    }
+    unit->flats.push_back(std::make_unique<FlatBuffer>(
+        *impl_->surroundings, flat_name, members, equal));
+    const auto& flat = *unit->flats.back();
+    if (flat.trainable()) unit->num_trainable += flat.num_parameters();
+    unit->has_arrived.emplace_back(flat.num_parameters());
+    impl_->unit_of[flat.storage()] = index;
+    for (size_t i = 0; i < flat.num_parameters(); ++i) {
+      places[flat.parameter_name(i)] = {index, unit->flats.size() - 1, i};
+    }
+  }
+  for (const auto& [parameter, _] : parameters) {
+    impl_->added.push_back(places.at(parameter));
+  }
+  impl_->units.push_back(std::move(unit));
+  impl_->watch_gradients(index);
+  return index;
+}
+
+size_t ShardedUnits::size() const { return impl_->units.size(); }
+
+std::optional<size_t> ShardedUnits::unit_of(const Tensor& parameter) const {
+  const auto found =
+      impl_->unit_of.find(parameter.storage().unsafeGetStorageImpl());
+  if (found == impl_->unit_of.end()) return std::nullopt;
+  return found->second;
+}
+
+std::function<std::vector<Tensor>(const std::vector<Tensor>&)>
+ShardedUnits::wrap(
+    std::vector<size_t> units,
+    std::function<std::vector<Tensor>(const std::vector<Tensor>&)> forward) {
+  std::erase_if(units, [&](size_t unit) {
+    return impl_->units.at(unit)->flats.empty();
+  });
+  if (units.empty()) return forward;
+  const size_t set = impl_->gathered->make_set(std::move(units));
+  std::shared_ptr<SavedTensorHooks> hooks;
+  if (impl_->gathers_again()) {
+    hooks = std::make_shared<GatherWhenUnpacked>(impl_, set);
+  }
+  return [impl = impl_, set, hooks, forward = std::move(forward)](
+             const std::vector<Tensor>& inputs) {
+    const Pinned pinned(impl, set);
+    std::optional<SavedTensorScope> scope;
+    if (hooks && torch::GradMode::is_enabled()) scope.emplace(hooks);
+    return forward(inputs);
+  };
+}
+
+std::unique_ptr<ShardedUnits::Gathered>
+ShardedUnits::gather(std::vector<size_t> units) {
+  if (units.empty()) units = impl_->all();
+  return std::unique_ptr<Gathered>(new Gathered(impl_, std::move(units)));
+}
+
+void ShardedUnits::begin_backward(const BackwardPass& pass) {
+  std::lock_guard lock(impl_->mutex);
+  if (!impl_->reducer) return;
+  const torch::NoGradGuard no_grad;
+  const auto& options = impl_->options;
+  // With nothing to cut there is nothing to gain by reducing early.
+  const bool early = options.shard.stage >= 2 && impl_->shard.size() > 1;
+  impl_->reducer->begin_round(
+      pass.units, pass.last || (early && !pass.keep_whole), pass.last);
+}
+
+void ShardedUnits::finish() {
+  std::lock_guard lock(impl_->mutex);
+  if (!impl_->reducer) return;
+  const torch::NoGradGuard no_grad;
+  impl_->reducer->finish();
+}
+
+void ShardedUnits::after_update(bool updated) {
+  std::lock_guard lock(impl_->mutex);
+  if (!impl_->reducer) return;
+  const torch::NoGradGuard no_grad;
+  impl_->reducer->clear();
+  if (!updated) return;
+  impl_->gathered->forget();
+  for (const auto& unit : impl_->units) {
+    for (const auto& flat : unit->flats) flat->after_update();
+  }
+  if (!impl_->surroundings->keeps_whole()) return;
+  for (const auto& unit : impl_->units) {
+    for (const auto& flat : unit->flats) flat->start_gather();
+  }
+}
+
+std::vector<ShardedUnits::FlatShard> ShardedUnits::flat_shards() const {
+  std::vector<FlatShard> shards;
+  for (const auto& unit : impl_->units) {
+    for (const auto& flat : unit->flats) {
+      if (!flat->trainable()) continue;
+      for (auto& shard : flat->shards()) shards.push_back(std::move(shard));
+    }
+  }
+  return shards;
+}
+
+std::vector<ShardedPart> ShardedUnits::parts() const {
+  std::vector<ShardedPart> parts;
+  for (const auto& [unit, flat, parameter] : impl_->added) {
+    parts.push_back(impl_->units[unit]->flats[flat]->part(parameter));
+  }
+  return parts;
+}
+
+std::vector<ShardedUnits::UnitBytes> ShardedUnits::bytes() const {
+  std::vector<UnitBytes> all;
+  for (const auto& unit : impl_->units) {
+    UnitBytes bytes{.name = unit->name};
+    for (const auto& flat : unit->flats) {
+      const auto one = flat->bytes();
+      bytes.shard += one.shard;
+      bytes.gathered += one.gathered;
+      bytes.gradient += one.gradient;
+    }
+    all.push_back(bytes);
+  }
+  return all;
+}
+
+}  // namespace echelon

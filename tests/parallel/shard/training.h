@@ -1,0 +1,317 @@
+// One loop for the run on one device and for the run on cut parameters.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "echelon/comm/differentiable.h"
+#include "echelon/comm/world.h"
+#include "echelon/models/network.h"
+#include "echelon/optim/optimizer.h"
+#include "echelon/parallel/shard/sharded_units.h"
+#include "tests/parallel/pipeline/nets.h"
+#include "tests/support/parity.h"
+#include "tests/support/ranks.h"
+
+namespace echelon::sharding_test {
+
+using torch::Tensor;
+using Forward = std::function<Tensors(const Tensors&)>;
+using Parameters = std::vector<std::pair<std::string, Tensor>>;
+
+struct Plan {
+  LayerList list = nets::mlp();
+  ShardedUnitsOptions options;
+  int replicate = 1;       // groups of ranks with the same shards
+  int steps = 3;
+  int microbatches = 1;
+  bool keep_whole = false;
+  int64_t rows = 7;        // of a microbatch, over all ranks
+  bool evaluate = false;   // between the steps
+  std::string optimizer = "sgd";
+  /// Of the network, before it is cut.
+  std::function<void(Network&)> prepare = [](Network&) {};
+  /// Around each layer.
+  std::function<Forward(Forward)> around = [](Forward forward) {
+    return forward;
+  };
+  std::function<Tensor(int step, int microbatch)> input =
+      [](int step, int microbatch) { return Tensor(); };
+};
+
+inline Plan with_stage(int stage) {
+  Plan plan;
+  plan.options.shard.stage = stage;
+  return plan;
+}
+
+inline Tensor rows_of(const Plan& plan, int step, int microbatch) {
+  const Tensor given = plan.input(step, microbatch);
+  if (given.defined()) return given;
+  return parity::random(
+      {plan.rows, 6}, 1000 * static_cast<uint64_t>(step) + microbatch);
+}
+
+inline Tensor loss_sum(const Tensors& outputs, const Tensor& x) {
+  const Tensor out = outputs[0];
+  // A target that depends on the sample alone.
+  const Tensor target =
+      x.to(torch::kFloat64).flatten(1).mean(1).view({-1}).sin();
+  return (out.flatten(1).to(torch::kFloat64) - target.view({-1, 1}))
+             .square()
+             .sum() /
+      static_cast<double>(out[0].numel());
+}
+
+inline OptimizerOptions optimizer_options(const Plan& plan) {
+  OptimizerOptions options;
+  options.name = plan.optimizer;
+  options.learning_rate = plan.optimizer == "sgd" ? 0.05 : 0.01;
+  options.momentum = 0.9;
+  options.weight_decay = 0.1;
+  return options;
+}
+
+/// Parameters of layer `index`, by their names in the list.
+inline Parameters parameters_of(Network& network, size_t index) {
+  Parameters own;
+  for (const auto& item : network.named_parameters()) {
+    if (item.key().starts_with(network.layers()[index].name + ".")) {
+      own.emplace_back(item.key(), item.value());
+    }
+  }
+  return own;
+}
+
+inline std::shared_ptr<Network> build(const Plan& plan) {
+  auto network = build_network(plan.list, 0, plan.list.size(), 5);
+  network->to(torch::kFloat64);
+  plan.prepare(*network);
+  return network;
+}
+
+inline parity::Record on_one_device(const Plan& plan) {
+  auto network = build(plan);
+  auto optimizer = make_optimizer(optimizer_options(plan), *network);
+  parity::Record record;
+  for (int step = 0; step < plan.steps; ++step) {
+    optimizer->zero_grad();
+    double loss = 0;
+    for (int m = 0; m < plan.microbatches; ++m) {
+      const Tensor x = rows_of(plan, step, m);
+      const Tensor mean = loss_sum(network->forward(Tensors{x}), x) /
+          static_cast<double>(plan.rows * plan.microbatches);
+      mean.backward();
+      loss += mean.item<double>();
+    }
+    record.step(*network, loss);
+    optimizer->step();
+  }
+  record.end(*network);
+  return record;
+}
+
+/// A network whose layers are units.
+struct Cut {
+  Cut(std::shared_ptr<Network> built,
+      Group shard,
+      Group replicate,
+      const Plan& plan,
+      bool equal = true)
+      : network(std::move(built)),
+        units(std::move(shard), std::move(replicate), plan.options) {
+    std::map<size_t, size_t> unit_of_layer;
+    for (size_t i = 0; i < network->layers().size(); ++i) {
+      std::vector<size_t> used;
+      const auto own = parameters_of(*network, i);
+      if (!own.empty()) {
+        used.push_back(units.add(network->layers()[i].name, own, equal));
+        unit_of_layer[i] = used.back();
+      }
+      for (const auto& tie : plan.list.ties()) {
+        if (plan.list.layer_of_parameter(tie.second) != i) continue;
+        used.push_back(
+            unit_of_layer.at(plan.list.layer_of_parameter(tie.first)));
+      }
+      forwards.push_back(plan.around(
+          units.wrap(std::move(used), network->layers()[i].forward)));
+    }
+  }
+
+  Tensors forward(Tensors tensors) const {
+    for (const auto& forward : forwards) tensors = forward(tensors);
+    return tensors;
+  }
+
+  std::unique_ptr<Optimizer> optimizer(const Plan& plan) const {
+    const auto options = optimizer_options(plan);
+    std::vector<ParameterGroup> groups(2);
+    groups[0].weight_decay = options.weight_decay;
+    for (const auto& shard : units.flat_shards()) {
+      groups[shard.decays ? 0 : 1].parameters.emplace_back(
+          shard.name, shard.tensor);
+    }
+    return make_optimizer(options, groups);
+  }
+
+  std::shared_ptr<Network> network;
+  ShardedUnits units;
+  std::vector<Forward> forwards;
+};
+
+/// This rank's groups: shards of consecutive ranks.
+struct Groups {
+  Groups(World& world, int num_replicas)
+      : shard(world.group()), replicate(Group::alone("dp_replicate")) {
+    if (num_replicas == 1) return;
+    const int size = world.size() / num_replicas;
+    std::vector<int> own(size), others(num_replicas);
+    std::iota(own.begin(), own.end(), world.rank() / size * size);
+    for (int i = 0; i < num_replicas; ++i) {
+      others[i] = i * size + world.rank() % size;
+    }
+    shard = world.new_group("dp_shard", own);
+    replicate = world.new_group("dp_replicate", others);
+  }
+  Group shard, replicate;
+};
+
+inline void expect_part(
+    const std::string& what,
+    const Tensor& whole,
+    const Tensor& part,
+    const IndexRange& range,
+    double floor,
+    double tolerance) {
+  if (!whole.defined()) {
+    if (part.defined() && part.numel() > 0) {
+      EXPECT_EQ(part.abs().max().item<double>(), 0) << what;
+    }
+    return;
+  }
+  ASSERT_TRUE(part.defined()) << what;
+  ASSERT_EQ(part.numel(), range.size()) << what;
+  const Tensor expected = whole.flatten().slice(0, range.begin, range.end);
+  const double scale = std::max(parity::detail::largest(whole), floor);
+  EXPECT_LE(
+      parity::detail::largest(expected.to(torch::kFloat64) -
+                              part.to(torch::kFloat64)),
+      tolerance * scale)
+      << what;
+}
+
+enum class Which { gradients, values };
+
+/// All parts of this rank against the whole, and that the ranks of the shard
+/// group have all of each parameter between them.
+inline void expect_parts(
+    const std::string& place,
+    const parity::NamedTensors& whole,
+    const ShardedUnits& units,
+    const Group& shard,
+    Which which,
+    double tolerance) {
+  const double floor = parity::detail::floor_of(whole);
+  const auto parts = units.parts();
+  std::vector<int64_t> here;
+  ASSERT_EQ(parts.size(), whole.size());
+  for (const auto& part : parts) {
+    ASSERT_TRUE(whole.count(part.name)) << part.name;
+    expect_part(
+        place + " " + part.name, whole.at(part.name),
+        which == Which::gradients ? part.gradient : part.value, part.range,
+        floor, tolerance);
+    here.push_back(part.range.size());
+  }
+  const Tensor counts = torch::tensor(here, torch::kInt64);
+  shard.all_reduce(counts);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    int64_t numel = 1;
+    for (const int64_t size : parts[i].shape) numel *= size;
+    EXPECT_EQ(counts[static_cast<int64_t>(i)].item<int64_t>(), numel)
+        << parts[i].name;
+  }
+}
+
+/// One step's microbatches on this rank's samples; returns the loss of all.
+inline double forward_backward(
+    Cut& cut, const Plan& plan, World& world, int step) {
+  const auto split = even_split(plan.rows, world.size());
+  const int64_t begin = std::accumulate(
+      split.begin(), split.begin() + world.rank(), int64_t{0});
+  Tensor loss = torch::zeros({1}, torch::kFloat64);
+  for (int m = 0; m < plan.microbatches; ++m) {
+    const Tensor x = rows_of(plan, step, m)
+                         .narrow(0, begin, split[world.rank()]);
+    const Tensor mean = loss_sum(cut.forward({x}), x) *
+        (static_cast<double>(world.size()) /
+         static_cast<double>(plan.rows * plan.microbatches));
+    cut.units.begin_backward(
+        {.last = m + 1 == plan.microbatches, .keep_whole = plan.keep_whole});
+    mean.backward();
+    loss += mean.detach().to(torch::kFloat64);
+  }
+  cut.units.finish();
+  world.group().all_reduce(loss, ReduceOp::avg);
+  return loss.item<double>();
+}
+
+inline void expect_parity_on(
+    World& world,
+    const Plan& plan,
+    const parity::Record& expected,
+    double tolerance) {
+  SCOPED_TRACE("rank " + std::to_string(world.rank()));
+  const Groups groups(world, plan.replicate);
+  Cut cut(build(plan), groups.shard, groups.replicate, plan);
+  auto optimizer = cut.optimizer(plan);
+  for (int step = 0; step < plan.steps; ++step) {
+    const double loss = forward_backward(cut, plan, world, step);
+    EXPECT_NEAR(
+        loss, expected.losses[step], tolerance * std::abs(expected.losses[step]));
+    expect_parts(
+        "step " + std::to_string(step) + " gradient of",
+        expected.gradients[step], cut.units, groups.shard, Which::gradients,
+        tolerance);
+    optimizer->step();
+    cut.units.after_update();
+    if (plan.evaluate) {
+      const torch::NoGradGuard no_grad;
+      cut.forward({rows_of(plan, step, 0)});
+    }
+  }
+  expect_parts(
+      "parameter", expected.parameters, cut.units, groups.shard, Which::values,
+      tolerance);
+  // The whole ones again.
+  const auto gathered = cut.units.gather();
+  for (const auto& item : cut.network->named_parameters()) {
+    const Tensor& whole = expected.parameters.at(item.key());
+    EXPECT_LE(
+        parity::detail::largest(
+            item.value().detach().to(torch::kFloat64) - whole),
+        tolerance * std::max(parity::detail::largest(whole), 1e-2))
+        << item.key();
+  }
+}
+
+inline constexpr double kTolerance = 1e-10;
+
+/// Trains on one device and on `ranks` with parameters cut.
+inline void expect_parity(
+    const Ranks& ranks, const Plan& plan, double tolerance = kTolerance) {
+  const auto expected = on_one_device(plan);
+  ranks.run([&](World& world) {
+    expect_parity_on(world, plan, expected, tolerance);
+  });
+}
+
+}  // namespace echelon::sharding_test
