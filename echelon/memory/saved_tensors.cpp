@@ -31,10 +31,16 @@ class Packed : public autograd::SavedVariableHooks {
     // Shares storage and version, and holds no graph.
     const Tensor alone = tensor.tensor_data();
     const auto& hooks = hooks_of_thread();
-    for (size_t i = hooks.size(); i > 0 && hooks[i - 1]; --i) {
+    const auto take = [&](size_t i) {
       const auto mine = hooks[i - 1];
       unpack_ = mine->pack(alone);
-      if (unpack_) return;
+      return static_cast<bool>(unpack_);
+    };
+    for (size_t i = hooks.size(); i > 0 && hooks[i - 1]; --i) {
+      if (hooks[i - 1]->owns(alone) && take(i)) return;
+    }
+    for (size_t i = hooks.size(); i > 0 && hooks[i - 1]; --i) {
+      if (take(i)) return;
     }
     // A leaf itself, since others may change what it refers to (set_data); of
     // others that would be a circle: the node that saves may have made it.
@@ -92,9 +98,20 @@ SavedTensorScope::~SavedTensorScope() {
   hooks_of_thread().pop_back();
 }
 
+SavedTensorState::SavedTensorState() : hooks_(hooks_of_thread()) {}
+
+SavedTensorState::Scope::Scope(const SavedTensorState& state)
+    : before_(std::exchange(hooks_of_thread(), state.hooks_)) {}
+
+SavedTensorState::Scope::~Scope() {
+  hooks_of_thread() = std::move(before_);
+}
+
 std::function<Tensor()> save_tensor(const Tensor& tensor) {
+  // One without history stays itself: others may know it by its address.
   auto saved = std::make_shared<autograd::SavedVariable>(
-      tensor.tensor_data(), /*is_output=*/false);
+      tensor.requires_grad() ? tensor.tensor_data() : tensor,
+      /*is_output=*/false);
   return [saved] { return saved->unpack(); };
 }
 

@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace echelon {
 
@@ -30,6 +31,10 @@ class SavedTensorHooks {
   /// Gradients are off meanwhile. Whoever takes it, backward throws, as ever, when
   /// the tensor was changed in place after it was saved.
   virtual std::function<torch::Tensor()> pack(const torch::Tensor& tensor) = 0;
+
+  /// Whether `tensor` comes here before inner hooks are asked: parameters whose
+  /// memory comes and goes, which nobody else may hold. pack() must take it.
+  virtual bool owns(const torch::Tensor& tensor) const { return false; }
 };
 
 /// While it lives, `hooks` are this thread's innermost. Scopes nest as blocks do.
@@ -40,6 +45,27 @@ class SavedTensorScope {
   ~SavedTensorScope();
   SavedTensorScope(const SavedTensorScope&) = delete;
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
+};
+
+/// The hooks of this thread at one moment, for another moment or another thread.
+class SavedTensorState {
+ public:
+  SavedTensorState();
+
+  /// While it lives, they are this thread's.
+  class Scope {
+   public:
+    explicit Scope(const SavedTensorState& state);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    std::vector<std::shared_ptr<SavedTensorHooks>> before_;
+  };
+
+ private:
+  std::vector<std::shared_ptr<SavedTensorHooks>> hooks_;
 };
 
 /// Saves `tensor` as an operator of this thread would, through the hooks: what

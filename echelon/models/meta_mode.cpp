@@ -1,7 +1,5 @@
 #include "echelon/models/meta_mode.h"
 
-#include <torch/library.h>
-
 #include <exception>
 #include <utility>
 
@@ -10,38 +8,12 @@
 namespace echelon {
 namespace {
 
-using c10::DispatchKey;
 using c10::IValue;
 using torch::jit::Stack;
-
-constexpr DispatchKey kKey = DispatchKey::Fake;
-
-thread_local detail::MetaMode* current_mode = nullptr;
 
 bool is_real(const at::Tensor& tensor) {
   // Operators take scalars of the CPU beside tensors of any device.
   return tensor.defined() && !tensor.is_meta() && tensor.dim() > 0;
-}
-
-void replace_real(detail::MetaMode& mode, IValue& value) {
-  if (value.isTensor()) {
-    if (is_real(value.toTensor())) value = mode.stand_in(value.toTensor());
-  } else if (value.isTensorList()) {
-    auto list = value.toTensorList();
-    c10::List<at::Tensor> replaced;
-    for (const at::Tensor& tensor : list) {
-      replaced.push_back(is_real(tensor) ? mode.stand_in(tensor) : tensor);
-    }
-    value = std::move(replaced);
-  } else if (value.isOptionalTensorList()) {
-    auto list = value.toOptionalTensorList();
-    c10::List<std::optional<at::Tensor>> replaced;
-    for (const std::optional<at::Tensor>& tensor : list) {
-      replaced.push_back(
-          tensor && is_real(*tensor) ? mode.stand_in(*tensor) : tensor);
-    }
-    value = std::move(replaced);
-  }
 }
 
 // Whatever device is asked for, it is the meta device.
@@ -57,53 +29,6 @@ void replace_devices(const c10::FunctionSchema& schema, Stack& stack) {
   }
 }
 
-// Kernels that call operators in their turn are followed inside, unless the
-// observer counts them as a whole.
-void call(
-    const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack,
-    bool whole) {
-  if (whole) {
-    const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-    op.callBoxed(stack);
-    return;
-  }
-  op.redispatchBoxed(
-      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
-}
-
-void intercept(
-    const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  detail::MetaMode* mode = current_mode;
-  if (mode == nullptr) {
-    call(op, keys, stack, false);
-    return;
-  }
-  const auto& schema = op.schema();
-  const auto& name = op.operator_name().name;
-  const size_t first = stack->size() - schema.arguments().size();
-  replace_devices(schema, *stack);
-  detail::OperatorObserver* observer = mode->observer();
-  std::vector<IValue> arguments;
-  if (observer != nullptr) {
-    for (size_t i = first; i < stack->size(); ++i) {
-      replace_real(*mode, (*stack)[i]);
-    }
-    keys = keys | c10::DispatchKeySet(c10::BackendComponent::MetaBit);
-    arguments.assign(
-        stack->begin() + static_cast<int64_t>(first), stack->end());
-  }
-  try {
-    call(op, keys, stack, observer != nullptr && observer->counts_whole(name));
-  } catch (...) {
-    mode->fail(name);
-    throw;
-  }
-  if (observer != nullptr) {
-    observer->ran(
-        name, arguments, at::ArrayRef<IValue>(*stack).slice(first));
-  }
-}
-
 std::string first_line(const std::exception& error) {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
   const std::string text =
@@ -116,18 +41,61 @@ std::string first_line(const std::exception& error) {
 namespace detail {
 
 MetaMode::MetaMode(OperatorObserver* observer)
-    : observer_(observer),
-      outer_(std::exchange(current_mode, this)),
-      include_(kKey) {
+    : observer_(observer), scope_(*this) {
   need_meta_kernels();
 }
 
-MetaMode::~MetaMode() {
-  current_mode = outer_;
+MetaMode::~MetaMode() = default;
+
+void MetaMode::replace_real(IValue& value) {
+  if (value.isTensor()) {
+    if (is_real(value.toTensor())) value = stand_in(value.toTensor());
+  } else if (value.isTensorList()) {
+    auto list = value.toTensorList();
+    c10::List<at::Tensor> replaced;
+    for (const at::Tensor& tensor : list) {
+      replaced.push_back(is_real(tensor) ? stand_in(tensor) : tensor);
+    }
+    value = std::move(replaced);
+  } else if (value.isOptionalTensorList()) {
+    auto list = value.toOptionalTensorList();
+    c10::List<std::optional<at::Tensor>> replaced;
+    for (const std::optional<at::Tensor>& tensor : list) {
+      replaced.push_back(
+          tensor && is_real(*tensor) ? stand_in(*tensor) : tensor);
+    }
+    value = std::move(replaced);
+  }
+}
+
+void MetaMode::run(OperatorCall& call) {
+  replace_devices(call.op.schema(), call.stack);
+  const size_t first = call.first();
+  std::vector<IValue> arguments;
+  if (observer_ != nullptr) {
+    for (size_t i = first; i < call.stack.size(); ++i) {
+      replace_real(call.stack[i]);
+    }
+    call.keys = call.keys | c10::DispatchKeySet(c10::BackendComponent::MetaBit);
+    arguments.assign(
+        call.stack.begin() + static_cast<int64_t>(first), call.stack.end());
+    call.whole = call.whole || observer_->counts_whole(call.name());
+  }
+  try {
+    call.run_kernel();
+  } catch (...) {
+    if (failed_.empty()) failed_ = call.name();
+    throw;
+  }
+  if (observer_ != nullptr) {
+    observer_->ran(
+        call.name(), arguments,
+        at::ArrayRef<IValue>(call.stack).slice(first));
+  }
 }
 
 at::Tensor MetaMode::stand_in(const at::Tensor& real) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  const c10::impl::ExcludeDispatchKeyGuard below(OperatorScope::kKey);
   const at::AutoDispatchBelowADInplaceOrView no_history;
   const auto options =
       at::TensorOptions().device(at::kMeta).dtype(real.dtype());
@@ -177,8 +145,3 @@ BuiltLayer build_on_meta(const LayerDefinition& layer) {
 }
 
 }  // namespace echelon
-
-TORCH_LIBRARY_IMPL(_, Fake, library) {
-  library.fallback(
-      torch::CppFunction::makeFromBoxedFunction<&echelon::intercept>());
-}

@@ -1,16 +1,12 @@
 // Layers and their computations without memory: on the meta device, which knows
 // shapes and dtypes alone.
 //
-// LibTorch lets a kernel stand in front of all operators of a thread, below
-// autograd (a boxed fallback of DispatchKey::Fake). MetaMode includes that key:
-// factories then make meta tensors whatever device they are asked for, so an
-// unmodified module is built without memory, and an observer sees each operator
-// that runs.
+// MetaMode sees the operators of its thread (operators/operator_scope.h): factories
+// then make meta tensors whatever device they are asked for, so an unmodified
+// module is built without memory, and an observer sees each operator that runs.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <string>
 #include <unordered_map>
@@ -18,6 +14,7 @@
 #include <vector>
 
 #include "echelon/models/layer_list.h"
+#include "echelon/operators/operator_scope.h"
 
 namespace echelon {
 
@@ -46,7 +43,7 @@ class OperatorObserver {
 
 /// On from construction to destruction, on this thread, and in backward passes
 /// that it starts on the meta device. Modes nest; the inner one counts.
-class MetaMode {
+class MetaMode : private OperatorHandler {
  public:
   /// Without an observer: building, where tensors that exist stay real. With
   /// one: computing, where operators get meta tensors in place of real ones.
@@ -64,18 +61,16 @@ class MetaMode {
   /// Whether `storage` is that of a stand_in.
   bool stands_in(const c10::StorageImpl* storage) const;
 
-  OperatorObserver* observer() const { return observer_; }
-  void fail(const std::string& op) {
-    if (failed_.empty()) failed_ = op;
-  }
 
  private:
+  void run(OperatorCall& call) override;
+  void replace_real(c10::IValue& value);
+
   OperatorObserver* observer_;
-  MetaMode* outer_;
   std::string failed_;
   std::unordered_map<const c10::StorageImpl*, c10::Storage> stand_ins_;
   std::unordered_set<const c10::StorageImpl*> meta_storages_;
-  c10::impl::IncludeDispatchKeyGuard include_;
+  OperatorScope scope_;
 };
 
 /// Why `error` was thrown under `mode`, with the way out: for "layer x: " + it.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -110,6 +111,46 @@ TEST(SavedTensors, OuterHooksGetWhatInnerOnesLeave) {
   EXPECT_EQ(outer->taken, 2);
   loss.backward();
   expect_same(expected, net.gradients());
+}
+
+// Wants its tensors before others see them.
+struct Owner : Taker {
+  using Taker::Taker;
+  bool owns(const Tensor& tensor) const override {
+    return tensor.numel() == size;
+  }
+};
+
+TEST(SavedTensors, OwnersAreAskedFirst) {
+  Net net;
+  const auto outer = std::make_shared<Owner>(12);  // the weight
+  const auto inner = std::make_shared<Taker>();
+  const SavedTensorScope first(outer);
+  const SavedTensorScope second(inner);
+  net.forward();
+  EXPECT_EQ(outer->asked, 1);
+  EXPECT_EQ(outer->taken, 1);
+  EXPECT_EQ(inner->asked, 2);
+}
+
+TEST(SavedTensors, HooksOfAnotherMoment) {
+  const auto taker = std::make_shared<Taker>();
+  std::optional<SavedTensorState> state;
+  {
+    const SavedTensorScope scope(taker);
+    state.emplace();
+  }
+  const Net net;
+  const auto other = std::make_shared<Taker>();
+  const SavedTensorScope scope(other);
+  {
+    const SavedTensorState::Scope again(*state);
+    net.forward();
+  }
+  EXPECT_EQ(taker->asked, 3);
+  EXPECT_EQ(other->asked, 0);
+  net.forward();
+  EXPECT_EQ(other->asked, 3) << "as it was";
 }
 
 TEST(SavedTensors, WithoutHooksNothingOutsideIsAsked) {

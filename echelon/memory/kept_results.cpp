@@ -1,0 +1,227 @@
+#include "echelon/memory/kept_results.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "echelon/error.h"
+#include "echelon/memory/saved_tensors.h"
+
+namespace echelon::detail {
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+
+// New tensors and plain values alone: views, results that are arguments, and
+// lists are computed again.
+bool can_keep(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  if (schema.is_mutable()) return false;
+  for (const auto& result : schema.returns()) {
+    if (result.alias_info() != nullptr) return false;
+    if (result.type()->kind() == c10::TypeKind::ListType) return false;
+  }
+  return true;
+}
+
+bool is_tensor(const IValue& value) {
+  return value.isTensor() && value.toTensor().defined();
+}
+
+// Restores a flag.
+class Inside {
+ public:
+  explicit Inside(bool& flag) : flag_(flag), before_(flag) { flag = true; }
+  ~Inside() { flag_ = before_; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  bool& flag_;
+  bool before_;
+};
+
+bool writes(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+bool is_running_statistic(const c10::Argument& argument) {
+  return argument.name() == "running_mean" || argument.name() == "running_var";
+}
+
+Tensor copy_of(const Tensor& tensor) {
+  const c10::impl::ExcludeDispatchKeyGuard below(OperatorScope::kKey);
+  return tensor.clone();
+}
+
+}  // namespace
+
+// The tensor itself is about to get a graph, which would be kept with it.
+KeptResults::Value::Value(const IValue& result) : plain_(result) {
+  if (!is_tensor(result)) return;
+  plain_ = result.toTensor().tensor_data();
+  counter_ = result.toTensor().unsafeGetTensorImpl()->version_counter();
+  version_ = counter_.current_version();
+}
+
+void KeptResults::Value::save() {
+  if (!is_tensor(plain_)) return;
+  saved_ = save_tensor(plain_.toTensor());
+  plain_ = {};
+}
+
+bool KeptResults::Value::intact() const {
+  return !counter_.enabled() || counter_.current_version() == version_;
+}
+
+IValue KeptResults::Value::get() const {
+  return saved_ ? IValue(saved_().variable_data()) : plain_;
+}
+
+bool KeptResults::Call::intact() const {
+  return !values.empty() &&
+         std::all_of(values.begin(), values.end(), [](const Value& value) {
+           return value.intact();
+         });
+}
+
+void KeptResults::finish(size_t saved) {
+  for (auto& call : calls_) {
+    if (call.saved_before < saved && call.intact()) {
+      for (auto& value : call.values) value.save();
+    } else {
+      call.values.clear();
+      call.random_after = {};
+    }
+  }
+}
+
+Keeper::Keeper(
+    const std::unordered_set<std::string>& names,
+    KeptResults& results,
+    std::function<size_t()> saved,
+    const std::vector<at::Generator>& generators)
+    : names_(names),
+      results_(results),
+      saved_(std::move(saved)),
+      generators_(generators) {}
+
+void Keeper::run(OperatorCall& call) {
+  if (inside_ || !names_.contains(call.name()) || !can_keep(call.op)) {
+    call.run();
+    return;
+  }
+  const bool random = call.op.hasTag(at::Tag::nondeterministic_seeded);
+  const auto before = random ? RandomState(generators_) : RandomState();
+  call.whole = true;
+  const std::string name = call.name();
+  const size_t first = call.first();
+  call.run();
+  keep(name, c10::ArrayRef<IValue>(call.stack).slice(first));
+  if (!random) return;
+  RandomState after(generators_);
+  if (after != before) results_.calls().back().random_after = std::move(after);
+}
+
+OperatorHandler::Results Keeper::run_region(
+    const std::string& name, const std::function<Results()>& next) {
+  if (inside_ || !names_.contains(name)) return next();
+  const Inside inside(inside_);
+  const auto results = next();
+  keep(name, std::vector<IValue>(results.begin(), results.end()));
+  return results;
+}
+
+void Keeper::keep(const std::string& name, c10::ArrayRef<IValue> values) {
+  auto& call = results_.calls().emplace_back();
+  call.name = name;
+  call.saved_before = saved_();
+  for (const auto& value : values) call.values.emplace_back(value);
+}
+
+Replay::Replay(
+    const std::unordered_set<std::string>& names,
+    KeptResults& results,
+    const std::vector<at::Tensor>& buffers,
+    const std::string& layer)
+    : names_(names), results_(results), layer_(layer) {
+  for (const auto& buffer : buffers) {
+    if (!buffer.defined()) continue;
+    buffers_.insert(buffer.storage().unsafeGetStorageImpl());
+  }
+}
+
+// Null when the call is to run again.
+KeptResults::Call* Replay::next_call(const std::string& name) {
+  auto& calls = results_.calls();
+  if (next_ == calls.size() || calls[next_].name != name) {
+    throw Error(
+        "recompute of layer \"" + layer_ + "\": its forward came to " + name +
+        " where it " +
+        (next_ == calls.size() ? "had ended" : "had " + calls[next_].name) +
+        " the first time; what a layer computes may depend on its inputs and "
+        "parameters alone");
+  }
+  auto& call = calls[next_++];
+  return call.intact() ? &call : nullptr;
+}
+
+void Replay::run(OperatorCall& call) {
+  if (inside_) {
+    call.run();
+    return;
+  }
+  if (names_.contains(call.name()) && can_keep(call.op)) {
+    if (const auto* kept = next_call(call.name())) {
+      call.stack.resize(call.first());
+      for (const auto& value : kept->values) {
+        call.stack.push_back(value.get());
+      }
+      kept->random_after.restore();
+      return;
+    }
+    call.whole = true;
+  } else {
+    protect_buffers(call);
+  }
+  call.run();
+}
+
+OperatorHandler::Results Replay::run_region(
+    const std::string& name, const std::function<Results()>& next) {
+  if (inside_ || !names_.contains(name)) return next();
+  const auto* kept = next_call(name);
+  if (kept == nullptr) {
+    const Inside inside(inside_);
+    return next();
+  }
+  Results results;
+  for (const auto& value : kept->values) {
+    results.push_back(value.get().toTensor());
+  }
+  return results;
+}
+
+// Below autograd, so that it sees no difference: operators that write into a
+// buffer get a copy of it.
+void Replay::protect_buffers(OperatorCall& call) const {
+  const auto& schema = call.op.schema();
+  const bool normalises = call.name().find("batch_norm") != std::string::npos;
+  if (!normalises && (buffers_.empty() || !schema.is_mutable())) return;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    auto& value = call.stack[call.first() + i];
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    const auto& argument = schema.arguments()[i];
+    const auto& tensor = value.toTensor();
+    const bool statistic = normalises && is_running_statistic(argument);
+    const bool written =
+        writes(argument) &&
+        buffers_.contains(tensor.storage().unsafeGetStorageImpl());
+    if (statistic || written) value = copy_of(tensor);
+  }
+}
+
+}  // namespace echelon::detail

@@ -1,0 +1,166 @@
+#include "echelon/memory/layer_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "echelon/error.h"
+#include "echelon/memory/activation_storage.h"
+
+namespace echelon {
+namespace {
+
+RecomputeOptions options_of(
+    Recompute choice,
+    const std::string& name,
+    const torch::nn::Module* module) {
+  RecomputeOptions options;
+  options.name = name;
+  if (choice == Recompute::selective) options.keep = matrix_products();
+  if (module != nullptr) options.buffers = module->buffers();
+  return options;
+}
+
+LayerForward recomputed_as(
+    Recompute choice,
+    const std::string& name,
+    const torch::nn::Module* module,
+    LayerForward forward) {
+  if (choice == Recompute::none) return forward;
+  return recomputed(std::move(forward), options_of(choice, name, module));
+}
+
+std::string mebibytes(int64_t bytes) {
+  return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB";
+}
+
+}  // namespace
+
+LayerList with_forwards(
+    const LayerList& layers,
+    std::function<LayerForward(size_t, const std::string&, const BuiltLayer&)>
+        wrap) {
+  LayerList wrapped;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    LayerDefinition layer = layers[i];
+    layer.build = [i, wrap, name = layer.name, build = layer.build] {
+      BuiltLayer built = build();
+      built.forward = wrap(i, name, built);
+      return built;
+    };
+    wrapped.add_definition(std::move(layer));
+  }
+  for (const auto& tie : layers.ties()) wrapped.tie(tie.first, tie.second);
+  return wrapped;
+}
+
+LayerList with_recompute(
+    const LayerList& layers, const std::vector<Recompute>& choices) {
+  return with_forwards(
+      layers,
+      [choices](size_t i, const std::string& name, const BuiltLayer& layer) {
+        return recomputed_as(
+            choices[i], name, layer.module.get(), layer.forward);
+      });
+}
+
+std::vector<RecomputeCost> recompute_costs(
+    const LayerList& layers, const std::vector<TensorSpec>& inputs) {
+  std::vector<RecomputeCost> costs(layers.size());
+  std::vector<LayerCost> plain;
+  for (const auto choice : kRecomputes) {
+    const auto counts = count_layers(
+        with_recompute(
+            layers, std::vector<Recompute>(layers.size(), choice)),
+        inputs);
+    if (choice == Recompute::none) plain = counts;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      const auto number = static_cast<size_t>(choice);
+      costs[i].name = counts[i].name;
+      costs[i].kept_bytes[number] = counts[i].activation_bytes;
+      costs[i].again_flops[number] = std::max(
+          0.0, counts[i].backward_flops - plain[i].backward_flops);
+      // What this layer and the next one would both keep stays for the next.
+      if (choice != Recompute::none && i + 1 < layers.size()) {
+        costs[i].kept_bytes[number] += plain[i + 1].repeated_bytes;
+      }
+    }
+  }
+  return costs;
+}
+
+std::vector<Recompute> plan_recompute(
+    const MemoryOptions& options,
+    const std::vector<RecomputeCost>& costs,
+    int64_t in_flight) {
+  const auto every = [&](Recompute choice) {
+    return std::vector<Recompute>(costs.size(), choice);
+  };
+  if (options.recompute == "none") return every(Recompute::none);
+  if (options.recompute == "all") return every(Recompute::all);
+  if (options.recompute == "selective") return every(Recompute::selective);
+  const auto choice = choose_recompute(
+      costs, options.activation_bytes / std::max<int64_t>(1, in_flight));
+  if (choice.fits) return choice.layers;
+  throw ConfigError(
+      "[memory] activation_bytes=" + std::to_string(options.activation_bytes) +
+      " (" + mebibytes(options.activation_bytes) + ") for " +
+      std::to_string(in_flight) +
+      " microbatches that wait for their backward, but when every layer is "
+      "computed again their inputs alone are " +
+      mebibytes(choice.kept_bytes * in_flight) +
+      "; give at least that, make microbatches smaller, or keep them elsewhere "
+      "(memory.activations = \"offload\")");
+}
+
+struct LayerMemory::Impl {
+  std::vector<Recompute> recompute;
+  std::vector<torch::Tensor> parameters;  // of all layers
+  std::shared_ptr<SavedTensorHooks> storage;
+
+  // Whether `tensor` is a parameter, or a view of one.
+  bool has(const torch::Tensor& tensor) const {
+    const auto* storage_of = tensor.storage().unsafeGetStorageImpl();
+    return std::any_of(
+        parameters.begin(), parameters.end(), [&](const auto& parameter) {
+          return parameter.storage().unsafeGetStorageImpl() == storage_of;
+        });
+  }
+};
+
+LayerMemory::LayerMemory(
+    const MemoryOptions& options, std::vector<Recompute> recompute)
+    : impl_(std::make_shared<Impl>()) {
+  impl_->recompute = std::move(recompute);
+  const auto is_parameter =
+      [impl = std::weak_ptr(impl_)](const torch::Tensor& tensor) {
+        const auto alive = impl.lock();
+        return alive && alive->has(tensor);
+      };
+  if (options.activations == "offload") {
+    impl_->storage = offload_to_host(is_parameter);
+  } else if (options.activations == "bf16") {
+    impl_->storage = keep_in_bf16(is_parameter);
+  }
+}
+
+LayerForward LayerMemory::wrap(
+    size_t number,
+    const std::string& name,
+    LayerForward forward,
+    std::shared_ptr<torch::nn::Module> module) const {
+  if (module != nullptr) {
+    for (auto& parameter : module->parameters()) {
+      impl_->parameters.push_back(parameter);
+    }
+  }
+  auto wrapped = recomputed_as(
+      impl_->recompute.at(number), name, module.get(), std::move(forward));
+  if (!impl_->storage) return wrapped;
+  // The hooks ask Impl, so it lives as long as the forward.
+  return [impl = impl_, inner = with_hooks(std::move(wrapped), impl_->storage)](
+             const std::vector<torch::Tensor>& inputs) {
+    return inner(inputs);
+  };
+}
+
+}  // namespace echelon
