@@ -1,10 +1,10 @@
 // Training steps of a GPT, one process per rank, under `echelon run`: Echelon's
 // side of versus_pytorch/gpt.py.
 //
-//   echelon run -n 2 -- gpt_step --mode tp|dp [--alone] --layers L --hidden H
-//     --heads N --vocabulary V --positions P --steps S --learning-rate R
-//     --weights FILE --data FILE [--sequence-parallel] [--chunks C]
-//     [--backend local|gloo] --out FILE
+//   echelon run -n 2 -- gpt_step --mode tp|dp|fsdp [--stage 1|2|3] [--alone]
+//     --layers L --hidden H --heads N --vocabulary V --positions P --steps S
+//     --learning-rate R --weights FILE --data FILE [--sequence-parallel]
+//     [--chunks C] [--backend local|gloo] --out FILE
 //
 // FILE of --data holds "tokens", int64 [batches, samples, P + 1]. --alone leaves
 // the collectives out: with dp a rank trains on its part by itself, with tp the
@@ -15,7 +15,9 @@
 #include <exception>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "benchmarks/arguments.h"
@@ -25,6 +27,7 @@
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
 #include "echelon/parallel/data/distributed_data_parallel.h"
+#include "echelon/parallel/shard/sharded_units.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
 
@@ -70,18 +73,28 @@ class Training {
   Training(const Arguments& arguments, const World& world)
       : parallel_(parallel_of(arguments, world)) {
     const ModelOptions model = model_of(arguments);
+    const std::string& mode = arguments.text("--mode");
     words_ = model.vocab_size;
     const LayerList layers =
         model_layers(model, {model.max_positions}, words_, parallel_);
-    network_ = build_network(layers, 0, layers.size(), /*seed=*/0);
-    load_weights(*network_, arguments.text("--weights"));
+    if (mode == "fsdp") {
+      ShardedUnitsOptions options;
+      options.shard.stage = arguments.integer("--stage");
+      sharded_ = std::make_unique<ShardedUnits>(
+          world.group(), Group::alone("dp_replicate"), options);
+    }
+    const LayerWeights weights(layers, arguments.text("--weights"));
+    network_ = build_network(layers, 0, layers.size(), [&](NewLayer& added) {
+      weights.load(added.index, added.layer.module.get());
+      if (sharded_) cut(added);
+    });
     network_->train();
-    if (arguments.text("--mode") == "dp" && !arguments.has("--alone")) {
+    if (mode == "dp" && !arguments.has("--alone")) {
       ddp_ = std::make_unique<Ddp>(network_, world.group());
     }
     shared_ = std::make_unique<SharedGradients>(*network_, parallel_);
-    optimizer_ = plain_adamw(
-        named_parameters(*network_), arguments.number("--learning-rate"));
+    optimizer_ =
+        plain_adamw(to_update(), arguments.number("--learning-rate"));
   }
 
   // tokens [samples, length + 1]; the loss of each token, averaged.
@@ -96,16 +109,43 @@ class Training {
             .mean();
     loss.backward();
     shared_->finish();
+    if (sharded_) sharded_->finish();
     optimizer_->step();
     optimizer_->zero_grad();
+    if (sharded_) sharded_->after_update();
     return loss.detach();
   }
 
  private:
   using Ddp = DistributedDataParallel<std::shared_ptr<Network>>;
 
+  // A layer is a unit; one that uses a parameter of an earlier layer, as the head
+  // does that of the words, uses its unit as well.
+  void cut(NewLayer& added) {
+    std::set<size_t> units;
+    if (!added.parameters.empty()) {
+      units.insert(sharded_->add(added.layer.name, added.parameters));
+    }
+    for (const auto& tensor : added.shared) {
+      units.insert(sharded_->unit_of(tensor).value());
+    }
+    if (units.empty()) return;
+    added.layer.forward = sharded_->wrap(
+        {units.begin(), units.end()}, std::move(added.layer.forward));
+  }
+
+  NamedTensors to_update() const {
+    if (!sharded_) return named_parameters(*network_);
+    NamedTensors flat;
+    for (const auto& shard : sharded_->flat_shards()) {
+      flat.emplace_back(shard.name, shard.tensor);
+    }
+    return flat;
+  }
+
   TensorParallel parallel_;
   int64_t words_ = 0;
+  std::unique_ptr<ShardedUnits> sharded_;
   std::shared_ptr<Network> network_;
   std::unique_ptr<Ddp> ddp_;
   std::unique_ptr<SharedGradients> shared_;
@@ -114,7 +154,7 @@ class Training {
 
 void run(const Arguments& arguments) {
   arguments.allow(
-      {"--mode", "--alone", "--layers", "--hidden", "--heads", "--vocabulary",
+      {"--mode", "--stage", "--alone", "--layers", "--hidden", "--heads", "--vocabulary",
        "--positions", "--steps", "--learning-rate", "--weights", "--data",
        "--sequence-parallel", "--chunks", "--backend", "--out"});
   torch::set_num_threads(1);

@@ -8,9 +8,14 @@ tokens; the losses of all steps must agree.
 
   tp      tp=2             against ColwiseParallel, RowwiseParallel
   dp      dp=2             against DistributedDataParallel
+  stage1  fsdp=2, stage 1  against ZeroRedundancyOptimizer
+  stage2  fsdp=2, stage 2  against FSDP2, parameters kept until backward
+  stage3  fsdp=2, stage 3  against FSDP2
 
 PyTorch is at its best: fused optimizer, gradient_as_bucket_view and
-static_graph (DDP), a vocabulary that is cut and loss_parallel (tp), Gloo.
+static_graph (DDP), parameters_as_bucket_view (ZeroRedundancyOptimizer), a
+vocabulary that is cut and loss_parallel (tp), each block a unit that is gathered
+ahead (FSDP2), Gloo.
 
 Each round runs all programs in turn, so that other work of the machine slows all
 of them; every other round runs them in the opposite order. A ratio is PyTorch's
@@ -19,8 +24,12 @@ cost of being distributed is a step's time over that of the same ranks with the
 collectives left out (tp: a silent group; else: each rank trains the whole model
 on its samples), less 1. Memory is a process's peak, and the peak less what it
 had before the model was built, the largest of the ranks; its ratio is Echelon's
-over PyTorch's.
+over PyTorch's. With both in one run, stage 3's time over stage 0's, which is dp.
+
+--table FILE prints what --json wrote as a table for README.md.
 """
+import json
+import sys
 from dataclasses import dataclass
 
 from harness import enter_environment, spread
@@ -48,6 +57,18 @@ WORKS = {
         ("--mode", "tp"), ("--mode", "tp"), ("--mode", "tp", "--alone"),
     ),
     "dp": Work("dp=2", ("--mode", "dp"), ("--mode", "dp"), WHOLE),
+    "stage1": Work(
+        "fsdp=2, stage 1",
+        ("--mode", "zero"), ("--mode", "fsdp", "--stage", "1"), WHOLE,
+    ),
+    "stage2": Work(
+        "fsdp=2, stage 2",
+        ("--mode", "fsdp", "--keep"), ("--mode", "fsdp", "--stage", "2"), WHOLE,
+    ),
+    "stage3": Work(
+        "fsdp=2, stage 3",
+        ("--mode", "fsdp"), ("--mode", "fsdp", "--stage", "3"), WHOLE,
+    ),
 }
 
 
@@ -162,6 +183,9 @@ def row_of(name, rounds):
     )
     row["peak ratio"] = ratios(peak["echelon"], peak["pytorch"])
     row["own ratio"] = ratios(own["echelon"], own["pytorch"])
+    stage0 = ("echelon", WORKS["dp"].echelon)
+    if name == "stage3" and stage0 in rounds.results:
+        row["over stage 0"] = ratios(seconds["echelon"], rounds.seconds(stage0))
     return row
 
 
@@ -182,9 +206,45 @@ def show(row):
         f" {text_of(row['peak ratio'], '.2f')}, own"
         f" {text_of(row['own ratio'], '.2f')}"
     )
+    if "over stage 0" in row:
+        print(f"  time over stage 0's {text_of(row['over stage 0'], '.2f')}")
+
+
+def print_table(path):
+    with open(path, encoding="utf-8") as file:
+        rows = json.load(file)["rows"]
+    print(
+        "| work | PyTorch | Echelon | ratio | without communication "
+        "| cost of being distributed | peak memory | own memory |"
+    )
+    print("| --- " * 8 + "|")
+    for row in rows:
+        tokens = [
+            f"{row[side]['tokens_per_second']['median']:.0f} tokens/s"
+            for side in ("pytorch", "echelon")
+        ]
+        costs = []
+        for side in ("pytorch", "echelon"):
+            cost = {k: 100 * v for k, v in row[side]["cost"].items()}
+            costs.append(
+                f"{cost['median']:.3g} % "
+                f"({cost['min']:.3g} to {cost['max']:.3g})"
+            )
+        cells = [row["title"], *tokens, text_of(row["ratio"], ".2f")]
+        cells.append(text_of(row["ratio alone"], ".2f"))
+        cells.append(", ours ".join(costs))
+        cells += [f"{row[r]['median']:.2f}" for r in ("peak ratio", "own ratio")]
+        print("| " + " | ".join(cells) + " |")
+    for row in rows:
+        if "over stage 0" in row:
+            over = text_of(row["over stage 0"], ".2f")
+            print(f"\nTime of a step, stage 3 over stage 0: {over}.")
 
 
 def main():
+    if sys.argv[1:2] == ["--table"]:
+        print_table(sys.argv[2])
+        return
     options = parse(__doc__, WORKS, steps=6)
     from torch_gpt import Shape
 

@@ -165,13 +165,19 @@ def cut(model, mesh):
 
 
 def shard(model, mesh, keep):
-    """FSDP2: each block is a unit, the rest of the model one more. `keep`:
-    parameters stay together from forward to backward."""
+    """FSDP2: the words, which the head uses too, each block, and the rest are a
+    unit; forward gathers a block ahead of it, as backward does. `keep`: parameters
+    stay together from forward to backward."""
     from torch.distributed.fsdp import fully_shard
 
-    for block in model.h:
-        fully_shard(block, mesh=mesh, reshard_after_forward=not keep)
-    fully_shard(model, mesh=mesh, reshard_after_forward=not keep)
+    settings = {"mesh": mesh, "reshard_after_forward": not keep}
+    blocks = list(model.h)
+    for block in blocks:
+        fully_shard(block, **settings)
+    fully_shard([model.wte, model.lm_head], **settings)
+    fully_shard(model, **settings)
+    for block, following in zip(blocks, blocks[1:]):
+        block.set_modules_to_forward_prefetch([following])
     return model
 
 

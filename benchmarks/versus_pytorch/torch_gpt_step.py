@@ -3,7 +3,7 @@
 --mode tp      tensor parallel: ColwiseParallel, RowwiseParallel, loss_parallel
 --mode dp      DistributedDataParallel, gradient_as_bucket_view
 --mode zero    the same with ZeroRedundancyOptimizer
---mode fsdp    FSDP2: fully_shard of each block and of the rest;
+--mode fsdp    FSDP2: fully_shard of words, each block and the rest;
                reshard_after_forward unless --keep
 --alone        the same on each rank, with the collectives left out: the process
                group is PyTorch's fake one (tp), or the model is not wrapped
