@@ -2,7 +2,13 @@
 //
 //   FullyShardedDataParallel<Net> sharded(
 //       net, {.shard = world.group(), .units = {"blocks.0", "blocks.1"}});
-//   auto optimizer = make_optimizer(options, sharded.parameter_groups(0.01));
+//   std::vector<ParameterGroup> groups(2);
+//   groups[0].weight_decay = 0.01;
+//   for (auto& shard : sharded.units().flat_shards()) {
+//     groups[shard.decays ? 0 : 1].parameters.emplace_back(
+//         shard.name, shard.tensor);
+//   }
+//   auto optimizer = make_optimizer(options, groups);
 //   auto loss = cross_entropy(sharded(x), y);
 //   loss.backward();          // shards have the mean of the gradients
 //   optimizer->step();
@@ -20,6 +26,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -32,7 +39,8 @@ struct FullyShardedOptions {
   Group shard = Group::alone("dp_shard");
   Group replicate = Group::alone("dp_replicate");
   /// Names of submodules. Throws ConfigError for one that matches no submodule (the
-  /// nearest is named), lies inside another unit, or has a parameter of another.
+  /// nearest is named), lies inside another unit, has no parameters, or has one of
+  /// another unit.
   std::vector<std::string> units;
   ShardedUnitsOptions sharding;
   /// Give all ranks rank 0's values; else they are equal already.
@@ -44,27 +52,53 @@ class FullyShardedModule {
  public:
   FullyShardedModule(torch::nn::Module& module, FullyShardedOptions options);
   ~FullyShardedModule();
+  FullyShardedModule(const FullyShardedModule&) = delete;
+  FullyShardedModule& operator=(const FullyShardedModule&) = delete;
 
   /// While it lives, operators of this thread that read a parameter gather it.
-  class Reading;
+  class Reading {
+   public:
+    ~Reading();
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+
+   private:
+    friend class FullyShardedModule;
+    struct Impl;
+    explicit Reading(std::unique_ptr<Impl> impl);
+    std::unique_ptr<Impl> impl_;
+  };
   std::unique_ptr<Reading> read();
-  /// `output`: backward from it ends with finish().
+  /// `output`: backward from it ends with finish(), so that gradients of several
+  /// backwards add up in the shards until after_update().
   void watch(const torch::Tensor& output);
 
-  /// While it lives backward leaves gradients whole and on this rank.
-  class NoSync;
-  std::unique_ptr<NoSync> no_sync();
+  struct Impl;
+  /// While it lives backward leaves gradients whole and on this rank; the first
+  /// one after it reduces their sum. What counts is where backward runs.
+  class NoSync {
+   public:
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
 
-  void after_update();
+   private:
+    friend class FullyShardedModule;
+    explicit NoSync(std::shared_ptr<Impl> impl);
+    std::shared_ptr<Impl> impl_;
+  };
+  [[nodiscard]] std::unique_ptr<NoSync> no_sync();
+
+  /// See ShardedUnits.
+  void after_update(bool updated = true);
   ShardedUnits& units();
 
  private:
-  struct Impl;
   std::shared_ptr<Impl> impl_;
 };
 
 /// Every rank of both groups makes one and makes the same calls. The module's
-/// control flow must be the same on all ranks.
+/// control flow must be the same on all ranks. Not with create_graph.
 template <class Module>
 class FullyShardedDataParallel : public FullyShardedModule {
  public:
@@ -73,7 +107,8 @@ class FullyShardedDataParallel : public FullyShardedModule {
       : FullyShardedModule(*module, std::move(options)),
         module_(std::move(module)) {}
 
-  /// module->forward(arguments…): a tensor, or a tuple of them.
+  /// module->forward(arguments…). Of what it returns tensors, and tuples and vectors
+  /// of them, are watched.
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
     const auto reading = read();
@@ -93,6 +128,9 @@ class FullyShardedDataParallel : public FullyShardedModule {
   void watch_all(const std::vector<torch::Tensor>& outputs) {
     for (const auto& one : outputs) watch(one);
   }
+  template <class T>
+    requires(!std::is_convertible_v<const T&, torch::Tensor>)
+  void watch_all(const T&) {}
 
   std::shared_ptr<Module> module_;
 };

@@ -1,6 +1,7 @@
 #include "echelon/parallel/shard/gathered_units.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace echelon::sharding {
 namespace {
@@ -47,10 +48,11 @@ bool GatheredUnits::ready(const std::vector<size_t>& units) const {
 }
 
 std::optional<GatheredUnits::Place>
-GatheredUnits::after(const Place& place) const {
-  if (const auto known = next_.find(place); known != next_.end()) {
+GatheredUnits::after(const Context& context) const {
+  if (const auto known = next_.find(context); known != next_.end()) {
     return known->second;
   }
+  const Place& place = context.second;
   if (place.backward) {
     if (place.set == 0) return std::nullopt;
     return Place{place.set - 1, true};
@@ -59,26 +61,27 @@ GatheredUnits::after(const Place& place) const {
   return Place{place.set + 1, false};
 }
 
-// Units to gather while `place` is computed.
-std::vector<size_t>
-GatheredUnits::ahead_of(const Place& place, bool last) const {
+// Units to gather while the current ones are used.
+std::vector<size_t> GatheredUnits::ahead(bool last) const {
   std::vector<size_t> ahead;
   int64_t bytes = 0;
-  std::optional<Place> next = place;
+  Context context{before_, *current_};
+  const auto& used = sets_[current_->set];
   // A chain may be a circle of sets that are here.
   for (size_t steps = 0; steps <= 2 * sets_.size(); ++steps) {
     if (static_cast<int64_t>(ahead.size()) >= options_.prefetch) break;
-    const bool was_backward = next->backward;
-    next = after(*next);
-    if (!next || (last && was_backward && !next->backward)) break;
+    const auto next = after(context);
+    if (!next) break;
+    if (last && context.second.backward && !next->backward) break;
     for (const size_t unit : sets_[next->set]) {
-      if (contains(sets_[place.set], unit) || contains(ahead, unit)) continue;
+      if (contains(used, unit) || contains(ahead, unit)) continue;
       bytes += units_[unit]->gathered_bytes();
       if (options_.prefetch_bytes > 0 && bytes > options_.prefetch_bytes) {
         return ahead;
       }
       ahead.push_back(unit);
     }
+    context = {context.second, *next};
   }
   return ahead;
 }
@@ -100,9 +103,11 @@ void GatheredUnits::use(size_t index, const void* node, bool last) {
   const Place place{index, node != nullptr};
   const auto& units = sets_[index];
   if (current_ == place && ready(units)) return;
-  if (current_ && *current_ != place) next_[*current_] = place;
-  current_ = place;
-  const auto ahead = ahead_of(place, last);
+  if (current_ != place) {
+    if (current_) next_[{before_, *current_}] = place;
+    before_ = std::exchange(current_, place);
+  }
+  const auto ahead = this->ahead(last);
   if (!keep_) {
     for (size_t i = 0; i < units_.size(); ++i) {
       if (contains(units, i) || contains(ahead, i) || read_by(node, i)) continue;
@@ -135,6 +140,9 @@ void GatheredUnits::release(size_t index) {
   for (const auto& flat : unit.flats) flat->release();
 }
 
-void GatheredUnits::forget() { current_.reset(); }
+void GatheredUnits::forget() {
+  before_.reset();
+  current_.reset();
+}
 
 }  // namespace echelon::sharding

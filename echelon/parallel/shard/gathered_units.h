@@ -77,8 +77,11 @@ class GatheredUnits {
     auto operator<=>(const Place&) const = default;
   };
 
-  std::optional<Place> after(const Place& place) const;
-  std::vector<size_t> ahead_of(const Place& place, bool last) const;
+  /// The one before it tells two uses of a set apart.
+  using Context = std::pair<std::optional<Place>, Place>;
+
+  std::optional<Place> after(const Context& context) const;
+  std::vector<size_t> ahead(bool last) const;
   bool ready(const std::vector<size_t>& units) const;
   bool read_by(const void* node, size_t unit) const;
 
@@ -87,8 +90,8 @@ class GatheredUnits {
   bool keep_;
   std::vector<std::vector<size_t>> sets_;
   std::map<std::vector<size_t>, size_t> found_;
-  std::optional<Place> current_;
-  std::map<Place, Place> next_;
+  std::optional<Place> before_, current_;
+  std::map<Context, Place> next_;
   const void* reader_ = nullptr;  // a node
   std::vector<size_t> read_;      // units, by it
 };

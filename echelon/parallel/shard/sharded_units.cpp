@@ -13,13 +13,9 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
-#include <tuple>
-#include <unordered_map>
 
 #include "echelon/error.h"
-#include "echelon/memory/saved_tensors.h"
-#include "echelon/parallel/shard/unit_reducer.h"
+#include "echelon/parallel/shard/sharded_units_impl.h"
 
 namespace echelon {
 
@@ -60,37 +56,6 @@ void refuse_create_graph(const std::string& unit) {
 
 }  // namespace
 
-struct ShardedUnits::Impl : std::enable_shared_from_this<Impl> {
-  Impl(Group shard, Group replicate, ShardedUnitsOptions options)
-      : shard(std::move(shard)),
-        replicate(std::move(replicate)),
-        options(std::move(options)) {}
-
-  // Once the first unit says which device they are on.
-  void start(torch::Device device);
-  void check(const std::string& name, const Parameters& parameters) const;
-  void watch_gradients(size_t unit);
-  void on_gradient(size_t unit, size_t flat, size_t parameter);
-  void use(size_t set);
-  void use_in_backward(size_t set);
-
-  // Parameters have to be gathered for backward.
-  bool gathers_again() const { return !gathered->keeps(); }
-  std::vector<size_t> all() const;
-
-  const Group shard;
-  const Group replicate;
-  const ShardedUnitsOptions options;
-  std::recursive_mutex mutex;
-  std::unique_ptr<Surroundings> surroundings;
-  sharding::Units units;
-  std::unique_ptr<GatheredUnits> gathered;
-  std::unique_ptr<UnitReducer> reducer;
-  std::unordered_map<const c10::StorageImpl*, size_t> unit_of;
-  // What was added, in that order: unit, flat buffer, parameter.
-  std::vector<std::tuple<size_t, size_t, size_t>> added;
-};
-
 namespace {
 
 using Impl = ShardedUnits::Impl;
@@ -123,35 +88,6 @@ class GradientHook : public torch::autograd::PostAccumulateGradHook {
   std::unique_ptr<PostAccumulateGradHook> earlier_;
 };
 
-// Keeps of a saved parameter its place alone; backward gathers it.
-class GatherWhenUnpacked : public SavedTensorHooks {
- public:
-  GatherWhenUnpacked(std::weak_ptr<Impl> impl, size_t set)
-      : impl_(std::move(impl)), set_(set) {}
-
-  std::function<Tensor()> pack(const Tensor& tensor) override {
-    const auto impl = impl_.lock();
-    if (!impl || !tensor.has_storage()) return nullptr;
-    std::lock_guard lock(impl->mutex);
-    const auto found =
-        impl->unit_of.find(tensor.storage().unsafeGetStorageImpl());
-    if (found == impl->unit_of.end()) return nullptr;
-    const auto& units = impl->gathered->set(set_);
-    const bool mine =
-        std::find(units.begin(), units.end(), found->second) != units.end();
-    const size_t set =
-        mine ? set_ : impl->gathered->find_set({found->second});
-    return [impl = impl_, set, tensor] {
-      if (const auto all = impl.lock()) all->use_in_backward(set);
-      return tensor;
-    };
-  }
-
- private:
-  std::weak_ptr<Impl> impl_;
-  size_t set_;
-};
-
 // The set's units are gathered while it lives, and not freed.
 class Pinned {
  public:
@@ -174,6 +110,28 @@ class Pinned {
 };
 
 }  // namespace
+
+std::function<Tensor()>
+sharding::GatherWhenUnpacked::pack(const Tensor& tensor) {
+  const auto impl = impl_.lock();
+  if (!impl || !tensor.has_storage()) return nullptr;
+  std::lock_guard lock(impl->mutex);
+  const auto found =
+      impl->unit_of.find(tensor.storage().unsafeGetStorageImpl());
+  if (found == impl->unit_of.end()) return nullptr;
+  std::optional<size_t> set = set_;
+  if (set) {
+    const auto& units = impl->gathered->set(*set);
+    if (std::find(units.begin(), units.end(), found->second) == units.end()) {
+      set.reset();
+    }
+  }
+  if (!set) set = impl->gathered->find_set({found->second});
+  return [impl = impl_, set = *set, tensor] {
+    if (const auto all = impl.lock()) all->use_in_backward(set);
+    return tensor;
+  };
+}
 
 void ShardedUnits::Impl::start(torch::Device device) {
   if (surroundings) return;
@@ -377,7 +335,7 @@ ShardedUnits::wrap(
   const size_t set = impl_->gathered->make_set(std::move(units));
   std::shared_ptr<SavedTensorHooks> hooks;
   if (impl_->gathers_again()) {
-    hooks = std::make_shared<GatherWhenUnpacked>(impl_, set);
+    hooks = std::make_shared<sharding::GatherWhenUnpacked>(impl_, set);
   }
   return [impl = impl_, set, hooks, forward = std::move(forward)](
              const std::vector<Tensor>& inputs) {

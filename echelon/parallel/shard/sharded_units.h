@@ -181,6 +181,9 @@ class ShardedUnits {
   };
   std::vector<UnitBytes> bytes() const;
 
+  /// For the other files of this room.
+  const std::shared_ptr<Impl>& impl() const { return impl_; }
+
  private:
   std::shared_ptr<Impl> impl_;
 };

@@ -1,0 +1,348 @@
+// Operators see parameters as tensors whose storage a flat buffer owns: a fallback
+// of a dispatch key without a meaning of its own, above all others, looks at each
+// operator's arguments and gathers what they need. It runs in threads that include
+// the key alone: where a Reading lives, and in a forward that backward computes
+// again, which has the thread's state of the first time.
+#include "echelon/parallel/shard/fully_sharded.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <map>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "echelon/config/nearest.h"
+#include "echelon/error.h"
+#include "echelon/parallel/shard/sharded_units_impl.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+using Units = std::shared_ptr<ShardedUnits::Impl>;
+
+constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+// Whose memory a storage is, for all threads: recomputed forwards may run on
+// threads of autograd.
+class Owners {
+ public:
+  static Owners& all() {
+    static auto* owners = new Owners;
+    return *owners;
+  }
+  void add(const c10::StorageImpl* storage, const Units& units) {
+    const std::unique_lock lock(mutex_);
+    owners_[storage] = units;
+  }
+  void remove(const c10::StorageImpl* storage) {
+    const std::unique_lock lock(mutex_);
+    owners_.erase(storage);
+  }
+  Units find(const c10::StorageImpl* storage) const {
+    const std::shared_lock lock(mutex_);
+    const auto found = owners_.find(storage);
+    return found == owners_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<
+      const c10::StorageImpl*, std::weak_ptr<ShardedUnits::Impl>>
+      owners_;
+};
+
+// Units whose parameters an operator reads, by owner.
+using Needed = std::vector<std::pair<Units, std::vector<size_t>>>;
+
+void look_at(const Tensor& tensor, Needed& needed) {
+  if (!tensor.defined() || !tensor.has_storage()) return;
+  const auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const Units owner = Owners::all().find(storage);
+  if (!owner) return;
+  auto found = std::find_if(needed.begin(), needed.end(), [&](const auto& one) {
+    return one.first == owner;
+  });
+  if (found == needed.end()) found = needed.insert(found, {owner, {}});
+  auto& units = found->second;
+  const size_t unit = owner->unit_of.at(storage);
+  if (std::find(units.begin(), units.end(), unit) == units.end()) {
+    units.push_back(unit);
+  }
+}
+
+void look_at(const c10::IValue& value, Needed& needed) {
+  if (value.isTensor()) {
+    look_at(value.toTensor(), needed);
+  } else if (value.isTensorList()) {
+    for (const Tensor& tensor : value.toTensorList()) look_at(tensor, needed);
+  } else if (value.isList()) {
+    for (const auto& one : value.toListRef()) look_at(one, needed);
+  }
+}
+
+// Gathers them; what the operator saves of them is gathered again in backward.
+struct Reader {
+  explicit Reader(const Needed& needed) {
+    for (const auto& [owner, units] : needed) {
+      const std::lock_guard lock(owner->mutex);
+      const size_t set = owner->gathered->find_set(units);
+      owner->use(set);
+      if (!owner->gathers_again() || !torch::GradMode::is_enabled()) continue;
+      scopes.push_back(std::make_unique<SavedTensorScope>(
+          std::make_shared<sharding::GatherWhenUnpacked>(owner, set)));
+    }
+  }
+  ~Reader() {
+    while (!scopes.empty()) scopes.pop_back();
+  }
+  std::vector<std::unique_ptr<SavedTensorScope>> scopes;
+};
+
+void gather_arguments(
+    const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  Needed needed;
+  const size_t count = op.schema().arguments().size();
+  for (size_t i = stack->size() - count; i < stack->size(); ++i) {
+    look_at((*stack)[i], needed);
+  }
+  // Operators inside this one read the same.
+  const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
+  if (needed.empty()) {
+    op.callBoxed(stack);
+    return;
+  }
+  const Reader reader(needed);
+  op.callBoxed(stack);
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
+  library.fallback(
+      torch::CppFunction::makeFromBoxedFunction<&gather_arguments>());
+}
+
+// ---------------------------------------------------------------------- names
+
+std::vector<std::string> names_of_submodules(const torch::nn::Module& module) {
+  std::vector<std::string> names;
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    names.push_back(item.key());
+  }
+  return names;
+}
+
+// "blocks.*" becomes "blocks.0", "blocks.1", …
+std::vector<std::string> expand(
+    const std::vector<std::string>& patterns,
+    const std::vector<std::string>& names) {
+  std::vector<std::string> units;
+  for (const auto& pattern : patterns) {
+    const bool star = pattern.ends_with(".*") || pattern == "*";
+    const std::string prefix =
+        star ? pattern.substr(0, pattern.size() - 1) : pattern;
+    bool matches = false;
+    for (const auto& name : names) {
+      const bool child = star && name.starts_with(prefix) &&
+          name.find('.', prefix.size()) == std::string::npos;
+      if (!child && name != pattern) continue;
+      matches = true;
+      units.push_back(name);
+    }
+    if (matches) continue;
+    const std::string asked =
+        star && pattern != "*" ? prefix.substr(0, prefix.size() - 1) : pattern;
+    throw ConfigError(
+        "[sharded data parallel] no submodule matches the unit \"" + pattern +
+        "\"" + config::did_you_mean(asked, names));
+  }
+  return units;
+}
+
+void check_nesting(const std::vector<std::string>& units) {
+  for (const auto& inner : units) {
+    if (std::count(units.begin(), units.end(), inner) > 1) {
+      throw ConfigError(
+          "[sharded data parallel] unit \"" + inner +
+          "\" is named twice; name each submodule once");
+    }
+    for (const auto& outer : units) {
+      if (!inner.starts_with(outer + ".")) continue;
+      throw ConfigError(
+          "[sharded data parallel] unit \"" + inner + "\" lies inside unit \"" +
+          outer + "\"; name the outer one alone, or its parts alone");
+    }
+  }
+}
+
+}  // namespace
+
+// --------------------------------------------------------------------- module
+
+struct FullyShardedModule::Impl : std::enable_shared_from_this<Impl> {
+  explicit Impl(const FullyShardedOptions& options)
+      : units(options.shard, options.replicate, options.sharding) {}
+  ~Impl() {
+    for (const auto& [storage, _] : units.impl()->unit_of) {
+      Owners::all().remove(storage);
+    }
+  }
+
+  void add(torch::nn::Module& module, const FullyShardedOptions& options);
+  void on_output();
+
+  ShardedUnits units;
+  std::mutex mutex;
+  int no_sync = 0;
+  int task = -1;  // autograd's number of the backward that began last
+};
+
+// One parameter: its tensor, its names, and the units that have it.
+void FullyShardedModule::Impl::add(
+    torch::nn::Module& module, const FullyShardedOptions& options) {
+  const auto names = expand(options.units, names_of_submodules(module));
+  check_nesting(names);
+  const size_t rest = names.size();
+  struct Parameter {
+    std::string name;
+    Tensor tensor;
+    size_t unit;
+  };
+  std::vector<Parameter> parameters;
+  std::map<const c10::TensorImpl*, size_t> seen;
+  for (const auto& item : module.named_parameters()) {
+    size_t unit = 0;
+    while (unit < rest && !item.key().starts_with(names[unit] + ".")) ++unit;
+    const auto [known, fresh] = seen.emplace(
+        item.value().unsafeGetTensorImpl(), parameters.size());
+    if (fresh) {
+      parameters.push_back({item.key(), item.value(), unit});
+      continue;
+    }
+    auto& other = parameters[known->second];
+    if (other.unit == unit) continue;
+    if (other.unit != rest && unit != rest) {
+      throw ConfigError(
+          "[sharded data parallel] \"" + other.name + "\" of unit \"" +
+          names[other.unit] + "\" and \"" + item.key() + "\" of unit \"" +
+          names[unit] +
+          "\" are one parameter, and a parameter is in one unit; make a "
+          "submodule that has both the unit, or name neither, so that it is in "
+          "the rest of the module");
+    }
+    other.unit = rest;
+  }
+  const auto add_unit = [&](const std::string& name, size_t index) {
+    sharding::FlatBuffer::Named own;
+    for (const auto& parameter : parameters) {
+      if (parameter.unit == index) {
+        own.emplace_back(parameter.name, parameter.tensor);
+      }
+    }
+    if (own.empty() && index != rest) {
+      throw ConfigError(
+          "[sharded data parallel] unit \"" + name +
+          "\" has no parameters of its own; leave it out");
+    }
+    if (!own.empty()) units.add(name, own, !options.broadcast_values);
+  };
+  // First, since gradients of what is used at both ends come last.
+  add_unit("rest of the module", rest);
+  for (size_t i = 0; i < rest; ++i) add_unit(names[i], i);
+  for (const auto& [storage, _] : units.impl()->unit_of) {
+    Owners::all().add(storage, units.impl());
+  }
+  if (!options.broadcast_values) return;
+  const torch::NoGradGuard no_grad;
+  for (auto& item : module.named_buffers()) {
+    const Tensor values = item.value().contiguous();
+    const Call call{.label = "values of " + item.key()};
+    options.shard.broadcast(values, 0, call);
+    options.replicate.broadcast(values, 0, call);
+    if (!values.is_same(item.value())) item.value().copy_(values);
+  }
+}
+
+void FullyShardedModule::Impl::on_output() {
+  // autograd::grad reaches no parameter, or few by choice.
+  const auto* selected = torch::autograd::get_current_graph_task_exec_info();
+  if (selected != nullptr && !selected->empty()) return;
+  const std::lock_guard lock(mutex);
+  const int current = torch::autograd::get_current_graph_task_id();
+  if (task == current) return;
+  task = current;
+  units.begin_backward({.last = no_sync == 0, .keep_whole = true});
+  if (no_sync > 0) return;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) self->units.finish();
+      });
+}
+
+FullyShardedModule::FullyShardedModule(
+    torch::nn::Module& module, FullyShardedOptions options)
+    : impl_(std::make_shared<Impl>(options)) {
+  impl_->add(module, options);
+}
+
+FullyShardedModule::~FullyShardedModule() = default;
+
+struct FullyShardedModule::Reading::Impl {
+  explicit Impl(std::shared_ptr<SavedTensorHooks> hooks)
+      : include(kKey) {
+    if (hooks) scope.emplace(std::move(hooks));
+  }
+  // For what saves tensors without being an operator: functions of users.
+  std::optional<SavedTensorScope> scope;
+  c10::impl::IncludeDispatchKeyGuard include;
+};
+
+FullyShardedModule::Reading::Reading(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)) {}
+FullyShardedModule::Reading::~Reading() = default;
+
+std::unique_ptr<FullyShardedModule::Reading> FullyShardedModule::read() {
+  const auto& units = impl_->units.impl();
+  std::shared_ptr<SavedTensorHooks> hooks;
+  if (units->gathers_again()) {
+    hooks =
+        std::make_shared<sharding::GatherWhenUnpacked>(units, std::nullopt);
+  }
+  return std::unique_ptr<Reading>(
+      new Reading(std::make_unique<Reading::Impl>(std::move(hooks))));
+}
+
+void FullyShardedModule::watch(const Tensor& output) {
+  if (!output.defined() || !output.requires_grad()) return;
+  output.register_hook([weak = std::weak_ptr(impl_)](const Tensor&) {
+    if (const auto impl = weak.lock()) impl->on_output();
+  });
+}
+
+FullyShardedModule::NoSync::NoSync(std::shared_ptr<Impl> impl)
+    : impl_(std::move(impl)) {
+  const std::lock_guard lock(impl_->mutex);
+  ++impl_->no_sync;
+}
+
+FullyShardedModule::NoSync::~NoSync() {
+  const std::lock_guard lock(impl_->mutex);
+  --impl_->no_sync;
+}
+
+std::unique_ptr<FullyShardedModule::NoSync> FullyShardedModule::no_sync() {
+  return std::unique_ptr<NoSync>(new NoSync(impl_));
+}
+
+void FullyShardedModule::after_update(bool updated) {
+  impl_->units.after_update(updated);
+}
+
+ShardedUnits& FullyShardedModule::units() { return impl_->units; }
+
+}  // namespace echelon

@@ -1,0 +1,336 @@
+#include "echelon/parallel/shard/fully_sharded.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "echelon/error.h"
+#include "echelon/optim/optimizer.h"
+#include "tests/parallel/data/nets.h"
+#include "tests/parallel/shard/parts.h"
+#include "tests/support/parity.h"
+#include "tests/support/ranks.h"
+
+namespace echelon {
+namespace {
+
+using namespace sharding_test;
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+
+template <class E = ConfigError>
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+// A function of a user, which saves a parameter itself.
+struct Scale : torch::autograd::Function<Scale> {
+  static Tensor forward(
+      torch::autograd::AutogradContext* context,
+      const Tensor& x,
+      const Tensor& by) {
+    context->save_for_backward({x, by});
+    return x * by;
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      torch::autograd::variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0] * saved[1], (gradients[0] * saved[0]).sum(0)};
+  }
+};
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() {
+    register_module("fc1", fc1);
+    register_module("fc2", fc2);
+    register_module("norm", norm);
+    scale = register_parameter("scale", torch::ones({8}));
+  }
+  Tensor forward(const Tensor& x) {
+    return x + Scale::apply(fc2(torch::gelu(fc1(norm(x)))), scale);
+  }
+  torch::nn::Linear fc1{8, 12}, fc2{12, 8};
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({8})};
+  Tensor scale;
+};
+TORCH_MODULE(Block);
+
+// [batch, 6] -> [batch, 4]; blocks are used by conditions and several times, a
+// matrix is used at both ends.
+struct UserNetImpl : torch::nn::Module {
+  UserNetImpl() {
+    in = register_parameter("in", torch::randn({6, 8}));
+    blocks = register_module(
+        "blocks", torch::nn::ModuleList(Block(), Block(), Block()));
+    head = register_module(
+        "head",
+        torch::nn::Sequential(
+            torch::nn::Linear(6, 5), torch::nn::Tanh(),
+            torch::nn::Linear(5, 4)));
+    register_buffer("calls", torch::zeros({1}));
+  }
+  std::tuple<Tensor, Tensor> forward(const Tensor& x, bool twice) {
+    Tensor h = x.mm(in);
+    h = blocks->at<BlockImpl>(0).forward(h);
+    h = blocks->at<BlockImpl>(1).forward(h);
+    if (twice) h = blocks->at<BlockImpl>(0).forward(h);
+    // Of two units in one operator.
+    h = torch::addcmul(
+        h, blocks->at<BlockImpl>(1).scale, blocks->at<BlockImpl>(2).scale);
+    h = blocks->at<BlockImpl>(2).forward(h);
+    return {head->forward(h.mm(in.t())), h.square().mean(1)};
+  }
+  Tensor in;
+  torch::nn::ModuleList blocks{nullptr};
+  torch::nn::Sequential head{nullptr};
+};
+TORCH_MODULE(UserNet);
+
+UserNet make_net(uint64_t seed = 3) {
+  UserNet net;
+  parity::give_values(*net, seed);
+  return net;
+}
+
+constexpr int64_t kRows = 7;
+
+Tensor rows_of(int step, int microbatch) {
+  return parity::random(
+      {kRows, 6}, 1000 * static_cast<uint64_t>(step) + microbatch);
+}
+
+Tensor loss_sum(const std::tuple<Tensor, Tensor>& outputs) {
+  return std::get<0>(outputs).sin().sum() + std::get<1>(outputs).sum();
+}
+
+struct Case {
+  int stage = 3;
+  int microbatches = 1;
+  bool no_sync = false;
+  bool frozen = false;
+  std::vector<std::string> units = {"blocks.*", "head"};
+};
+
+constexpr int kSteps = 3;
+
+UserNet net_of(const Case& one, uint64_t seed = 3) {
+  UserNet net = make_net(seed);
+  if (one.frozen) {
+    net->blocks->at<BlockImpl>(1).fc1->weight.set_requires_grad(false);
+    for (auto& parameter : net->head->parameters()) {
+      parameter.set_requires_grad(false);
+    }
+  }
+  return net;
+}
+
+parity::Record on_one_device(const Case& one) {
+  UserNet net = net_of(one);
+  torch::optim::SGD optimizer(
+      net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  parity::Record record;
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    double loss = 0;
+    for (int m = 0; m < one.microbatches; ++m) {
+      const Tensor mean = loss_sum(net->forward(rows_of(step, m), step != 1)) /
+          static_cast<double>(kRows * one.microbatches);
+      mean.backward();
+      loss += mean.item<double>();
+    }
+    record.step(*net, loss);
+    optimizer.step();
+  }
+  record.end(*net);
+  return record;
+}
+
+void expect_parity(const Ranks& ranks, const Case& one) {
+  const auto expected = on_one_device(one);
+  ranks.run([&](World& world) {
+    SCOPED_TRACE("rank " + std::to_string(world.rank()));
+    UserNet net = net_of(one, 3 + world.rank());
+    FullyShardedOptions options{.shard = world.group(), .units = one.units};
+    options.sharding.shard.stage = one.stage;
+    FullyShardedDataParallel<UserNetImpl> sharded(net.ptr(), options);
+    std::vector<Tensor> shards;
+    for (const auto& shard : sharded.units().flat_shards()) {
+      shards.push_back(shard.tensor);
+    }
+    torch::optim::SGD optimizer(
+        shards, torch::optim::SGDOptions(0.05).momentum(0.9));
+    const auto split = even_split(kRows, world.size());
+    const int64_t begin = std::accumulate(
+        split.begin(), split.begin() + world.rank(), int64_t{0});
+    for (int step = 0; step < kSteps; ++step) {
+      for (int m = 0; m < one.microbatches; ++m) {
+        std::unique_ptr<FullyShardedModule::NoSync> no_sync;
+        if (one.no_sync && m + 1 < one.microbatches) {
+          no_sync = sharded.no_sync();
+        }
+        const Tensor x = rows_of(step, m).narrow(0, begin, split[world.rank()]);
+        (loss_sum(sharded(x, step != 1)) * static_cast<double>(world.size()) /
+         static_cast<double>(kRows * one.microbatches))
+            .backward();
+      }
+      expect_parts(
+          "step " + std::to_string(step) + " gradient of",
+          expected.gradients[step], sharded.units(), world.group(),
+          Which::gradients, 1e-10);
+      optimizer.step();
+      sharded.after_update();
+      const torch::NoGradGuard no_grad;
+      EXPECT_TRUE(std::get<0>(sharded(rows_of(0, 0), true))
+                      .isfinite()
+                      .all()
+                      .item<bool>());
+    }
+    expect_parts(
+        "parameter", expected.parameters, sharded.units(), world.group(),
+        Which::values, 1e-10);
+  });
+}
+
+class FullySharded : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Stage, FullySharded, testing::Values(1, 2, 3));
+
+TEST_P(FullySharded, TrainsAnyModule) {
+  for (const Ranks& ranks :
+       {Ranks{1}, Ranks{2}, Ranks{3}, Ranks{2, BackendKind::gloo}}) {
+    expect_parity(ranks, {.stage = GetParam()});
+  }
+}
+
+TEST_P(FullySharded, AnyChoiceOfUnits) {
+  expect_parity({2}, {.stage = GetParam(), .units = {}});
+  expect_parity({2}, {.stage = GetParam(), .units = {"*"}});
+  expect_parity({3}, {.stage = GetParam(), .units = {"blocks.1.fc1", "head.0"}});
+}
+
+TEST_P(FullySharded, Accumulates) {
+  expect_parity({2}, {.stage = GetParam(), .microbatches = 3});
+  expect_parity({2}, {.stage = GetParam(), .microbatches = 3, .no_sync = true});
+}
+
+TEST_P(FullySharded, Frozen) {
+  expect_parity({2}, {.stage = GetParam(), .frozen = true});
+}
+
+TEST(FullySharded, Sequential) {
+  const auto make = [] {
+    torch::nn::Sequential net(
+        torch::nn::Linear(6, 9), torch::nn::ReLU(), torch::nn::BatchNorm1d(9),
+        torch::nn::Linear(9, 4));
+    parity::give_values(*net, 3);
+    return net;
+  };
+  auto plain = make();
+  plain->forward(rows_of(0, 0)).square().sum().backward();
+  Ranks{2}.run([&](World& world) {
+    auto net = make();
+    FullyShardedDataParallel<torch::nn::SequentialImpl> sharded(
+        net.ptr(), {.shard = world.group(), .units = {"0", "2", "3"}});
+    sharded(rows_of(0, 0)).square().sum().backward();
+    parity::NamedTensors gradients;
+    for (const auto& item : plain->named_parameters()) {
+      gradients[item.key()] = item.value().grad();
+    }
+    expect_parts(
+        "gradient of", gradients, sharded.units(), world.group(),
+        Which::gradients, 1e-10);
+    // Buffers are as without.
+    for (const auto& item : plain->named_buffers()) {
+      EXPECT_TRUE(torch::equal(
+          item.value(), net->named_buffers()[item.key()]))
+          << item.key();
+    }
+  });
+}
+
+// What is gathered is one unit and those ahead, not the module.
+TEST(FullySharded, FreesWhatIsNotUsed) {
+  Ranks{2}.run([&](World& world) {
+    auto net = make_net();
+    FullyShardedDataParallel<UserNetImpl> sharded(
+        net.ptr(), {.shard = world.group(), .units = {"blocks.*", "head"}});
+    const auto gathered = [&] {
+      int count = 0;
+      for (const auto& item : net->named_parameters()) {
+        if (!item.key().ends_with("0.fc1.weight") &&
+            !item.key().ends_with("1.fc1.weight") &&
+            !item.key().ends_with("2.fc1.weight")) {
+          continue;
+        }
+        count += item.value().storage().data() != nullptr;
+      }
+      return count;
+    };
+    EXPECT_EQ(gathered(), 0);
+    for (int step = 0; step < 2; ++step) {
+      const Tensor loss = loss_sum(sharded(rows_of(0, 0), false));
+      EXPECT_LE(gathered(), 1);
+      loss.backward();
+      EXPECT_LE(gathered(), 2);
+      sharded.after_update();
+      EXPECT_EQ(gathered(), 0);
+    }
+  });
+}
+
+TEST(FullySharded, MistakesAreNamed) {
+  const auto message = [](std::vector<std::string> units) {
+    return message_of([&] {
+      auto net = make_net();
+      FullyShardedModule sharded(*net, {.units = std::move(units)});
+    });
+  };
+  EXPECT_THAT(
+      message({"block"}),
+      AllOf(HasSubstr("\"block\""), HasSubstr("did you mean \"blocks\"")));
+  EXPECT_THAT(message({"heads.*"}), HasSubstr("did you mean \"head\""));
+  EXPECT_THAT(
+      message({"blocks.1.fc1", "blocks.1"}),
+      AllOf(
+          HasSubstr("\"blocks.1.fc1\" lies inside unit \"blocks.1\"")));
+  EXPECT_THAT(message({"head", "head"}), HasSubstr("twice"));
+  EXPECT_THAT(message({"head.1"}), HasSubstr("no parameters"));
+  EXPECT_THAT(
+      message_of([] {
+        nets::Shared net;
+        FullyShardedModule sharded(*net, {.units = {"first", "second"}});
+      }),
+      AllOf(HasSubstr("first.weight"), HasSubstr("second.weight")));
+}
+
+TEST(FullySharded, CreateGraphIsRefused) {
+  auto net = make_net();
+  Ranks{2}.run([&](World& world) {
+    auto net = make_net();
+    FullyShardedDataParallel<UserNetImpl> sharded(
+        net.ptr(), {.shard = world.group(), .units = {"blocks.*", "head"}});
+    const Tensor x = rows_of(0, 0).requires_grad_();
+    EXPECT_THAT(
+        message_of([&] {
+          torch::autograd::grad(
+              {loss_sum(sharded(x, true))}, {x}, {}, std::nullopt,
+              /*create_graph=*/true);
+        }),
+        HasSubstr("create_graph"));
+  });
+}
+
+}  // namespace
+}  // namespace echelon
