@@ -2,6 +2,7 @@
 
 #include "echelon/models/build.h"
 #include "echelon/models/layers.h"
+#include "echelon/models/low_precision.h"
 #include "echelon/parallel/tensor/conv.h"
 
 namespace echelon::models {
@@ -105,6 +106,15 @@ class ResidualBlock : public torch::nn::Module {
   std::optional<ConvNorm> shortcut_;
 };
 
+// [batch, channels, h, w] -> [batch, channels]. LibTorch would sum in the dtype of
+// x, and the pixels of a large image overflow fp16.
+torch::Tensor mean_of_pixels(const torch::Tensor& x) {
+  if (!is_low_precision(x.scalar_type())) {
+    return at::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
+  }
+  return at::mean(x, {2, 3}, false, torch::kFloat32).to(x.scalar_type());
+}
+
 // conv1 7x7, bn1 with ReLU and 3x3 max-pooling: a quarter of the image's size.
 void add_stem(
     LayerList& layers, int64_t channels, const TensorParallel& parallel) {
@@ -153,7 +163,7 @@ LayerList resnet_layers(
         return scores_of_channels(in, 1, classes, parallel);
       },
       [](RowParallelLinear& fc, const torch::Tensor& x) {
-        return fc.forward(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
+        return fc.forward(mean_of_pixels(x));
       });
   return layers;
 }

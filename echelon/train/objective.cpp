@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/models/low_precision.h"
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
 
 namespace echelon {
@@ -47,7 +48,7 @@ class Classification : public Objective {
   torch::Tensor loss_sum(
       const Tensors& outputs, const torch::Tensor& targets) const override {
     return F::cross_entropy(
-        only_one(outputs),
+        for_sums(only_one(outputs)),
         targets,
         F::CrossEntropyFuncOptions().reduction(torch::kSum));
   }

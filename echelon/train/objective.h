@@ -53,8 +53,8 @@ class Objective {
   virtual int64_t
   count_whole(const torch::Tensor& targets, int64_t samples) const = 0;
 
-  /// The sum of the units' losses, one differentiable number. `outputs`: what
-  /// the model's last layer returns.
+  /// The sum of the units' losses, one differentiable number, in float32 or
+  /// float64. `outputs`: what the model's last layer returns.
   virtual torch::Tensor
   loss_sum(const Tensors& outputs, const torch::Tensor& targets) const = 0;
   /// Units whose answer with the highest score is the right one.

@@ -36,6 +36,14 @@ torch::Dtype sum_dtype(const Tensor& input) {
                                                 : torch::kFloat32;
 }
 
+// A parameter as the kernels take it: beside an input of low precision and
+// statistics in float32, in float32.
+Tensor as_statistics(const Tensor& parameter, const Tensor& statistics) {
+  return parameter.defined() && statistics.defined()
+      ? parameter.to(statistics.scalar_type())
+      : parameter;
+}
+
 Statistics local_statistics(const Tensor& input) {
   const int64_t channels = input.size(1);
   const auto options = input.options().dtype(sum_dtype(input));
@@ -45,7 +53,10 @@ Statistics local_statistics(const Tensor& input) {
             torch::zeros({channels}, options),
             0};
   }
-  auto [mean, variance] = at::batch_norm_update_stats(input, {}, {}, 0.0);
+  // Running statistics that nobody reads say in which dtype the result is.
+  const auto unread = torch::zeros({channels}, options);
+  auto [mean, variance] =
+      at::batch_norm_update_stats(input, unread, unread.clone(), 0.0);
   return {mean.to(options.dtype()), variance.to(options.dtype()), count};
 }
 
@@ -235,8 +246,8 @@ Tensor sync_batch_norm(
   }
   return Normalise::apply(
       input,
-      optional(weight),
-      optional(bias),
+      optional(as_statistics(weight, statistics.mean_C)),
+      optional(as_statistics(bias, statistics.mean_C)),
       statistics.mean_C,
       statistics.variance_C,
       statistics.count,
@@ -272,8 +283,8 @@ Tensor forward_over(Norm& norm, const Tensor& input, const Group& group) {
   }
   return torch::batch_norm(
       input,
-      norm.weight,
-      norm.bias,
+      as_statistics(norm.weight, norm.running_mean),
+      as_statistics(norm.bias, norm.running_mean),
       norm.running_mean,
       norm.running_var,
       training || !norm.options.track_running_stats(),

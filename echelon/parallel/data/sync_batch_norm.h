@@ -20,7 +20,8 @@ namespace echelon {
 ///
 ///   input         [N, C, …]  N may differ between ranks, and be 0 on some
 ///   weight, bias  [C] or undefined
-///   running_mean, running_var  [C] or undefined; updated in place:
+///   running_mean, running_var  [C] or undefined (float32 beside an input of
+///                 float16 or bfloat16, whatever weight is); updated in place:
 ///                 r <- (1 - momentum) * r + momentum * statistic, the variance
 ///                 unbiased, on every rank alike
 ///   returns       [N, C, …]

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/parallel/tensor/autocast_inputs.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/matrix_product.h"
 #include "echelon/parallel/tensor/once.h"
@@ -277,11 +278,13 @@ std::vector<Tensor> column_linear(
   call->label = label;
   std::vector<Tensor> flat;
   for (const auto& one : weights) {
-    flat.push_back(one.weight);
+    flat.push_back(detail::for_product(one.weight));
     call->has_bias.push_back(one.bias.defined());
-    if (one.bias.defined()) flat.push_back(one.bias);
+    if (one.bias.defined()) flat.push_back(detail::for_product(one.bias));
   }
-  return ColumnLinear::apply(x, at::TensorList(flat), call);
+  const auto input = detail::for_product(x);
+  const detail::WithoutAutocast guard;
+  return ColumnLinear::apply(input, at::TensorList(flat), call);
 }
 
 }  // namespace echelon

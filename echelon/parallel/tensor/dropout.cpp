@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -120,12 +121,13 @@ Tensor kept(const Tensor& x, const Tensor& mask, double scale) {
         const auto* from = in.const_data_ptr<scalar_t>();
         const auto* keep = mask.const_data_ptr<bool>();
         auto* to = out.data_ptr<scalar_t>();
-        const auto factor = static_cast<scalar_t>(scale);
+        using Wide = at::opmath_type<scalar_t>;
+        const auto factor = static_cast<Wide>(scale);
         at::parallel_for(
             0, in.numel(), int64_t{1} << 15, [&](int64_t begin, int64_t end) {
               for (int64_t i = begin; i < end; ++i) {
-                to[i] = keep[i] ? static_cast<scalar_t>(from[i] * factor)
-                                : scalar_t(0);
+                const auto x = static_cast<Wide>(from[i]) * factor;
+                to[i] = keep[i] ? static_cast<scalar_t>(x) : scalar_t(0);
               }
             });
       });

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include "echelon/models/low_precision.h"
 #include "echelon/parallel/tensor/once.h"
 #include "echelon/parallel/tensor/row_chunks.h"
 
@@ -19,10 +20,6 @@ whole(int64_t hidden, const TensorParallel& parallel, double first_value) {
       InitialValue::constant_of(first_value)};
 }
 
-bool is_low(torch::Dtype dtype) {
-  return dtype == torch::kHalf || dtype == torch::kBFloat16;
-}
-
 // In a few passes over rows that are in the cache. A GPU has a fused kernel.
 class RmsNorm : public torch::autograd::Function<RmsNorm> {
  public:
@@ -33,10 +30,9 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
       double eps) {
     const auto rows = x.reshape({-1, x.size(-1)});
     auto y = torch::empty_like(rows, torch::MemoryFormat::Contiguous);
-    const bool low = is_low(x.scalar_type());
+    const bool low = is_low_precision(x.scalar_type());
     auto scale = torch::empty(
-        {rows.size(0), 1},
-        low ? rows.options().dtype(torch::kFloat32) : rows.options());
+        {rows.size(0), 1}, rows.options().dtype(sum_dtype(x.scalar_type())));
     detail::for_row_chunks(rows, [&](int64_t begin, int64_t end) {
       const auto part = rows.slice(0, begin, end).to(scale.scalar_type());
       auto root = scale.slice(0, begin, end);
@@ -89,6 +85,54 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
   }
 };
 
+// Of low precision on CPUs, whose kernels take parameters in float32 and then keep
+// the statistics in it, but sum the parameters' gradients in the dtype of x.
+class LowLayerNorm : public torch::autograd::Function<LowLayerNorm> {
+ public:
+  static Tensor forward(
+      AutogradContext* context,
+      const Tensor& x,
+      const Tensor& weight,
+      const Tensor& bias,
+      double eps) {
+    const auto [y, mean, scale] = at::native_layer_norm(
+        x, {x.size(-1)}, for_sums(weight), for_sums(bias), eps);
+    context->save_for_backward({x, weight, bias, mean, scale});
+    return y;
+  }
+
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    detail::refuse_second_derivative("LayerNorm");
+    const auto saved = context->get_saved_variables();
+    const auto& x = saved[0];
+    Tensor for_x;
+    if (context->needs_input_grad(0)) {
+      for_x = std::get<0>(at::native_layer_norm_backward(
+          gradients[0], x, {x.size(-1)}, saved[3], saved[4],
+          for_sums(saved[1]), for_sums(saved[2]), {true, false, false}));
+    }
+    auto for_weight = torch::zeros_like(saved[1], saved[3].options());
+    auto for_bias = torch::zeros_like(for_weight);
+    const auto rows = x.reshape({-1, x.size(-1)});
+    const auto gradient = gradients[0].reshape(rows.sizes());
+    const auto mean = saved[3].reshape({-1, 1});
+    const auto scale = saved[4].reshape({-1, 1});
+    detail::for_row_chunks(rows, [&](int64_t begin, int64_t end) {
+      const auto part = [&](const Tensor& all) {
+        return all.slice(0, begin, end);
+      };
+      const auto g = for_sums(part(gradient));
+      const auto normal = (part(rows) - part(mean)).mul_(part(scale));
+      for_weight += normal.mul_(g).sum(0);
+      for_bias += g.sum(0);
+    });
+    return {
+        for_x, for_weight.to(saved[1].scalar_type()),
+        for_bias.to(saved[2].scalar_type()), Tensor()};
+  }
+};
+
 }  // namespace
 
 LayerNorm::LayerNorm(
@@ -99,6 +143,9 @@ LayerNorm::LayerNorm(
       eps_(eps) {}
 
 Tensor LayerNorm::forward(const Tensor& x) {
+  if (x.is_cpu() && is_low_precision(x.scalar_type())) {
+    return LowLayerNorm::apply(x, weight, bias, eps_);
+  }
   return at::layer_norm(x, {hidden_}, weight, bias, eps_);
 }
 

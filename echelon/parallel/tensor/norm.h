@@ -13,6 +13,7 @@
 namespace echelon {
 
 /// (x - mean) / sqrt(variance + eps) * weight + bias. weight, bias [hidden].
+/// float16 and bfloat16 are normalised in float32.
 /// Source: Ba et al., "Layer Normalization", 2016, arXiv:1607.06450.
 class LayerNorm : public ShardedModule {
  public:

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/models/low_precision.h"
 
 namespace echelon {
 namespace {
@@ -47,7 +48,8 @@ RotaryTable make_table(
   const auto positions = torch::arange(count, single).unsqueeze(1);
   const auto angles =
       positions * rotary_frequencies(options, head_size).to(like.device());
-  return {angles.cos().to(like.dtype()), angles.sin().to(like.dtype())};
+  const auto dtype = sum_dtype(c10::typeMetaToScalarType(like.dtype()));
+  return {angles.cos().to(dtype), angles.sin().to(dtype)};
 }
 
 using Key = std::tuple<
@@ -69,6 +71,22 @@ RotaryTable rows(const RotaryTable& table, int64_t first, int64_t count) {
       table.cosine.narrow(0, first, count), table.sine.narrow(0, first, count)};
 }
 
+// out = a cos + b sin * sign, of which out, a and b may be of low precision.
+void turn_half(
+    Tensor out,
+    const Tensor& a,
+    const Tensor& b,
+    const Tensor& cos,
+    const Tensor& sin,
+    int sign) {
+  if (is_low_precision(a.scalar_type())) {
+    out.copy_(at::mul(a, cos).addcmul_(for_sums(b), sin, sign));
+  } else {
+    at::mul_out(out, a, cos);
+    out.addcmul_(b, sin, sign);
+  }
+}
+
 // (a, b) -> (a cos - b sin, b cos + a sin), in few passes; `sign` -1 turns back.
 Tensor
 turned(const Tensor& x, const Tensor& cosine, const Tensor& sine, int sign) {
@@ -78,12 +96,8 @@ turned(const Tensor& x, const Tensor& cosine, const Tensor& sine, int sign) {
   const auto a = x.narrow(-1, 0, half);
   const auto b = x.narrow(-1, half, half);
   auto result = at::empty(x.sizes(), x.options());
-  auto first = result.narrow(-1, 0, half);
-  auto second = result.narrow(-1, half, half);
-  at::mul_out(first, a, cos);
-  first.addcmul_(b, sin, -sign);
-  at::mul_out(second, b, cos);
-  second.addcmul_(a, sin, sign);
+  turn_half(result.narrow(-1, 0, half), a, b, cos, sin, -sign);
+  turn_half(result.narrow(-1, half, half), b, a, cos, sin, sign);
   return result;
 }
 
@@ -132,7 +146,9 @@ RotaryTable rotary_table(
     int64_t count,
     const torch::TensorOptions& like) {
   if (like.device().is_meta()) {
-    const auto table = at::empty({count, head_size / 2}, like);
+    const auto table = at::empty(
+        {count, head_size / 2},
+        like.dtype(sum_dtype(c10::typeMetaToScalarType(like.dtype()))));
     return {table, at::empty_like(table)};
   }
   const Key key{

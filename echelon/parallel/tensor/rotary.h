@@ -31,7 +31,8 @@ struct RotaryOptions {
 torch::Tensor
 rotary_frequencies(const RotaryOptions& options, int64_t head_size);
 
-/// Cosines and sines of positions [first, first + count).
+/// Cosines and sines of positions [first, first + count): of the dtype that was
+/// asked for, but float32 for float16 and bfloat16.
 struct RotaryTable {
   torch::Tensor cosine;  // [count, head_size / 2]
   torch::Tensor sine;
@@ -46,7 +47,7 @@ RotaryTable rotary_table(
     int64_t count,
     const torch::TensorOptions& like);
 
-/// Turns each head of each position.
+/// Turns each head of each position. float16 and bfloat16 are turned in float32.
 ///
 ///   x        [batch, positions, heads, head_size], any strides
 ///   returns  a new tensor, contiguous

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "echelon/parallel/tensor/autocast_inputs.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/matrix_product.h"
 #include "echelon/parallel/tensor/once.h"
@@ -169,9 +170,11 @@ Tensor row_linear(
   call->parallel = parallel;
   call->label = label;
   call->has_bias = {bias.defined()};
-  std::vector<Tensor> flat = {weight};
-  if (bias.defined()) flat.push_back(bias);
-  return RowLinear::apply(x, at::TensorList(flat), call);
+  std::vector<Tensor> flat = {detail::for_product(weight)};
+  if (bias.defined()) flat.push_back(detail::for_product(bias));
+  const auto input = detail::for_product(x);
+  const detail::WithoutAutocast guard;
+  return RowLinear::apply(input, at::TensorList(flat), call);
 }
 
 }  // namespace echelon

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/models/low_precision.h"
 #include "echelon/parallel/tensor/once.h"
 #include "echelon/parallel/tensor/token_ids.h"
 #include "echelon/parallel/tensor/token_rows.h"
@@ -21,6 +22,45 @@ struct Lookup : torch::CustomClassHolder {
   TensorParallel parallel;
   std::string label;
 };
+
+// The gradient of a table of `rows` rows. CPUs add each token's to its row in the
+// gradient's dtype, where the sum of a frequent one stagnates.
+Tensor gradient_of_rows(
+    const Tensor& gradient,
+    const Tensor& ids,
+    int64_t rows,
+    int64_t padding = -1) {
+  return at::embedding_dense_backward(
+             for_sums(gradient), ids, rows, padding,
+             /*scale_grad_by_freq=*/false)
+      .to(gradient.scalar_type());
+}
+
+// at::embedding, but for its gradient.
+class Rows : public torch::autograd::Function<Rows> {
+ public:
+  static Tensor forward(
+      AutogradContext* context, const Tensor& weight, const Tensor& ids) {
+    context->save_for_backward({ids});
+    context->saved_data["rows"] = weight.size(0);
+    return at::embedding(weight, ids);
+  }
+
+  static variable_list
+  backward(AutogradContext* context, const variable_list& gradients) {
+    detail::refuse_second_derivative("the embedding of tokens");
+    return {
+        gradient_of_rows(
+            gradients[0], context->get_saved_variables()[0],
+            context->saved_data["rows"].toInt()),
+        Tensor()};
+  }
+};
+
+Tensor rows_of_table(const Tensor& weight, const Tensor& ids) {
+  return is_low_precision(weight.scalar_type()) ? Rows::apply(weight, ids)
+                                                : at::embedding(weight, ids);
+}
 
 // Rows of the ids that are here, zeros for the others; summed over the ranks.
 class CutLookup : public torch::autograd::Function<CutLookup> {
@@ -58,12 +98,11 @@ class CutLookup : public torch::autograd::Function<CutLookup> {
           gradient, ids.numel(), lookup.parallel, lookup.label + " gather");
     }
     // One row more, of the ids that are elsewhere.
-    const auto all = at::embedding_dense_backward(
+    const auto all = gradient_of_rows(
         gradient.reshape({ids.numel(), gradient.size(-1)}),
         detail::local_ids(ids, range, rows).flatten(),
         rows + 1,
-        /*padding_idx=*/rows,
-        /*scale_grad_by_freq=*/false);
+        /*padding=*/rows);
     return {all.narrow(0, 0, rows), Tensor(), Tensor()};
   }
 
@@ -104,7 +143,7 @@ Tensor VocabParallelEmbedding::forward(const Tensor& ids) {
         " dimensions; they are [batch, sequence]");
   }
   detail::check_ids(ids, vocabulary_, label_);
-  if (parallel_.size() == 1) return at::embedding(weight, ids);
+  if (parallel_.size() == 1) return rows_of_table(weight, ids);
   auto lookup = c10::make_intrusive<Lookup>();
   lookup->vocabulary = vocabulary_;
   lookup->parallel = parallel_;
@@ -132,7 +171,7 @@ Tensor PositionEmbedding::forward(const Tensor& x, const Tensor& like) {
   const auto mine = parallel_.part_of(like.size(0) * sequence);
   const auto positions =
       torch::arange(mine.begin, mine.end, like.options().dtype(torch::kInt64));
-  return x + at::embedding(weight, positions.remainder_(sequence));
+  return x + rows_of_table(weight, positions.remainder_(sequence));
 }
 
 }  // namespace echelon

@@ -257,5 +257,45 @@ TEST(SyncBatchNorm, ErrorsSayWhatIsNeeded) {
       HasSubstr("cannot be differentiated twice"));
 }
 
+// Parameters and activations in low precision, statistics in float32.
+TEST(SyncBatchNorm, StatisticsOfLowPrecisionAreThoseOfFloat32) {
+  for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
+    run_ranks(3, [&](World& world) {
+      SyncBatchNorm norm(BatchNormOptions(3), world.group());
+      SyncBatchNorm whole(BatchNormOptions(3), World::alone().group());
+      for (auto* one : {&norm, &whole}) {
+        for (auto& parameter : (*one)->parameters()) {
+          parameter.set_data(torch::full({3}, 1.5, dtype));
+        }
+      }
+      const auto all = (parity::random({30, 3, 20, 20}, 1) + 6).to(dtype);
+      const auto cotangent = (parity::random({30, 3, 20, 20}, 2) + 1).to(dtype);
+      const auto part = [&](const Tensor& x) {
+        return x.narrow(0, 10 * world.rank(), 10);
+      };
+      for (const bool training : {true, false}) {
+        norm->train(training);
+        whole->train(training);
+        const auto x = part(all).clone().requires_grad_();
+        const auto wide = all.to(torch::kFloat32).requires_grad_();
+        const auto y = norm->forward(x);
+        const auto expected = whole->forward(wide);
+        EXPECT_EQ(y.scalar_type(), dtype);
+        const double tolerance = dtype == torch::kHalf ? 0x1p-10 : 0x1p-7;
+        EXPECT_TRUE(torch::allclose(
+            y.to(torch::kFloat32), part(expected), tolerance, tolerance));
+        y.backward(part(cotangent));
+        expected.backward(cotangent.to(torch::kFloat32));
+        EXPECT_EQ(x.grad().scalar_type(), dtype);
+        EXPECT_TRUE(torch::allclose(
+            x.grad().to(torch::kFloat32), part(wide.grad()), tolerance,
+            tolerance));
+      }
+      EXPECT_EQ(norm->running_var.scalar_type(), torch::kFloat32);
+      expect_close(whole, norm, 1e-6);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace echelon
