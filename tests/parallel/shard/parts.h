@@ -35,7 +35,7 @@ inline void expect_part(
   const double scale = std::max(parity::detail::largest(whole), floor);
   EXPECT_LE(
       parity::detail::largest(expected.to(torch::kFloat64) -
-                              part.to(torch::kFloat64)),
+                              part.to(torch::kCPU, torch::kFloat64)),
       tolerance * scale)
       << what;
 }

@@ -37,6 +37,7 @@ struct Plan {
   int64_t rows = 7;        // of a microbatch, over all ranks
   bool evaluate = false;   // between the steps
   std::string optimizer = "sgd";
+  torch::Device device = torch::kCPU;  // of the network and its inputs
   /// Of the network, before it is cut.
   std::function<void(Network&)> prepare = [](Network&) {};
   /// Around each layer.
@@ -55,9 +56,10 @@ inline Plan with_stage(int stage) {
 
 inline Tensor rows_of(const Plan& plan, int step, int microbatch) {
   const Tensor given = plan.input(step, microbatch);
-  if (given.defined()) return given;
+  if (given.defined()) return given.to(plan.device);
   return parity::random(
-      {plan.rows, 6}, 1000 * static_cast<uint64_t>(step) + microbatch);
+             {plan.rows, 6}, 1000 * static_cast<uint64_t>(step) + microbatch)
+      .to(plan.device);
 }
 
 inline Tensor loss_sum(const Tensors& outputs, const Tensor& x) {
@@ -93,7 +95,7 @@ inline Parameters parameters_of(Network& network, size_t index) {
 
 inline std::shared_ptr<Network> build(const Plan& plan) {
   auto network = build_network(plan.list, 0, plan.list.size(), 5);
-  network->to(torch::kFloat64);
+  network->to(plan.device, torch::kFloat64);
   plan.prepare(*network);
   return network;
 }
@@ -200,7 +202,7 @@ inline double forward_backward(
     cut.units.begin_backward(
         {.last = m + 1 == plan.microbatches, .keep_whole = plan.keep_whole});
     mean.backward();
-    loss += mean.detach().to(torch::kFloat64);
+    loss += mean.item<double>();
   }
   cut.units.finish();
   world.group().all_reduce(loss, ReduceOp::avg);
@@ -240,7 +242,7 @@ inline void expect_parity_on(
     const Tensor& whole = expected.parameters.at(item.key());
     EXPECT_LE(
         parity::detail::largest(
-            item.value().detach().to(torch::kFloat64) - whole),
+            item.value().detach().to(torch::kCPU, torch::kFloat64) - whole),
         tolerance * std::max(parity::detail::largest(whole), 1e-2))
         << item.key();
   }
