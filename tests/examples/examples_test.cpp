@@ -79,5 +79,11 @@ TEST(Examples, TensorParallel) {
   }
 }
 
+TEST(Examples, Sharded) {
+  const auto one = losses_in(output_of(0, {"05_sharded"}));
+  expect_equal(one, losses_in(output_of(2, {"05_sharded"})));
+  expect_equal(one, losses_in(output_of(4, {"05_sharded"})));
+}
+
 }  // namespace
 }  // namespace echelon

@@ -1,0 +1,86 @@
+// A model of one's own that no rank holds whole: parameters, gradients and the
+// optimizer's state are cut over the ranks, and the parameters of a block are
+// together only while it computes. Losses do not depend on how many ranks there are.
+//
+//   build/bin/echelon run -n 2 -- build/bin/05_sharded
+//   build/bin/05_sharded                       # one rank, and the same losses
+#include <torch/torch.h>
+
+#include <cstdio>
+
+#include "echelon/comm/world.h"
+#include "echelon/parallel/shard/fully_sharded.h"
+
+using torch::Tensor;
+
+constexpr int64_t kBatch = 64;  // of all ranks together
+constexpr int64_t kWidth = 32;
+
+struct BlockImpl : torch::nn::Module {
+  Tensor forward(const Tensor& x) {
+    return x + out(torch::gelu(in(norm(x))));
+  }
+  torch::nn::LayerNorm norm = register_module(
+      "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+  torch::nn::Linear in =
+      register_module("in", torch::nn::Linear(kWidth, 4 * kWidth));
+  torch::nn::Linear out =
+      register_module("out", torch::nn::Linear(4 * kWidth, kWidth));
+};
+TORCH_MODULE(Block);
+
+struct Net : torch::nn::Module {
+  Net() {
+    for (int i = 0; i < 4; ++i) blocks->push_back(Block());
+  }
+  Tensor forward(const Tensor& x) {
+    return head(blocks->forward(x));
+  }
+  torch::nn::Sequential blocks =
+      register_module("blocks", torch::nn::Sequential());
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(kWidth, 1));
+};
+
+int main() try {
+  auto world = echelon::World::from_environment();
+  torch::manual_seed(0);
+  auto net = std::make_shared<Net>();
+  net->to(world.device());
+
+  // Each block is a unit; what is left, the head, is one more. From here on a rank
+  // keeps its part of each unit, and .parameters() of the net are empty in between.
+  echelon::FullyShardedDataParallel<Net> sharded(
+      net, {.shard = world.group(), .units = {"blocks.*"}});
+  std::vector<Tensor> shards;  // one or two of each unit: a few fused updates
+  int64_t own = 0;
+  for (const auto& shard : sharded.units().flat_shards()) {
+    shards.push_back(shard.tensor);
+    own += shard.tensor.numel();
+  }
+  torch::optim::AdamW optimizer(shards, torch::optim::AdamWOptions(1e-2));
+  std::printf("rank %d has %ld numbers\n", world.rank(), own);
+
+  const int64_t rows = kBatch / world.size();
+  for (int step = 1; step <= 60; ++step) {
+    // The same samples everywhere; each rank takes its part.
+    const Tensor all = torch::randn({kBatch, kWidth});
+    const Tensor x =
+        all.narrow(0, world.rank() * rows, rows).to(world.device());
+    const Tensor loss = torch::mse_loss(
+        sharded(x), torch::sin(x).mean(1, /*keepdim=*/true));
+    loss.backward();  // leaves the mean over all ranks in the shards
+    optimizer.step();
+    sharded.after_update();
+    if (step % 20 == 0) {
+      const Tensor mean = loss.detach().clone();
+      world.group().all_reduce(mean, echelon::ReduceOp::avg);
+      if (world.rank() == 0) {
+        std::printf("step %d: loss %.6f\n", step, mean.item<double>());
+      }
+    }
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}
