@@ -172,7 +172,11 @@ class ShardedUnits {
   /// By parameter: every one that was added, in that order.
   std::vector<ShardedPart> parts() const;
 
-  /// Bytes, for the plan of memory: of one unit's gathered buffer and flat gradient.
+  /// Bytes, for the plan of memory. On a rank are
+  ///   shards     all of them, and as many of gradients from the first backward on
+  ///   gathered   units in use and those ahead of them; all with stages 1 and 2
+  ///   gradients  flat ones of two units: one is filled, one is reduced; all when
+  ///              a backward that is not the last leaves them whole
   struct UnitBytes {
     std::string name;
     int64_t shard = 0;     // master copies that are here

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "echelon/error.h"
+#include "echelon/memory/memory_meter.h"
 #include "echelon/models/make_network.h"
 #include "tests/parallel/shard/training.h"
 
@@ -567,6 +568,41 @@ TEST(Memory, OfAStage3ModelIsItsShards) {
   });
 }
 
+// However many units there are, two are gathered and two have flat gradients.
+TEST(Memory, OfAStep) {
+  Plan plan = with_stage(3);
+  plan.list = LayerList();
+  nets::add_linear(plan.list, "in", 6, 64);
+  for (int i = 0; i < 8; ++i) {
+    nets::add_linear(plan.list, "fc" + std::to_string(i), 64, 64);
+  }
+  for (const int64_t prefetch : {0, 1}) {
+    plan.options.shard.prefetch = prefetch;
+    Ranks{2}.run([&](World& world) {
+      MemoryMeter meter;
+      const auto counting = meter.count();
+      Cut cut(build(plan), world.group(), Group::alone("dp_replicate"), plan);
+      forward_backward(cut, plan, world, 0);
+      cut.units.after_update();
+      meter.reset_peak();
+      forward_backward(cut, plan, world, 1);
+      int64_t unit = 0, shards = 0;
+      for (const auto& one : cut.units.bytes()) {
+        unit = std::max(unit, one.gathered);
+        shards += one.shard;
+      }
+      EXPECT_GE(unit, 64 * 64 * 8);
+      const auto peak = meter.peak();
+      EXPECT_EQ(peak[MemoryKind::parameters], shards);
+      const int64_t whole =
+          peak[MemoryKind::gathered] + peak[MemoryKind::gradients] - shards;
+      EXPECT_GE(whole, (2 + prefetch) * unit);
+      // And the first layer's, which is small.
+      EXPECT_LE(whole, (3 + prefetch) * unit + unit / 2);
+    });
+  }
+}
+
 // ---------------------------------------------------------------- mistakes
 
 Tensor weights(at::IntArrayRef shape) {
@@ -602,6 +638,22 @@ TEST(Mistakes, AreNamed) {
   EXPECT_EQ(units.size(), 1U);
   EXPECT_EQ(units.unit_of(first), 0U);
   EXPECT_EQ(units.unit_of(base), std::nullopt);
+}
+
+TEST(Mistakes, TooLittleHostMemory) {
+  MemoryMeter meter;
+  const auto counting = meter.count();
+  ShardedUnits units(
+      Group::alone("dp_shard"), Group::alone("dp_replicate"),
+      {.offload_optimizer = true});
+  const Tensor big = weights({200, 200});
+  meter.limit(meter.now().total() + 200 * 200 * 8 + 1000);
+  const std::string message =
+      message_of<Error>([&] { units.add("big", {{"big.weight", big}}); });
+  meter.limit(0);
+  EXPECT_THAT(
+      message,
+      AllOf(HasSubstr("offload"), HasSubstr("320000 bytes"), HasSubstr("big")));
 }
 
 TEST(Mistakes, TwoBackwardsInOneRound) {
