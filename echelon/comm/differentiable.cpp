@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/operators/operator_scope.h"
 
 namespace echelon {
 namespace {
@@ -46,6 +47,16 @@ class Linear : public torch::autograd::Function<Linear> {
 
 Tensor linear(const Tensor& input, const Map& forward, const Map& adjoint) {
   return Linear::apply(input, forward, adjoint);
+}
+
+// The same of a forward that communicates, and returns a new tensor.
+Tensor sent(const Tensor& input, const Map& forward, const Map& adjoint) {
+  const auto whole = [&](const Tensor& x) {
+    return as_one_operator("echelon::collective", [&] {
+      return std::vector<Tensor>{forward(x)};
+    })[0];
+  };
+  return linear(input, whole, adjoint);
 }
 
 std::string place(const char* name, const Group& group) {
@@ -212,7 +223,7 @@ Tensor copy_to(
 Tensor reduce_from(
     const Tensor& input, const Group& group, const std::string& label) {
   if (group.size() == 1) return input;
-  return linear(
+  return sent(
       input,
       [&](const Tensor& x) { return sum(x, group, {.label = label}); },
       [=](const Tensor& g) { return copy_to(g, group, label); });
@@ -227,7 +238,7 @@ Tensor gather_from(
   if (group.size() == 1) return input;
   const int64_t d = checked_dim("gather_from", input, group, dim);
   const auto all = gather_sizes("gather_from", group, sizes, input.size(d));
-  return linear(
+  return sent(
       input,
       [&](const Tensor& x) {
         return from_front(
@@ -258,7 +269,7 @@ Tensor scatter_to(
 Tensor all_reduce_sum(
     const Tensor& input, const Group& group, const std::string& label) {
   if (group.size() == 1) return input;
-  return linear(
+  return sent(
       input,
       [&](const Tensor& x) { return sum(x, group, {.label = label}); },
       [=](const Tensor& g) { return all_reduce_sum(g, group, label); });
@@ -273,7 +284,7 @@ Tensor all_gather(
   if (group.size() == 1) return input;
   const int64_t d = checked_dim("all_gather", input, group, dim);
   const auto all = gather_sizes("all_gather", group, sizes, input.size(d));
-  return linear(
+  return sent(
       input,
       [&](const Tensor& x) {
         return from_front(
@@ -291,7 +302,7 @@ Tensor reduce_scatter(
   if (group.size() == 1) return input;
   const int64_t d = checked_dim("reduce_scatter", input, group, dim);
   const auto all = scatter_sizes("reduce_scatter", group, sizes, input.size(d));
-  return linear(
+  return sent(
       input,
       [&](const Tensor& x) {
         return from_front(
@@ -324,7 +335,7 @@ Tensor all_to_all(
     out_rows = std::accumulate(
         output_splits.begin(), output_splits.end(), int64_t{0});
   }
-  return linear(
+  return sent(
       input,
       [&](const Tensor& x) {
         Tensor out = torch::empty(with_first(x, out_rows), x.options());
@@ -350,7 +361,7 @@ Tensor broadcast_from(
     const std::string& label) {
   check_peer("broadcast_from", group, source);
   if (group.size() == 1) return input;
-  return linear(
+  return sent(
       input,
       [&](const Tensor& x) {
         Tensor out = own_copy(x);
@@ -367,7 +378,7 @@ Tensor reduce_to(
     const std::string& label) {
   check_peer("reduce_to", group, destination);
   if (group.size() == 1) return input;
-  return linear(
+  return sent(
       input,
       [&](const Tensor& x) {
         Tensor out = own_copy(x);
@@ -388,7 +399,7 @@ Tensor shift(
   const int size = group.size();
   const int ahead = ((offset % size) + size) % size;
   if (ahead == 0) return input;
-  return linear(
+  return sent(
       input,
       [&](const Tensor& x) {
         Tensor out = torch::empty_like(x, torch::MemoryFormat::Contiguous);

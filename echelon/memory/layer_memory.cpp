@@ -128,7 +128,9 @@ struct LayerMemory::Impl {
 };
 
 LayerMemory::LayerMemory(
-    const MemoryOptions& options, std::vector<Recompute> recompute)
+    const MemoryOptions& options,
+    std::vector<Recompute> recompute,
+    int64_t min_bytes)
     : impl_(std::make_shared<Impl>()) {
   impl_->recompute = std::move(recompute);
   const auto is_parameter =
@@ -137,9 +139,9 @@ LayerMemory::LayerMemory(
         return alive && alive->has(tensor);
       };
   if (options.activations == "offload") {
-    impl_->storage = offload_to_host(is_parameter);
+    impl_->storage = offload_to_host(is_parameter, min_bytes);
   } else if (options.activations == "bf16") {
-    impl_->storage = keep_in_bf16(is_parameter);
+    impl_->storage = keep_in_bf16(is_parameter, min_bytes);
   }
 }
 

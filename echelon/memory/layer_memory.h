@@ -49,8 +49,12 @@ std::vector<Recompute> plan_recompute(
 /// One for all layers of a rank. A value; copies share it.
 class LayerMemory {
  public:
-  /// `recompute`: by the numbers that wrap() is called with.
-  LayerMemory(const MemoryOptions& options, std::vector<Recompute> recompute);
+  /// `recompute`: by the numbers that wrap() is called with. Of activations that
+  /// go elsewhere, storages below `min_bytes` stay.
+  LayerMemory(
+      const MemoryOptions& options,
+      std::vector<Recompute> recompute,
+      int64_t min_bytes = 1 << 16);
 
   /// `forward` with the settings around it; `module` (null: none) has the layer's
   /// parameters and buffers. `number`: of the layer, from 0.

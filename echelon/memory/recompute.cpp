@@ -7,8 +7,11 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,6 +38,19 @@ struct Layer {
   LayerForward forward;
   RecomputeOptions options;
   std::unordered_set<std::string> keep;
+  /// Whether forward changes its inputs in place, so that copies must be kept.
+  /// Known when it has run once.
+  enum class Inputs { unknown, stay, change };
+  std::atomic<Inputs> inputs = Inputs::unknown;
+};
+
+// Where the graph of the second run ends: its inputs are no leaves, which operators
+// in place refuse.
+struct Border : torch::autograd::Node {
+  torch::autograd::variable_list
+  apply(torch::autograd::variable_list&&) override {
+    return {};
+  }
 };
 
 // What the second run must save in place of the first one's.
@@ -105,21 +121,29 @@ class SecondRun {
 // One call of a layer's forward.
 class Frame : public std::enable_shared_from_this<Frame> {
  public:
-  Frame(std::shared_ptr<const Layer> layer, const std::vector<Tensor>& inputs)
+  Frame(std::shared_ptr<Layer> layer, const std::vector<Tensor>& inputs)
       : layer_(std::move(layer)),
         autocast_cache_(at::autocast::is_autocast_cache_enabled()),
         generators_(detail::generators_of(inputs)) {
     for (const auto& generator : layer_->options.generators) {
       generators_.push_back(generator);
     }
-    for (const auto& input : inputs) {
-      inputs_.push_back({save_tensor(input), input.requires_grad()});
-    }
   }
 
   std::vector<Tensor> first_run(const std::vector<Tensor>& inputs) {
     random_ = detail::RandomState(generators_);
+    const auto versions = versions_of(inputs);
+    const auto copies = copies_of(inputs);
     auto outputs = run_first(inputs);
+    const bool stayed = versions_of(inputs) == versions;
+    if (!stayed && copies.empty()) {
+      fail("changes its input in place, which it did not do the first time");
+    }
+    if (layer_->inputs != Layer::Inputs::change) {
+      layer_->inputs = stayed ? Layer::Inputs::stay : Layer::Inputs::change;
+    }
+    keep_inputs(
+        inputs, layer_->inputs == Layer::Inputs::change ? copies : inputs);
     if (random_ == detail::RandomState(generators_)) random_ = {};
     results_.finish(slots_.size());
     if (slots_.empty()) forget();
@@ -176,6 +200,30 @@ class Frame : public std::enable_shared_from_this<Frame> {
     Frame& frame;
   };
 
+  // Empty when it is known that forward leaves them as they are.
+  std::vector<Tensor> copies_of(const std::vector<Tensor>& inputs) const {
+    if (layer_->inputs == Layer::Inputs::stay) return {};
+    const torch::NoGradGuard no_grad;
+    const SavedTensorScope none(nullptr);
+    std::vector<Tensor> copies;
+    for (const auto& input : inputs) copies.push_back(input.detach().clone());
+    return copies;
+  }
+
+  // After the first run, when it is known which.
+  void keep_inputs(
+      const std::vector<Tensor>& inputs, const std::vector<Tensor>& values) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      inputs_.push_back({save_tensor(values[i]), inputs[i].requires_grad()});
+    }
+  }
+
+  static std::vector<int64_t> versions_of(const std::vector<Tensor>& inputs) {
+    std::vector<int64_t> versions;
+    for (const auto& input : inputs) versions.push_back(input._version());
+    return versions;
+  }
+
   std::vector<Tensor> run_first(const std::vector<Tensor>& inputs) {
     const SavedTensorScope scope(
         std::make_shared<Numbering>(shared_from_this()));
@@ -211,9 +259,13 @@ class Frame : public std::enable_shared_from_this<Frame> {
     collected_ = 0;
     std::vector<Tensor> inputs;
     for (const auto& input : inputs_) {
-      auto tensor = input.saved();
-      inputs.push_back(
-          input.requires_grad ? tensor.detach().requires_grad_() : tensor);
+      inputs.push_back(input.saved());
+      if (!input.requires_grad) continue;
+      inputs.back() = inputs.back().detach();
+      torch::autograd::set_history(
+          inputs.back(),
+          std::shared_ptr<torch::autograd::Node>(
+              new Border, torch::autograd::deleteNode));
     }
     run_second(inputs);
     if (collected_ < end_) {
@@ -269,7 +321,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
   }
 
   // Of the first run.
-  std::shared_ptr<const Layer> layer_;
+  std::shared_ptr<Layer> layer_;
   std::vector<Input> inputs_;
   at::ThreadLocalState thread_;
   SavedTensorState hooks_;

@@ -548,11 +548,49 @@ TEST(Recompute, ChangedInputsAndParametersAreFound) {
     net[0].first.add_(1);
   }
   EXPECT_THAT(backward_error(y), HasSubstr("changed in place"));
-  const auto z = all([](const Tensors& in) -> Tensors {
-    auto input = in[0];
-    return {torch::tanh(torch::tanh(input.mul_(2)))};
-  })({x})[0];
-  EXPECT_THAT(backward_error(z), HasSubstr("modified by an inplace operation"));
+  auto z = parity::random({3, 16}, 2).requires_grad_() * 1;
+  const auto kept = all(net[0].forward())({z})[0];
+  z.mul_(2);
+  EXPECT_THAT(
+      backward_error(kept), HasSubstr("modified by an inplace operation"));
+}
+
+TEST_P(RecomputeWays, ForwardMayChangeItsInput) {
+  const auto weight = parity::random({16, 16}, 1).requires_grad_();
+  const auto layer = [&](const Wrap& wrap) {
+    return wrap([&](const Tensors& in) -> Tensors {
+      auto input = in[0];
+      return {torch::tanh(input.mul_(2).mm(weight))};
+    });
+  };
+  const auto gradients = [&](const LayerForward& forward) {
+    const auto x = parity::random({3, 16}, 2).requires_grad_();
+    auto y = x * 1;
+    for (int i = 0; i < 3; ++i) y = forward({y * 1})[0];
+    y.sum().backward();
+    Tensors all = {x.grad(), weight.grad().clone()};
+    weight.mutable_grad().reset();
+    return all;
+  };
+  const auto expected = gradients(layer(plain));
+  const auto region = all([one = layer(wrap)](const Tensors& in) -> Tensors {
+    return {one({in[0] * 1})[0]};
+  });
+  for (const auto& forward : {layer(wrap), region}) {
+    const auto actual = gradients(forward);
+    EXPECT_TRUE(expected[0].equal(actual[0]));
+    EXPECT_TRUE(expected[1].equal(actual[1]));
+  }
+}
+
+TEST(Recompute, CopiesOfInputsAreMadeOnceUnlessTheyChange) {
+  const auto net = blocks(1);
+  const auto layer = all(net[0].forward());
+  const auto x = parity::random({64, 16}, 2).requires_grad_() * 1;
+  layer({x});
+  const LiveBytes live;
+  layer({x});
+  EXPECT_EQ(live.now(), 0);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/operators/operator_scope.h"
 
 namespace echelon {
 namespace {
@@ -91,6 +92,16 @@ Statistics global_statistics(const Statistics& local, const Group& group) {
   return {mean_C.to(local.mean_C.dtype()),
           variance_C.to(local.mean_C.dtype()),
           static_cast<int64_t>(count)};
+}
+
+// As one operator: selective recompute keeps them, and sends nothing again.
+Statistics batch_statistics(const Tensor& input, const Group& group) {
+  const auto results = as_one_operator("echelon::batch_statistics", [&] {
+    const auto all = global_statistics(local_statistics(input), group);
+    return std::vector<Tensor>{
+        all.mean_C, all.variance_C, torch::tensor(all.count)};
+  });
+  return {results[0], results[1], results[2].item<int64_t>()};
 }
 
 void update_running(
@@ -238,7 +249,7 @@ Tensor sync_batch_norm(
   Statistics statistics;
   {
     torch::NoGradGuard no_grad;
-    statistics = global_statistics(local_statistics(input), group);
+    statistics = batch_statistics(input, group);
     const auto n = static_cast<double>(statistics.count);
     update_running(running_mean, statistics.mean_C, momentum);
     update_running(

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/operators/operator_scope.h"
 #include "echelon/parallel/tensor/autocast_inputs.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/matrix_product.h"
@@ -116,15 +117,17 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
     saved.push_back(x);
     context->save_for_backward(std::move(saved));
     const auto weights = unflatten(flat, call->has_bias);
-    if (call->parallel.cuts_tokens()) {
-      return gathered_products(x, weights, *call);
-    }
-    variable_list outputs;
-    for (const auto& one : weights) {
-      outputs.push_back(at::linear(
-          x, detail::in_by_out(one.weight, call->layout).t(), one.bias));
-    }
-    return outputs;
+    return as_one_operator("echelon::column_linear", [&] {
+      if (call->parallel.cuts_tokens()) {
+        return gathered_products(x, weights, *call);
+      }
+      variable_list outputs;
+      for (const auto& one : weights) {
+        outputs.push_back(at::linear(
+            x, detail::in_by_out(one.weight, call->layout).t(), one.bias));
+      }
+      return outputs;
+    });
   }
 
   static variable_list

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "echelon/operators/operator_scope.h"
 #include "echelon/parallel/tensor/autocast_inputs.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/matrix_product.h"
@@ -80,9 +81,12 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
     context->saved_data["call"] = c10::IValue::make_capsule(call);
     const auto rows = detail::as_rows(x);
     const bool cut = call->parallel.cuts_tokens();
-    auto sum = cut ? scattered_product(rows, flat[0], *call)
-                   : reduced_product(rows, flat[0], *call);
-    if (flat.size() > 1) sum.add_(flat[1]);
+    const auto sum = as_one_operator("echelon::row_linear", [&] {
+      auto all = cut ? scattered_product(rows, flat[0], *call)
+                     : reduced_product(rows, flat[0], *call);
+      if (flat.size() > 1) all.add_(flat[1]);
+      return variable_list{all};
+    })[0];
     return cut ? sum : sum.view(detail::with_features(x, sum.size(1)));
   }
 

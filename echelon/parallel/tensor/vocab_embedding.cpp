@@ -6,6 +6,7 @@
 
 #include "echelon/error.h"
 #include "echelon/models/low_precision.h"
+#include "echelon/operators/operator_scope.h"
 #include "echelon/parallel/tensor/once.h"
 #include "echelon/parallel/tensor/token_ids.h"
 #include "echelon/parallel/tensor/token_rows.h"
@@ -75,13 +76,19 @@ class CutLookup : public torch::autograd::Function<CutLookup> {
     context->save_for_backward({ids});
     context->saved_data["lookup"] = c10::IValue::make_capsule(lookup);
     context->saved_data["rows"] = weight.size(0);
-    auto sum = rows_of(weight, ids, range);
-    if (!parallel.cuts_tokens()) {
-      parallel.group.all_reduce(
-          sum, ReduceOp::sum, {.label = lookup->label + " sum"});
-      return sum.view({ids.size(0), ids.size(1), weight.size(1)});
-    }
-    return detail::scatter_tokens(sum, parallel, lookup->label + " scatter");
+    const auto sum = as_one_operator("echelon::vocab_embedding", [&] {
+      auto all = rows_of(weight, ids, range);
+      if (parallel.cuts_tokens()) {
+        all = detail::scatter_tokens(all, parallel, lookup->label + " scatter");
+      } else {
+        parallel.group.all_reduce(
+            all, ReduceOp::sum, {.label = lookup->label + " sum"});
+      }
+      return variable_list{all};
+    })[0];
+    return parallel.cuts_tokens()
+        ? sum
+        : sum.view({ids.size(0), ids.size(1), weight.size(1)});
   }
 
   static variable_list

@@ -1,0 +1,352 @@
+// The settings of [memory] on whole models: the same bits as without them, alone,
+// in pipelines and in tensor-parallel groups.
+#include "echelon/memory/layer_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "echelon/memory/activation_storage.h"
+#include "echelon/models/make_network.h"
+#include "echelon/models/network.h"
+#include "tests/memory/live_bytes.h"
+#include "tests/parallel/pipeline/schedules.h"
+#include "tests/parallel/pipeline/training.h"
+#include "tests/parallel/tensor/parts.h"
+#include "tests/support/error_text.h"
+
+namespace echelon {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+using torch::Tensor;
+
+constexpr int64_t kWords = 23;
+constexpr int64_t kSequence = 8;
+constexpr int64_t kBatch = 4;
+
+struct Model {
+  LayerList layers;
+  Tensors inputs;
+  std::vector<TensorSpec> specs() const {
+    std::vector<TensorSpec> all;
+    for (const auto& input : inputs) {
+      all.push_back({input.sizes().vec(), input.scalar_type()});
+    }
+    return all;
+  }
+};
+
+Model model_of(const std::string& name, const TensorParallel& parallel = {}) {
+  ModelOptions options;
+  options.name = name;
+  options.dtype = "float64";
+  options.layers = 3;
+  options.hidden_size = 24;
+  options.heads = 4;
+  options.kv_heads = name == "llama" ? 2 : 0;
+  options.intermediate_size = 40;
+  options.max_positions = kSequence;
+  options.dropout = 0.2;
+  options.hidden = {13, 9, 6};
+  if (name == "gpt" || name == "llama") {
+    const auto steps = torch::arange(kBatch * kSequence, torch::kInt64);
+    return {
+        model_layers(options, {kSequence}, kWords, parallel),
+        {(steps * 7 + steps * steps * 3).remainder(kWords).view(
+             {kBatch, kSequence}),
+         steps.view({kBatch, kSequence}).div(5, "floor"),
+         torch::tensor({17, 3, 1000001, 5}, torch::kInt64)}};
+  }
+  const std::vector<int64_t> input =
+      name == "mlp" ? std::vector<int64_t>{7} : std::vector<int64_t>{3, 16, 16};
+  std::vector<int64_t> batch = {kBatch};
+  batch.insert(batch.end(), input.begin(), input.end());
+  return {
+      model_layers(options, input, kWords, parallel),
+      {parity::random(batch, 5)}};
+}
+
+// One way to run.
+struct Way {
+  std::string recompute = "none";
+  std::string activations = "keep";
+};
+
+std::string name_of(const Way& way) {
+  return way.recompute + "_" + way.activations;
+}
+
+LayerList
+wrapped(const LayerList& list, const Way& way, int64_t budget = 0,
+        const std::vector<TensorSpec>& specs = {}) {
+  MemoryOptions options;
+  options.recompute = way.recompute;
+  options.activations = way.activations;
+  options.activation_bytes = budget;
+  std::vector<RecomputeCost> costs(list.size());
+  if (way.recompute == "budget") costs = recompute_costs(list, specs);
+  const LayerMemory memory(
+      options, plan_recompute(options, costs), /*min_bytes=*/1);
+  return with_forwards(
+      list,
+      [memory](size_t i, const std::string& name, const BuiltLayer& layer) {
+        return memory.wrap(i, name, layer.forward, layer.module);
+      });
+}
+
+// Steps of gradient descent.
+parity::Record train(const LayerList& list, const Tensors& inputs) {
+  const auto network = build_network(list, 0, list.size(), 3);
+  parity::Record record;
+  for (int step = 0; step < 2; ++step) {
+    const auto scores = network->forward(inputs)[0];
+    const auto loss =
+        scores.flatten(0, -2).log_softmax(-1).select(-1, step).neg().mean();
+    network->zero_grad();
+    loss.backward();
+    record.step(*network, loss.item<double>());
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : network->parameters()) {
+      if (parameter.grad().defined()) parameter.sub_(0.1 * parameter.grad());
+    }
+  }
+  record.end(*network);
+  return record;
+}
+
+class Models : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(
+    Names, Models, testing::Values("mlp", "simple_cnn", "resnet18", "gpt", "llama"),
+    [](const auto& info) { return info.param; });
+
+TEST_P(Models, SameBitsInEveryWay) {
+  at::set_num_threads(1);
+  const auto model = model_of(GetParam());
+  const auto expected = train(model.layers, model.inputs);
+  for (const Way& way :
+       {Way{"none", "offload"}, Way{"all", "keep"}, Way{"all", "offload"},
+        Way{"selective", "keep"}, Way{"selective", "offload"}}) {
+    SCOPED_TRACE(name_of(way));
+    parity::expect_parity(
+        expected, train(wrapped(model.layers, way), model.inputs),
+        parity::kExact);
+  }
+}
+
+TEST_P(Models, Bf16ActivationsAreNear) {
+  const auto model = model_of(GetParam());
+  const auto expected = train(model.layers, model.inputs);
+  for (const char* recompute : {"none", "all"}) {
+    const auto actual =
+        train(wrapped(model.layers, {recompute, "bf16"}), model.inputs);
+    EXPECT_EQ(expected.losses[0], actual.losses[0]) << "forward is exact";
+    double distance = 0, length = 0;
+    for (const auto& [name, gradient] : expected.gradients[0]) {
+      distance += (gradient - actual.gradients[0].at(name))
+                      .square().sum().item<double>();
+      length += gradient.square().sum().item<double>();
+    }
+    EXPECT_GT(distance, 0) << "something is rounded";
+    EXPECT_LT(std::sqrt(distance / length), 0.3);
+  }
+}
+
+TEST_P(Models, BudgetsAreKept) {
+  const auto model = model_of(GetParam());
+  const auto costs = recompute_costs(model.layers, model.specs());
+  const auto expected = train(model.layers, model.inputs);
+  const auto sum = [&](Recompute choice) {
+    int64_t bytes = 0;
+    for (const auto& cost : costs) bytes += cost.kept(choice);
+    return bytes;
+  };
+  const int64_t most = sum(Recompute::none);
+  const int64_t least =
+      std::min(sum(Recompute::all), sum(Recompute::selective));
+  for (const int64_t budget : {least, (least + most) / 2}) {
+    SCOPED_TRACE(budget);
+    const auto list =
+        wrapped(model.layers, {"budget"}, budget, model.specs());
+    parity::expect_parity(
+        expected, train(list, model.inputs), parity::kExact);
+    const auto network = build_network(list, 0, list.size(), 3);
+    const LiveBytes live;
+    auto scores = network->forward(model.inputs)[0];
+    // Beside what is kept: the scores, and states and counts.
+    EXPECT_LE(live.now(), budget + static_cast<int64_t>(scores.nbytes()) +
+                              (16 << 10) * static_cast<int64_t>(list.size()));
+  }
+}
+
+// What the count on the meta device says is what there is.
+TEST_P(Models, CountsAreWhatIsKept) {
+  const auto model = model_of(GetParam());
+  for (const auto choice : kRecomputes) {
+    SCOPED_TRACE(to_string(choice));
+    const auto list = with_recompute(
+        model.layers, std::vector<Recompute>(model.layers.size(), choice));
+    int64_t counted = 0;
+    for (const auto& cost : count_layers(list, model.specs())) {
+      counted += cost.activation_bytes;
+    }
+    for (const auto& input : model.inputs) counted -= input.nbytes();
+    const auto network = build_network(list, 0, list.size(), 3);
+    const LiveBytes live;
+    const auto scores = network->forward(model.inputs)[0];
+    EXPECT_NEAR(
+        static_cast<double>(live.now()), static_cast<double>(counted),
+        0.02 * static_cast<double>(counted) +
+            static_cast<double>(scores.nbytes()) + (8 << 10));
+  }
+}
+
+TEST(LayerMemory, CostsOfABlock) {
+  const auto model = model_of("gpt");
+  const auto specs = model.specs();
+  const auto costs = recompute_costs(model.layers, {specs[0], specs[2]});
+  const auto& block = costs[model.layers.index_of("transformer.h.1")];
+  const int64_t tokens = kBatch * kSequence;
+  const int64_t x = tokens * 24 * 8;
+  EXPECT_EQ(block.kept(Recompute::all), x);
+  EXPECT_LT(block.kept(Recompute::selective), block.kept(Recompute::none));
+  EXPECT_GT(block.kept(Recompute::selective), block.kept(Recompute::all));
+  EXPECT_EQ(block.again(Recompute::none), 0);
+  // Attention with dropout is written out; its products are computed again.
+  const double scores = 2.0 * kBatch * kSequence * kSequence * 24;
+  EXPECT_EQ(block.again(Recompute::selective), 2 * scores);
+  // Dropout saves its mask after the last product, which so runs again.
+  EXPECT_EQ(
+      block.again(Recompute::all),
+      2 * scores + 2.0 * tokens * 24 * (3 * 24 + 24 + 2 * 40));
+}
+
+TEST(LayerMemory, TooSmallABudgetSaysWhatIsNeeded) {
+  const std::vector<RecomputeCost> costs(
+      4, {"block", {9 << 20, 5 << 20, 2 << 20}, {0, 1, 2}});
+  MemoryOptions options;
+  options.recompute = "budget";
+  options.activation_bytes = 23 << 20;
+  EXPECT_THAT(
+      error_text([&] { plan_recompute(options, costs, 3); }),
+      AllOf(
+          HasSubstr("activation_bytes=24117248 (23 MiB)"),
+          HasSubstr("3 microbatches"), HasSubstr("24 MiB"),
+          HasSubstr("offload")));
+  options.activation_bytes = 24 << 20;
+  EXPECT_THAT(plan_recompute(options, costs, 3), Each(Recompute::all));
+  options.activation_bytes = 36 << 20;
+  EXPECT_THAT(plan_recompute(options, costs, 1), Each(Recompute::none));
+}
+
+class Pipelines : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(
+    Schedules, Pipelines,
+    testing::Values("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipev"),
+    [](const auto& info) {
+      auto name = info.param;
+      std::replace(name.begin(), name.end(), '-', '_');
+      return name;
+    });
+
+TEST_P(Pipelines, SameBits) {
+  const training::Plan plan{.microbatches = 6};
+  const auto schedule = schedules::named(GetParam(), 2, plan.microbatches);
+  for (const char* net : {"mlp", "tied", "masked"}) {
+    const LayerList list = nets::named(net);
+    const auto all = training::on_one_device(list, plan);
+    for (const char* recompute : {"none", "all", "selective"}) {
+      for (const char* activations : {"keep", "offload"}) {
+        const Way way{recompute, activations};
+        SCOPED_TRACE(net + (" " + name_of(way)));
+        std::vector<parity::Record> plain(2), actual(2);
+        run_ranks(2, [&](World& world) {
+          const auto run = [&](const LayerList& layers) {
+            return training::on_ranks(
+                layers, plan, schedule, world.group(), {});
+          };
+          plain[world.rank()] = run(list);
+          actual[world.rank()] = run(wrapped(list, way));
+        });
+        for (int rank = 0; rank < 2; ++rank) {
+          parity::expect_parity(
+              plain[rank], actual[rank], parity::kExact);
+          training::expect_part(
+              all, actual[rank], schedule.rank_of_stage.back() == rank,
+              parity::kRounding);
+        }
+      }
+    }
+  }
+}
+
+// What is communicated, and that all of it is the same to the bit.
+struct Sent {
+  parity::Record record;
+  std::map<std::string, int> calls;  // by the end of their label
+};
+
+std::vector<Sent> on_two_ranks(
+    const std::string& name, const TensorParallelOptions& options,
+    const Way& way) {
+  std::vector<Sent> all(2);
+  run_ranks(2, [&](World& world) {
+    at::set_num_threads(1);
+    const auto model = model_of(name, {world.group(), options});
+    auto& mine = all[world.rank()];
+    std::mutex mutex;
+    world.history().on_end([&](const CollectiveRecord& call) {
+      const std::lock_guard lock(mutex);
+      ++mine.calls[call.label.substr(call.label.rfind(' ') + 1)];
+    });
+    mine.record = train(wrapped(model.layers, way), model.inputs);
+    world.history().on_end(nullptr);
+  });
+  return all;
+}
+
+class TensorParallelMemory : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(
+    Names, TensorParallelMemory,
+    testing::Values("mlp", "simple_cnn", "gpt", "llama"),
+    [](const auto& info) { return info.param; });
+
+TEST_P(TensorParallelMemory, SameBitsAndNoMoreIsSentThanSaid) {
+  const bool language = GetParam() == "gpt" || GetParam() == "llama";
+  for (const bool cut : {false, true}) {
+    if (cut && !language) continue;
+    for (const int64_t chunks : {1, 2}) {
+      const TensorParallelOptions options{
+          .sequence_parallel = cut, .overlap_chunks = chunks};
+      SCOPED_TRACE(testing::Message() << "cut " << cut << " " << chunks);
+      const auto plain = on_two_ranks(GetParam(), options, {});
+      const auto products =
+          on_two_ranks(GetParam(), options, {"selective", "keep"});
+      const auto whole = on_two_ranks(GetParam(), options, {"all", "offload"});
+      for (int rank = 0; rank < 2; ++rank) {
+        parity::expect_parity(
+            plain[rank].record, products[rank].record, parity::kExact);
+        parity::expect_parity(
+            plain[rank].record, whole[rank].record, parity::kExact);
+        EXPECT_EQ(plain[rank].calls, products[rank].calls)
+            << "selective recompute sends nothing again";
+        int before = 0, after = 0;
+        for (const auto& [_, count] : plain[rank].calls) before += count;
+        for (const auto& [_, count] : whole[rank].calls) after += count;
+        EXPECT_GT(after, before);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace echelon
