@@ -19,12 +19,6 @@
 #include <thread>
 
 namespace echelon::testing_support {
-namespace {
-
-constexpr auto kHang = std::chrono::seconds(60);
-
-}  // namespace
-
 TempFolder::TempFolder() {
   path_ = std::filesystem::temp_directory_path() / "echelon-test-XXXXXX";
   if (mkdtemp(path_.data()) == nullptr) {
@@ -87,8 +81,9 @@ Command::~Command() {
 
 void Command::signal(int number) const { kill(pid_, number); }
 
-bool Command::until(const std::function<bool()>& done) {
-  const auto deadline = std::chrono::steady_clock::now() + kHang;
+bool Command::until(
+    const std::function<bool()>& done, std::chrono::seconds at_most) {
+  const auto deadline = std::chrono::steady_clock::now() + at_most;
   while (!done()) {
     if (std::chrono::steady_clock::now() > deadline) {
       return false;
@@ -98,10 +93,10 @@ bool Command::until(const std::function<bool()>& done) {
   return true;
 }
 
-int Command::wait() {
+int Command::wait(std::chrono::seconds at_most) {
   int status = 0;
-  if (status_ < 0 &&
-      until([&] { return waitpid(pid_, &status, WNOHANG) == pid_; })) {
+  const auto ended = [&] { return waitpid(pid_, &status, WNOHANG) == pid_; };
+  if (status_ < 0 && until(ended, at_most)) {
     status_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status)
                                   : WEXITSTATUS(status);
   }

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <vector>
@@ -24,6 +25,9 @@ class TempFolder {
   std::string path_;
 };
 
+/// What takes longer hangs.
+constexpr std::chrono::seconds kHang{60};
+
 class Command {
  public:
   /// Starts `words` in a process group of its own. Every process below it has
@@ -37,10 +41,12 @@ class Command {
 
   pid_t pid() const { return pid_; }
   void signal(int number) const;
-  /// Waits for the end; 128 + number for a signal; -1 when it hangs.
-  int wait();
-  /// Waits until `done()` or about a minute has passed; says which.
-  static bool until(const std::function<bool()>& done);
+  /// Waits for the end; 128 + number for a signal; -1 when it takes longer.
+  int wait(std::chrono::seconds at_most = kHang);
+  /// Waits until `done()` or the time has passed; says which.
+  static bool until(
+      const std::function<bool()>& done,
+      std::chrono::seconds at_most = kHang);
   /// Waits until stdout contains `text` `times` times.
   bool until_output(const std::string& text, int times = 1) const;
 

@@ -366,7 +366,9 @@ void FlatBuffer::finish_reduce() {
   if (!has_gradient_) return;
   const auto show = [&](Tensor& shard, const IndexRange& range) {
     if (!shard.defined()) return;
-    shard.mutable_grad() = gradient_.narrow(0, range.begin, range.size());
+    // No view for autograd: torch::optim's zero_grad() detaches it in place.
+    shard.mutable_grad() =
+        gradient_.narrow(0, range.begin, range.size()).variable_data();
   };
   show(decaying_, own_range(0, decay_end_));
   show(plain_, own_range(decay_end_, slot_ * around_.shard.size()));

@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "echelon/parallel/shard/fully_sharded.h"
 #include "tests/launch/process_ranks.h"
 #include "tests/parallel/shard/training.h"
 #include "tests/support/gpu.h"
@@ -101,19 +104,87 @@ TEST_F(Rank, LowPrecisionFollowsTheCpu) {
   }
 }
 
+// ------------------------------------------- a module of one's own, by names
+
+constexpr int64_t kRows = 8;
+
+std::shared_ptr<torch::nn::SequentialImpl> make_module() {
+  torch::nn::Sequential module(
+      torch::nn::Linear(6, 16), torch::nn::GELU(),
+      torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})),
+      torch::nn::Linear(16, 9), torch::nn::Tanh(), torch::nn::Linear(9, 1));
+  parity::give_values(*module, 7);
+  return module.ptr();
+}
+
+// Three steps of SGD; `loss_of` computes, `update` ends a step.
+void train_module(
+    std::vector<Tensor> parameters,
+    const std::function<Tensor(const Tensor& x)>& loss_of,
+    const std::function<void()>& update) {
+  torch::optim::SGD optimizer(
+      std::move(parameters), torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (uint64_t step = 0; step < 3; ++step) {
+    loss_of(parity::random({kRows, 6}, step)).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    update();
+  }
+}
+
+parity::NamedTensors values_of(const torch::nn::Module& module) {
+  parity::NamedTensors values;
+  for (const auto& item : module.named_parameters()) {
+    values[item.key()] = item.value().detach().cpu();
+  }
+  return values;
+}
+
+TEST_F(Rank, AModuleOfOnesOwnIsThatOfTheCpu) {
+  const auto alone = make_module();
+  train_module(
+      alone->parameters(),
+      [&](const Tensor& x) { return alone->forward(x).square().mean(); },
+      [] {});
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE("stage " + std::to_string(stage));
+    const auto module = make_module();
+    module->to(test_gpu());
+    FullyShardedOptions options{.shard = world_->group(), .units = {"0", "3"}};
+    options.sharding.shard.stage = stage;
+    FullyShardedDataParallel<torch::nn::SequentialImpl> sharded(
+        module, options);
+    std::vector<Tensor> shards;
+    for (const auto& shard : sharded.units().flat_shards()) {
+      shards.push_back(shard.tensor);
+    }
+    const int64_t rows = kRows / world_->size();
+    train_module(
+        shards,
+        [&](const Tensor& x) {
+          const Tensor own = x.narrow(0, world_->rank() * rows, rows);
+          return sharded(own.to(test_gpu())).square().mean();
+        },
+        [&] { sharded.after_update(); });
+    const auto gathered = sharded.units().gather();
+    parity::expect_same(
+        "parameter", values_of(*alone), values_of(*module), 1e-9);
+  }
+}
+
 class ShardGpu : public GpuTest {};
 
 TEST_F(ShardGpu, TwoRanksShareTheGpu) {
-  testing_support::run_as_ranks(2, "Rank.*", 2);
+  testing_support::run_as_ranks(2, "Rank.*", 3);
 }
 
 TEST_F(ShardGpu, FourRanksShareTheGpu) {
-  testing_support::run_as_ranks(4, "Rank.*", 2);
+  testing_support::run_as_ranks(4, "Rank.*", 3);
 }
 
 // Nothing is cut: low precision and offload alone.
 TEST_F(ShardGpu, OneRank) {
-  testing_support::run_as_ranks(1, "Rank.*", 2);
+  testing_support::run_as_ranks(1, "Rank.*", 3);
 }
 
 }  // namespace
