@@ -380,9 +380,15 @@ void ShardedUnits::after_update(bool updated) {
   for (const auto& unit : impl_->units) {
     for (const auto& flat : unit->flats) flat->after_update();
   }
-  if (!impl_->surroundings->keeps_whole()) return;
+  // What is kept, or held by somebody, comes anew.
+  const bool all = impl_->surroundings->keeps_whole();
   for (const auto& unit : impl_->units) {
+    if (!all && unit->pins == 0) continue;
     for (const auto& flat : unit->flats) flat->start_gather();
+  }
+  for (const auto& unit : impl_->units) {
+    if (unit->pins == 0) continue;
+    for (const auto& flat : unit->flats) flat->finish_gather();
   }
 }
 

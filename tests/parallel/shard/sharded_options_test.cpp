@@ -477,7 +477,7 @@ TEST(BeforeReduce, SeesWholeGradients) {
 // A parameter apart has the same range wherever it lives.
 TEST(Apart, RangesDependOnTheShapeAlone) {
   Plan plan = with_stage(3);
-  plan.options.apart = {"fc2.fc.weight", "fc4.weight"};
+  plan.options.apart = {"fc2.weight", "fc4.weight"};
   expect_parity({3}, plan);
   Ranks{3}.run([&](World& world) {
     ShardedUnits units(
@@ -537,6 +537,25 @@ TEST(AfterUpdate, OfASkippedStep) {
           EXPECT_FALSE(shard.tensor.grad().defined());
         }
       }
+    });
+  }
+}
+
+// Who holds gathered parameters over an update sees the new ones.
+TEST(AfterUpdate, OfGatheredParameters) {
+  for (const int stage : {1, 3}) {
+    const Plan plan = with_stage(stage);
+    Ranks{2}.run([&](World& world) {
+      Cut cut(build(plan), world.group(), Group::alone("dp_replicate"), plan);
+      const auto gathered = cut.units.gather();
+      const auto weight = cut.network->named_parameters()["fc2.weight"];
+      const Tensor before = weight.detach().clone();
+      for (const auto& shard : cut.units.flat_shards()) {
+        const torch::NoGradGuard no_grad;
+        shard.tensor.detach().mul_(2);
+      }
+      cut.units.after_update();
+      EXPECT_TRUE(torch::equal(weight, before * 2));
     });
   }
 }
