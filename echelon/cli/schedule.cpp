@@ -1,6 +1,3 @@
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +10,7 @@
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/help.h"
 #include "echelon/cli/schedule_print.h"
+#include "echelon/cli/terminal.h"
 #include "echelon/config/nearest.h"
 #include "echelon/error.h"
 #include "echelon/schedule/check.h"
@@ -112,10 +110,7 @@ void print(
 
 TextStyle terminal_style() {
   TextStyle style{.colours = has_colours(1)};
-  winsize size{};
-  if (::ioctl(1, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
-    style.columns = size.ws_col;
-  }
+  style.columns = terminal_columns(style.columns);
   return style;
 }
 

@@ -1,10 +1,17 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <iostream>
 #include <memory>
 
 #include "echelon/cli/arguments.h"
+#include "echelon/cli/capture.h"
 #include "echelon/cli/command_line.h"
+#include "echelon/cli/help.h"
+#include "echelon/cli/scratch_config.h"
+#include "echelon/cli/terminal.h"
+#include "echelon/error.h"
 #include "echelon/launch/launch.h"
 #include "echelon/train/run_folder.h"
 
@@ -14,6 +21,8 @@ namespace {
 struct TrainArguments {
   JobArguments job;
   bool check = false;
+  bool dry_run = false;
+  bool json = false;
 };
 
 void print_facts(const Job& job, const JobFacts& facts) {
@@ -30,7 +39,36 @@ void print_facts(const Job& job, const JobFacts& facts) {
             << " samples, into " << job.train.run << "\n";
 }
 
+// Layers are counted by echelon-train, which knows their operators.
+int plan(const TrainArguments& arguments) {
+  Job job = load(arguments.job);
+  if (job.train.steps == 0 && job.train.epochs == 0) job.train.steps = 1;
+  const JobFacts facts = check(arguments.job, job);
+  job.model.classes = facts.classes;
+  const ScratchConfig config(job);
+  std::vector<std::string> command = {
+      find_echelon_train(), "plan", config.path()};
+  if (arguments.json) command.push_back("--json");
+  if (has_colours(1)) command.push_back("--colours");
+  command.insert(
+      command.end(),
+      {"--columns", std::to_string(std::min<size_t>(terminal_columns(80), 100))});
+  const Captured counted = capture(command, std::chrono::minutes(10));
+  std::cout << counted.out << std::flush;
+  std::cerr << counted.err;
+  if (counted.timed_out) {
+    throw Error("--dry-run: the layers were not counted within 10 minutes");
+  }
+  return counted.exit_code;
+}
+
 int train(const TrainArguments& arguments) {
+  if (arguments.dry_run) return plan(arguments);
+  if (arguments.json) {
+    throw ConfigError(
+        "echelon train: --json prints what --dry-run finds; give both, or look "
+        "into metrics.jsonl of the run");
+  }
   Job job = load(arguments.job);
   const JobFacts facts = check(arguments.job, job);
   check_run_folder(job);
@@ -66,7 +104,8 @@ void add_train(CLI::App& app, Action& action) {
       "echelon train first.toml -n 2\n"
       "echelon train first.toml -n 2 --set train.steps=100 --overwrite\n"
       "echelon train first.toml --layout dp=4 --ranks threads\n"
-      "echelon train first.toml --check        check all of it, start nothing");
+      "echelon train first.toml --check        check all of it, start nothing\n"
+      "echelon train first.toml --dry-run      what each rank would hold and send");
   auto arguments = std::make_shared<TrainArguments>();
   add_job_arguments(*command, arguments->job, true);
   command->add_flag(
@@ -77,6 +116,13 @@ void add_train(CLI::App& app, Action& action) {
       "--check",
       arguments->check,
       "check the configuration and what it names; start nothing");
+  command->add_flag(
+      "--dry-run",
+      arguments->dry_run,
+      "print each rank's peak of memory by kind, and a step's collectives; "
+      "start nothing");
+  command->add_flag(
+      "--json", arguments->json, "print what --dry-run finds as JSON");
   command->callback([&action, arguments] {
     action = [arguments] { return train(*arguments); };
   });

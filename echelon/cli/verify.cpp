@@ -1,21 +1,14 @@
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/command_line.h"
+#include "echelon/cli/scratch_config.h"
 #include "echelon/error.h"
 #include "echelon/launch/launch.h"
 
 namespace echelon::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct VerifyArguments {
   JobArguments job;
@@ -23,41 +16,6 @@ struct VerifyArguments {
   std::string tolerance;
   bool json = false;
   bool plant_error = false;
-};
-
-// A folder of our own for the resolved configuration, gone with this object.
-class Scratch {
- public:
-  Scratch() {
-    std::string name =
-        (fs::temp_directory_path() / "echelon-verify-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) {
-      throw ConfigError(
-          name + ": cannot be made: " + std::strerror(errno) +
-          "; set TMPDIR to a folder that can be written");
-    }
-    folder_ = name;
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  std::string write(const std::string& text) const {
-    const std::string path = (folder_ / "config.toml").string();
-    std::ofstream file(path);
-    file << text;
-    file.close();
-    if (!file) {
-      throw ConfigError(path + ": cannot be written; is the disk full?");
-    }
-    return path;
-  }
-
- private:
-  fs::path folder_;
 };
 
 double parse_tolerance(const std::string& text) {
@@ -80,8 +38,8 @@ int verify(const VerifyArguments& arguments) {
   check(arguments.job, job);
 
   std::vector<std::string> command = {find_echelon_train(), "verify"};
-  const Scratch scratch;
-  command.push_back(scratch.write(to_toml(job)));
+  const ScratchConfig config(job);
+  command.push_back(config.path());
   if (!arguments.steps.empty()) {
     parse_count("--steps", arguments.steps, 1, 1 << 30);
     command.insert(command.end(), {"--steps", arguments.steps});

@@ -10,6 +10,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +19,7 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -44,6 +47,8 @@ struct MemoryMeter::Impl : c10::MemoryReportingInfoBase,
   // c10: of GPUs, and of CPU allocators that report by themselves.
   void reportMemoryUsage(
       void* data, int64_t bytes, size_t, size_t, c10::Device where) override;
+  void reportOutOfMemory(
+      int64_t bytes, size_t, size_t, c10::Device where) override;
   // False, or torch's CPU allocator warns of each block that it does not know.
   bool memoryProfilingEnabled() const override { return false; }
 
@@ -70,6 +75,7 @@ struct MemoryMeter::Impl : c10::MemoryReportingInfoBase,
   int64_t total = 0;
   MemoryByKind peak;
   int64_t peak_total = 0;
+  std::optional<MemoryByKind> shortage;
   std::unordered_set<void*> working;  // blocks of that kind
   bool sampling = false;
   int64_t resolution = 0;
@@ -209,10 +215,13 @@ class CountingAllocator : public c10::Allocator {
   }
 
  private:
-  static void check_limit(const Meter& meter, int64_t bytes) {
+  static void check_limit(Meter& meter, int64_t bytes) {
     const int64_t limit = meter.limit;
     if (limit == 0) return;
-    const int64_t total = table().locked([&] { return meter.total; });
+    const int64_t total = table().locked([&] {
+      if (meter.total + bytes > limit) meter.shortage = meter.current;
+      return meter.total;
+    });
     TORCH_CHECK_WITH(
         OutOfMemoryError, total + bytes <= limit,
         "out of memory: ", bytes, " bytes beside ", total,
@@ -228,6 +237,19 @@ class CountingAllocator : public c10::Allocator {
   }
 };
 
+class NamesGradient : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit NamesGradient(std::unique_ptr<PostAccumulateGradHook> earlier)
+      : earlier_(std::move(earlier)) {}
+  void operator()(const torch::autograd::Variable& variable) override {
+    set_memory_kind(variable.grad(), MemoryKind::gradients);
+    if (earlier_) (*earlier_)(variable);
+  }
+
+ private:
+  std::unique_ptr<PostAccumulateGradHook> earlier_;
+};
+
 }  // namespace
 
 void MemoryMeter::Impl::reportMemoryUsage(
@@ -239,6 +261,12 @@ void MemoryMeter::Impl::reportMemoryUsage(
   } else {
     table().remove(data);
   }
+}
+
+void MemoryMeter::Impl::reportOutOfMemory(
+    int64_t, size_t, size_t, c10::Device where) {
+  if (!counts(where)) return;
+  table().locked([&] { shortage = current; });
 }
 
 void MemoryMeter::Impl::sample() {
@@ -276,6 +304,15 @@ void set_memory_kind(const torch::Tensor& tensor, MemoryKind kind) {
       const_cast<void*>(tensor.storage().data_ptr().get_context()), kind);
 }
 
+void name_gradients(const std::vector<torch::Tensor>& parameters) {
+  for (const auto& parameter : parameters) {
+    auto earlier =
+        std::move(torch::autograd::impl::post_acc_grad_hooks(parameter));
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        parameter, std::make_unique<NamesGradient>(std::move(earlier)));
+  }
+}
+
 void keep_as_activations() {
   if (Meter* meter = meter_here()) table().keep(*meter);
 }
@@ -309,6 +346,11 @@ void MemoryMeter::reset_peak() {
 
 void MemoryMeter::limit(int64_t bytes) {
   impl_->limit = bytes;
+}
+
+MemoryByKind MemoryMeter::at_shortage() const {
+  return table().locked(
+      [&] { return impl_->shortage.value_or(impl_->current); });
 }
 
 void MemoryMeter::start_samples(int64_t resolution_bytes) {

@@ -40,6 +40,10 @@ class MemoryKindScope {
 /// The storage of `tensor` is of `kind` from now on. Free when nothing is counted.
 void set_memory_kind(const torch::Tensor& tensor, MemoryKind kind);
 
+/// Gradients that autograd leaves in these leaves are of kind `gradients` from then
+/// on. Hooks that the leaves have already run as before, after it.
+void name_gradients(const std::vector<torch::Tensor>& parameters);
+
 /// Blocks of kind `working` that this thread's meter counts and that still live
 /// are activations from now on: called where a layer's forward ends.
 void keep_as_activations();
@@ -65,6 +69,9 @@ class MemoryMeter {
   /// A block that would bring the sum above this throws c10::OutOfMemoryError on
   /// the thread that asks for it; 0: no limit. On CPUs alone: a GPU has its own.
   void limit(int64_t bytes);
+  /// What was held when a block was refused for the last time, by the limit or by a
+  /// GPU; now(), if none was.
+  MemoryByKind at_shortage() const;
 
   /// Samples (steady clock, nanoseconds) of each change by at least
   /// `resolution_bytes` since the last call; for a timeline. None until

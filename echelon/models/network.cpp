@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/memory/memory_meter.h"
 #include "echelon/models/layer_modules.h"
 #include "echelon/models/seeded_build.h"
 #include "echelon/models/sharded_module.h"
@@ -201,6 +202,16 @@ struct Network::Builder {
     }
     share_ties(built);
     if (on_new_layer) on_new_layer(built);
+    name_what_is_kept(network.layers_.back());
+  }
+
+  // For who measures memory.
+  static void name_what_is_kept(Layer& layer) {
+    layer.forward = [inner = std::move(layer.forward)](const Tensors& inputs) {
+      Tensors outputs = inner(inputs);
+      if (torch::GradMode::is_enabled()) keep_as_activations();
+      return outputs;
+    };
   }
 
   void take_parameters(NewLayer& built) {

@@ -95,6 +95,19 @@ class TraceText {
     text_ += "}}";
   }
 
+  void memory(int32_t rank, const MemorySample& sample) {
+    next();
+    text_ += "{\"ph\":\"C\",\"name\":\"memory\",\"pid\":" +
+             std::to_string(rank) + ",\"ts\":" +
+             microseconds(sample.time_ns) + ",\"args\":{";
+    for (const MemoryKind kind : kMemoryKinds) {
+      if (kind != kMemoryKinds.front()) text_ += ",";
+      text_ += "\"" + std::string(to_string(kind)) +
+               "\":" + std::to_string(sample.memory[kind]);
+    }
+    text_ += "}}";
+  }
+
   std::string finish() && { return std::move(text_) + "\n]}\n"; }
 
  private:
@@ -136,6 +149,14 @@ void write_track(
     }
     trace.span(*span, first_tid + lane, lane > 0);
   }
+}
+
+void write_memory(TraceText& trace, const RankMemory& memory) {
+  trace.metadata(
+      "memory", memory.rank, 0,
+      "\"planned\":" + std::to_string(memory.planned_bytes) +
+          ",\"limit\":" + std::to_string(memory.limit_bytes));
+  for (const auto& sample : memory.samples) trace.memory(memory.rank, sample);
 }
 
 int64_t to_ns(const Json& microseconds) {
@@ -195,6 +216,32 @@ Span read_span(const Json& event, const TrackNames& tracks) {
   return span;
 }
 
+// Counters of each rank, in the order of the file, which is that of time.
+std::vector<RankMemory> read_memory(const Json& events) {
+  std::map<int32_t, RankMemory> ranks;
+  for (const auto& event : events) {
+    if (event.at("name") != "memory") continue;
+    const auto rank = event.at("pid").get<int32_t>();
+    const auto& args = event.at("args");
+    RankMemory& memory = ranks[rank];
+    memory.rank = rank;
+    if (event.at("ph") == "M") {
+      memory.planned_bytes = args.at("planned").get<int64_t>();
+      memory.limit_bytes = args.at("limit").get<int64_t>();
+    } else if (event.at("ph") == "C") {
+      MemorySample sample{.time_ns = to_ns(event.at("ts"))};
+      for (const MemoryKind kind : kMemoryKinds) {
+        sample.memory[kind] =
+            args.at(std::string(to_string(kind))).get<int64_t>();
+      }
+      memory.samples.push_back(sample);
+    }
+  }
+  std::vector<RankMemory> list;
+  for (auto& [_, memory] : ranks) list.push_back(std::move(memory));
+  return list;
+}
+
 Timeline read_timeline(const Json& json) {
   Timeline timeline;
   timeline.title = json.at("otherData").at("title").get<std::string>();
@@ -205,6 +252,7 @@ Timeline read_timeline(const Json& json) {
       timeline.spans.push_back(read_span(event, tracks));
     }
   }
+  timeline.memory = read_memory(events);
   std::stable_sort(
       timeline.spans.begin(),
       timeline.spans.end(),
@@ -236,6 +284,7 @@ std::string to_chrome_trace(const Timeline& timeline) {
   }
   int64_t tid = 1;  // unique in the file: some viewers forget the process
   for (auto& [key, spans] : tracks) write_track(trace, spans, tid);
+  for (const auto& memory : timeline.memory) write_memory(trace, memory);
   return std::move(trace).finish();
 }
 

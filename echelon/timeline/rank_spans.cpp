@@ -30,6 +30,10 @@ Timeline merge_spans(std::vector<RankSpans> ranks, std::string title) {
       span.end_ns += rank.clock_offset_ns;
       origin = std::min(origin, span.begin_ns);
     }
+    if (rank.spans.empty() && !rank.memory.samples.empty()) {
+      origin = std::min(
+          origin, rank.memory.samples[0].time_ns + rank.clock_offset_ns);
+    }
   }
   const size_t num_ranks = seen.empty() ? 0 : *seen.rbegin() + 1;
   for (size_t rank = 0; rank < num_ranks; ++rank) {
@@ -44,7 +48,16 @@ Timeline merge_spans(std::vector<RankSpans> ranks, std::string title) {
       span.end_ns -= origin;
       timeline.spans.push_back(std::move(span));
     }
+    if (rank.memory.samples.empty()) continue;
+    rank.memory.rank = rank.rank;
+    for (auto& sample : rank.memory.samples) {
+      sample.time_ns += rank.clock_offset_ns - origin;
+    }
+    timeline.memory.push_back(std::move(rank.memory));
   }
+  std::sort(
+      timeline.memory.begin(), timeline.memory.end(),
+      [](const auto& a, const auto& b) { return a.rank < b.rank; });
   trim_receives(timeline);
   std::stable_sort(
       timeline.spans.begin(),

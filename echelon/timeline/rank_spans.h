@@ -15,6 +15,7 @@ struct RankSpans {
   std::string rank_name;        // "rank 3 (cpu)"
   int64_t clock_offset_ns = 0;  // rank 0's clock minus ours; 0 on one host
   std::vector<Span> spans;
+  RankMemory memory;            // without samples: not measured
 };
 
 /// One timeline from the spans of all ranks: clocks aligned, the first begin of

@@ -32,6 +32,11 @@ void Recorder::add(Span span) {
   spans_.push_back(std::move(span));
 }
 
+bool Recorder::ended() const {
+  std::lock_guard lock(mutex_);
+  return step_ >= first_step_ + num_steps_;
+}
+
 std::vector<Span> Recorder::take() {
   std::lock_guard lock(mutex_);
   return std::exchange(spans_, {});

@@ -26,6 +26,9 @@ class Recorder {
   void add(Span span);  // rank and step are filled in here
   std::vector<Span> take();
 
+  /// The step that follows the last recorded one, and those after it.
+  bool ended() const;
+
  private:
   mutable std::mutex mutex_;
   int32_t rank_;

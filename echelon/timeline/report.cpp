@@ -8,6 +8,7 @@
 #include "echelon/timeline/chart.h"
 #include "echelon/timeline/collectives.h"
 #include "echelon/timeline/markup.h"
+#include "echelon/timeline/memory_section.h"
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/page.h"
 #include "echelon/timeline/pipeline_section.h"
@@ -385,6 +386,7 @@ std::string to_html(const ReportInput& input) {
   draw_tensor_section(page, input.tensor, input.timeline, diagnosis);
   draw_time_section(page, input.timeline, diagnosis);
   draw_collectives(page, input.timeline, diagnosis);
+  draw_memory_section(page, input.timeline, diagnosis);
   draw_facts(page, input);
   page.leaf(
       "footer",

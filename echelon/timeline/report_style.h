@@ -51,6 +51,7 @@ margin-left:2px}
 .grid2,.grid3{display:grid;gap:34px 40px;margin-top:22px}
 .grid2{grid-template-columns:minmax(0,3fr) minmax(0,2fr)}
 .grid3{grid-template-columns:repeat(3,minmax(0,1fr))}
+.even{grid-template-columns:repeat(2,minmax(0,1fr))}
 .only{grid-template-columns:minmax(0,1fr)}
 figure{min-width:0}
 figcaption{display:flex;flex-wrap:wrap;gap:2px 14px;align-items:baseline;
@@ -82,6 +83,14 @@ figcaption .keys{margin-left:auto}
 .fw{fill:var(--fw)}.bw{fill:var(--bw)}.op{fill:var(--op)}.ex{fill:var(--ex)}
 .ov{fill:url(#hatch)}.da{fill:var(--da)}.ot{fill:var(--ot)}
 .idle{fill:var(--idle)}
+.mp{fill:var(--bw)}.mo{fill:var(--fw)}.mg{fill:var(--op)}.ma{fill:var(--da)}
+.mu{fill:var(--ex)}.mc{fill:var(--ovl)}.mw{fill:var(--ot)}
+.areas path{stroke:var(--paper);stroke-width:.6;vector-effect:non-scaling-stroke}
+.areas path:hover{filter:brightness(1.12)}
+.level{stroke:var(--ink);stroke-width:1.4;stroke-dasharray:6 4}
+.level.limit{stroke:var(--ex);stroke-dasharray:none}
+.level-name{fill:var(--ink);font-size:12px;paint-order:stroke;
+stroke:var(--paper);stroke-width:4px;stroke-linejoin:round}
 .co{fill:transparent}.cut{stroke:var(--paper);stroke-width:1.5}
 .hatch-ground{fill:var(--ovg)}.hatch-line{fill:var(--ovl)}
 .rank rect:not(.idle):hover{filter:brightness(1.15)}
@@ -111,7 +120,7 @@ clip-path:inset(50%)}
 :focus-visible{outline:2px solid var(--accent);outline-offset:3px}
 @media (max-width:960px){th,td{padding-left:14px}
 td.bar{width:18%;min-width:110px}}
-@media (max-width:860px){.grid2,.grid3{grid-template-columns:minmax(0,1fr)}}
+@media (max-width:860px){.grid2,.grid3,.even{grid-template-columns:minmax(0,1fr)}}
 @media (max-width:600px){main{padding:26px 16px 24px}h1{font-size:25px}
 .tile{padding:12px 13px;flex:1 1 40%}.tile .value{font-size:22px}.minor{display:none}
 .lead{font-size:16px}.plot{padding-left:52px}

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "echelon/memory/memory_kind.h"
+
 namespace echelon {
 
 /// What a span of time was spent on; pictures colour by it.
@@ -43,10 +45,20 @@ struct Span {
   std::string axis;   // of a collective's group: "tp"; empty: not known
 };
 
+/// What one rank held while spans were recorded, by kind: each sample holds until
+/// the next one. Times as in spans, ascending.
+struct RankMemory {
+  int32_t rank = 0;
+  std::vector<MemorySample> samples;
+  int64_t planned_bytes = 0;  // the peak that the plan says; 0: not known
+  int64_t limit_bytes = 0;    // that the rank may use; 0: none
+};
+
 struct Timeline {
   std::string title;
   std::vector<std::string> rank_names;  // one per rank: "rank 0 (cpu)"
   std::vector<Span> spans;              // any order
+  std::vector<RankMemory> memory;       // of ranks that were measured, by rank
 };
 
 }  // namespace echelon

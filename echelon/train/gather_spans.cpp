@@ -19,8 +19,14 @@ std::vector<uint8_t> to_bytes(const RankSpans& spans) {
         {s.begin_ns, s.end_ns, static_cast<int>(s.kind), s.track, s.name,
          s.step, s.bytes, s.axis}));
   }
+  json samples = json::array();
+  for (const auto& sample : spans.memory.samples) {
+    samples.push_back(json::array({sample.time_ns, sample.memory.bytes}));
+  }
   return json::to_msgpack(json::array(
-      {spans.rank_name, spans.clock_offset_ns, std::move(rows)}));
+      {spans.rank_name, spans.clock_offset_ns, std::move(rows),
+       std::move(samples), spans.memory.planned_bytes,
+       spans.memory.limit_bytes}));
 }
 
 RankSpans from_bytes(int rank, const uint8_t* bytes, size_t size) {
@@ -42,6 +48,13 @@ RankSpans from_bytes(int rank, const uint8_t* bytes, size_t size) {
     span.axis = row.at(7).get<std::string>();
     result.spans.push_back(std::move(span));
   }
+  for (const auto& row : all.at(3)) {
+    MemorySample sample{.time_ns = row.at(0).get<int64_t>()};
+    sample.memory.bytes = row.at(1).get<decltype(sample.memory.bytes)>();
+    result.memory.samples.push_back(sample);
+  }
+  result.memory.planned_bytes = all.at(4).get<int64_t>();
+  result.memory.limit_bytes = all.at(5).get<int64_t>();
   return result;
 }
 

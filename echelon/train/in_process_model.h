@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/memory/memory_meter.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/train/parallel_model.h"
 
@@ -62,6 +63,7 @@ class InProcessModel : public ParallelModel {
         const auto sum = objective_->loss_sum(outputs, part.targets);
         objective_->add_loss(score, sum, part.targets);
         loss = sum * scale;
+        keep_as_activations();
       }
       ScopedSpan span(recorder_, "compute", "backward", SpanKind::backward);
       loss.backward();

@@ -14,7 +14,9 @@
 #include "echelon/error.h"
 #include "echelon/launch/error_report.h"
 #include "echelon/train/bench_collectives.h"
+#include "echelon/train/count_memory.h"
 #include "echelon/train/job.h"
+#include "echelon/train/memory_plan_text.h"
 #include "echelon/train/sample.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
@@ -24,6 +26,7 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: echelon-train train CONFIG [--threads N]\n"
+    "       echelon-train plan CONFIG [--json] [--colours] [--columns N]\n"
     "       echelon-train verify CONFIG [--steps K] [--tolerance T] [--json]\n"
     "                     [--threads N]\n"
     "       echelon-train export RUN OUT\n"
@@ -153,6 +156,22 @@ int run_train(Arguments& arguments) {
                                       : ExitCode::done);
 }
 
+int run_plan(Arguments& arguments) {
+  const std::string config = arguments.positional("CONFIG");
+  const bool json = arguments.flag("--json");
+  const PlanTextOptions options{
+      .colours = arguments.flag("--colours"),
+      .columns = static_cast<size_t>(arguments.number("--columns", 80))};
+  arguments.end();
+  const Job job = load_job(config);
+  const MemoryModel model = count_memory(job);
+  const MemoryPlan plan = plan_memory(model, job);
+  std::cout << (json ? to_json(plan, model, job) + "\n"
+                     : to_text(plan, model, job, options))
+            << std::flush;
+  return 0;
+}
+
 int run_verify(Arguments& arguments) {
   const std::string config = arguments.positional("CONFIG");
   VerifyOptions options;
@@ -278,6 +297,7 @@ int run(int argc, char** argv) {
   }
   const std::string command = arguments.positional("a command");
   if (command == "train") return run_train(arguments);
+  if (command == "plan") return run_plan(arguments);
   if (command == "verify") return run_verify(arguments);
   if (command == "export") return run_export(arguments);
   if (command == "sample") return run_sample(arguments);

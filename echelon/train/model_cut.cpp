@@ -77,9 +77,9 @@ std::vector<double> measured_costs(
   return agree(std::move(seconds), place.world);
 }
 
-// What each stage may take: its share of its rank's memory, where that is known.
-std::vector<int64_t> limits_of(
-    const Job& job, const Schedule& schedule, World& world) {
+// What each rank of the pipeline has, where that is known.
+std::vector<double>
+memory_of_ranks(const Job& job, const Schedule& schedule, World& world) {
   std::vector<double> ranks(
       job.model.device_bytes.begin(), job.model.device_bytes.end());
   const auto here = placement::device_memory(world.device());
@@ -88,6 +88,12 @@ std::vector<int64_t> limits_of(
         static_cast<size_t>(schedule.num_ranks()), static_cast<double>(*here));
     ranks = agree(std::move(ranks), world);
   }
+  return ranks;
+}
+
+// What each stage may take: its share of its rank's memory.
+std::vector<int64_t>
+limits_of(const Schedule& schedule, const std::vector<double>& ranks) {
   std::vector<int64_t> limits;
   for (size_t stage = 0; !ranks.empty() && stage < schedule.rank_of_stage.size();
        ++stage) {
@@ -103,8 +109,8 @@ SliceMemory memory_of(
     const Job& job,
     const std::vector<LayerCost>& costs,
     const Schedule& schedule,
-    World& world) {
-  SliceMemory memory{.limits = limits_of(job, schedule, world)};
+    const std::vector<double>& memory_of_ranks) {
+  SliceMemory memory{.limits = limits_of(schedule, memory_of_ranks)};
   for (const auto& cost : costs) {
     memory.bytes.push_back(state_bytes(
         cost, job.optimizer.name, job.optimizer.momentum > 0));
@@ -116,6 +122,21 @@ SliceMemory memory_of(
     memory.stored.push_back(stored);
   }
   return memory;
+}
+
+std::vector<size_t> boundaries_of(
+    const Job& job,
+    const std::vector<std::string>& names,
+    const std::vector<double>& work,
+    size_t slices,
+    const SliceMemory& memory) {
+  if (!job.model.cut.empty()) {
+    auto boundaries = cut_at(names, job.model.cut, slices);
+    check_fits(boundaries, memory);
+    return boundaries;
+  }
+  return job.model.balance == "memory" ? balance_memory(slices, memory)
+                                       : balance(work, slices, memory);
 }
 
 std::vector<std::string> describe_stages(
@@ -157,6 +178,20 @@ int64_t state_bytes(
   // Parameters and gradients; Adam's two moments, or a momentum.
   const int64_t copies = optimizer == "sgd" ? (momentum ? 3 : 2) : 4;
   return copies * layer.parameter_bytes + layer.buffer_bytes;
+}
+
+std::vector<size_t> stage_boundaries(
+    const Job& job,
+    const Schedule& schedule,
+    const std::vector<LayerCost>& costs) {
+  std::vector<std::string> names;
+  for (const auto& cost : costs) names.push_back(cost.name);
+  const std::vector<double> ranks(
+      job.model.device_bytes.begin(), job.model.device_bytes.end());
+  return boundaries_of(
+      job, names, flops_of(costs),
+      static_cast<size_t>(schedule.num_stages()),
+      memory_of(job, costs, schedule, ranks));
 }
 
 std::vector<std::string> measured_cut(
@@ -216,18 +251,12 @@ ModelCut cut_into_stages(
   cut.layers = layers.names();
   cut.costs = count_layers(layers, inputs);
   const auto slices = static_cast<size_t>(schedule.num_stages());
-  const SliceMemory memory = memory_of(job, cut.costs, schedule, place.world);
+  const SliceMemory memory = memory_of(
+      job, cut.costs, schedule, memory_of_ranks(job, schedule, place.world));
   const auto work = job.model.balance == "measured"
       ? measured_costs(job, place, inputs)
       : flops_of(cut.costs);
-  if (!job.model.cut.empty()) {
-    cut.boundaries = cut_at(cut.layers, job.model.cut, slices);
-    check_fits(cut.boundaries, memory);
-  } else if (job.model.balance == "memory") {
-    cut.boundaries = balance_memory(slices, memory);
-  } else {
-    cut.boundaries = balance(work, slices, memory);
-  }
+  cut.boundaries = boundaries_of(job, cut.layers, work, slices, memory);
   cut.lines = describe_stages(cut, work, memory, schedule, job.layout.tp);
   return cut;
 }

@@ -33,6 +33,13 @@ struct ModelCut {
 ModelCut cut_into_stages(
     const Job& job, const ModelPlace& place, const Schedule& schedule);
 
+/// The boundaries of the schedule's stages by the costs of one microbatch alone,
+/// without a world: balance = "measured" counts operations.
+std::vector<size_t> stage_boundaries(
+    const Job& job,
+    const Schedule& schedule,
+    const std::vector<LayerCost>& costs);
+
 /// The first layers of all slices but the first, balanced by rank 0's times.
 /// Every rank of the world calls this.
 std::vector<std::string> measured_cut(

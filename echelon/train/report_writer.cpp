@@ -87,7 +87,8 @@ void write_run_report(
       world, {.rank = world.rank(),
               .rank_name = rank_name(world),
               .clock_offset_ns = clock_offset(world),
-              .spans = std::move(spans)});
+              .spans = std::move(spans),
+              .memory = summary.memory});
   if (world.rank() != 0) return;
   ReportInput input;
   input.title = job.model.name + " on " + job.data.name;

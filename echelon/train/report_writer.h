@@ -21,6 +21,7 @@ struct RunSummary {
   int64_t num_parameters = 0;
   std::vector<std::string> cut;                // ParallelModel::describe()
   TensorCut tensor;                            // of rank 0's group
+  RankMemory memory;                           // this rank's; may be empty
   int64_t skipped = 0;                         // samples left out
   std::string outcome;                         // empty: finished
 };

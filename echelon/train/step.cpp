@@ -1,5 +1,6 @@
 #include "echelon/train/step.h"
 
+#include "echelon/memory/memory_meter.h"
 #include "echelon/optim/clip.h"
 
 namespace echelon {
@@ -9,14 +10,45 @@ int64_t total_steps(const Job& job, int64_t batches_per_epoch) {
                              : job.train.epochs * batches_per_epoch;
 }
 
+namespace {
+
+// What `make` allocates is of `kind`.
+template <class Make>
+auto of_kind(MemoryKind kind, const Make& make) {
+  const MemoryKindScope scope(kind);
+  return make();
+}
+
+// Gradients that autograd leaves whole; those of parts are named where they are
+// made.
+void name_whole_gradients(const ParallelModel& model) {
+  std::vector<torch::Tensor> leaves;
+  for (const auto& part : model.parts()) {
+    if (!part.range && part.value.is_leaf() && part.value.requires_grad()) {
+      leaves.push_back(part.value);
+    }
+  }
+  name_gradients(leaves);
+}
+
+}  // namespace
+
 TrainingState::TrainingState(
     const Job& job, const ModelPlace& place, int64_t total_steps)
     : options_(job.optimizer),
-      model_(make_parallel_model(job, place)),
-      optimizer_(make_optimizer(
-          job.optimizer,
-          model_->optimizer_groups(job.optimizer.weight_decay))),
-      schedule_(job.optimizer, total_steps) {}
+      model_(of_kind(
+          MemoryKind::parameters,
+          [&] { return make_parallel_model(job, place); })),
+      optimizer_(of_kind(
+          MemoryKind::optimizer_state,
+          [&] {
+            return make_optimizer(
+                job.optimizer,
+                model_->optimizer_groups(job.optimizer.weight_decay));
+          })),
+      schedule_(job.optimizer, total_steps) {
+  name_whole_gradients(*model_);
+}
 
 double TrainingState::update(
     int64_t step, bool measure_norm, Recorder* recorder) {

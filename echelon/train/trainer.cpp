@@ -17,6 +17,7 @@
 #include "echelon/models/parameter_list.h"
 #include "echelon/train/describe_cut.h"
 #include "echelon/train/gather_state.h"
+#include "echelon/train/memory_watch.h"
 #include "echelon/train/report_writer.h"
 
 namespace echelon {
@@ -86,6 +87,7 @@ class Loop {
   ModelSource source_;
   bool counts_tokens_;  // the objective's units; else they are samples
   Recorder recorder_;
+  MemoryWatch memory_;
   TrainingState state_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<Progress> progress_;
@@ -136,14 +138,17 @@ Loop::Loop(
       recorder_(
           world.rank(), total_steps_ > job.train.timeline_steps + 3 ? 3 : 0,
           job.train.timeline_steps),
-      state_(
-          job,
-          {source_, world_, groups_, &recorder_,
-           [this](const std::string& line) {
-             if (first()) std::printf("%s\n", line.c_str());
-             std::fflush(stdout);
-           }},
-          total_steps_) {
+      memory_(job, source_, world, groups_),
+      state_(memory_.during("the model is built", [&] {
+        return TrainingState(
+            job,
+            {source_, world_, groups_, &recorder_,
+             [this](const std::string& line) {
+               if (first()) std::printf("%s\n", line.c_str());
+               std::fflush(stdout);
+             }},
+            total_steps_);
+      })) {
   if (!first()) return;
   warn_of_slow_links();
   metrics_ = std::make_unique<MetricsWriter>(folder_ / "metrics.jsonl");
@@ -210,6 +215,7 @@ TrainResult Loop::run() {
 
 bool Loop::one_step(Position position) {
   recorder_.begin_step(step_);
+  memory_.begin_step(recorder_);
   const double started = seconds();
   std::optional<Batch> batch;
   {
@@ -218,8 +224,10 @@ bool Loop::one_step(Position position) {
   }
   if (!batch) return false;
   const double loaded = seconds();
-  const Score score =
-      state_.model().forward_backward(*batch, counts_units(*data_.train));
+  const std::string place = "step " + std::to_string(step_ + 1);
+  const Score score = memory_.during(place, [&] {
+    return state_.model().forward_backward(*batch, counts_units(*data_.train));
+  });
   const StepSums sums = share_sums(score, batch->skipped, seconds() - started);
   for (const auto& reason : batch->skip_reasons) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
@@ -424,6 +432,7 @@ void Loop::finish() {
   summary.skipped = skipped_;
   if (stop_) summary.outcome = "stopped by the user";
   summary.cut = state_.model().describe();
+  summary.memory = memory_.measured();
   summary.num_parameters = source_.num_parameters();
   if (first()) summary.tensor = describe_cut(job_, source_);
   keeping(folder_, [&] {

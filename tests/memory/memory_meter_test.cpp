@@ -91,6 +91,22 @@ TEST(MemoryMeter, WhatOutlivesForwardIsActivations) {
   EXPECT_EQ(meter.now()[MemoryKind::gradients], bytes);
 }
 
+TEST(MemoryMeter, GradientsAreNamedWhenTheyCome) {
+  const auto weight = torch::randn({512, 512}).requires_grad_();
+  const auto input = torch::randn({8, 512});
+  int calls = 0;
+  name_gradients({weight});
+  name_gradients({weight});  // hooks go on
+  MemoryMeter meter;
+  const auto counting = meter.count();
+  weight.register_hook([&](const torch::Tensor&) { ++calls; });
+  for (int round = 1; round < 3; ++round) {
+    input.mm(weight).sum().backward();
+    EXPECT_EQ(calls, round);
+    EXPECT_EQ(meter.now()[MemoryKind::gradients], 512 * 512 * 4);
+  }
+}
+
 TEST(MemoryMeter, SeesFreesOfOtherThreadsAndNotTheirBlocks) {
   MemoryMeter meter;
   const auto counting = meter.count();
@@ -149,6 +165,7 @@ TEST(MemoryMeter, RefusesBlocksAboveItsLimit) {
   EXPECT_THROW(mebibytes(2), c10::OutOfMemoryError);
   EXPECT_EQ(meter.now().total(), 3 * kMiB);
   block = torch::Tensor();
+  EXPECT_EQ(meter.at_shortage().total(), 3 * kMiB);
   mebibytes(4);
   meter.limit(0);
   mebibytes(9);

@@ -230,5 +230,54 @@ TEST(MergeSpans, ARankTwiceIsAnError) {
   EXPECT_TRUE(merge_spans({}, "none").rank_names.empty());
 }
 
+TEST(ChromeTrace, MemoryIsACounterOfEachRank) {
+  Timeline timeline = small();
+  MemorySample first{.time_ns = 1500};
+  first.memory[MemoryKind::gathered] = 7;
+  MemorySample second{.time_ns = 2'000'001};
+  second.memory[MemoryKind::activations] = int64_t{5} << 40;
+  timeline.memory = {
+      {.rank = 1,
+       .samples = {first, second},
+       .planned_bytes = 99,
+       .limit_bytes = 100}};
+  const auto json = Json::parse(to_chrome_trace(timeline));
+  int counters = 0;
+  for (const auto& event : json.at("traceEvents")) {
+    counters += event.at("ph") == "C" ? 1 : 0;
+  }
+  EXPECT_EQ(counters, 2);
+  const Timeline back =
+      parse_chrome_trace(to_chrome_trace(timeline), "memory");
+  ASSERT_EQ(back.memory.size(), 1u);
+  EXPECT_EQ(back.memory[0].rank, 1);
+  EXPECT_EQ(back.memory[0].planned_bytes, 99);
+  EXPECT_EQ(back.memory[0].limit_bytes, 100);
+  ASSERT_EQ(back.memory[0].samples.size(), 2u);
+  EXPECT_EQ(back.memory[0].samples[0].time_ns, 1500);
+  EXPECT_EQ(back.memory[0].samples[0].memory.bytes, first.memory.bytes);
+  EXPECT_EQ(back.memory[0].samples[1].time_ns, 2'000'001);
+  EXPECT_EQ(back.memory[0].samples[1].memory.bytes, second.memory.bytes);
+  EXPECT_EQ(sorted(back.spans), sorted(timeline.spans));
+}
+
+TEST(MergeSpans, MemoryHasTheClockOfTheSpans) {
+  const Span span{
+      .name = "forward", .kind = SpanKind::forward, .begin_ns = 1000,
+      .end_ns = 2000};
+  std::vector<RankSpans> ranks(2);
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    ranks[rank].rank = rank;
+    ranks[rank].spans = {span};
+  }
+  ranks[1].clock_offset_ns = 500;
+  ranks[1].memory.samples = {{.time_ns = 900}, {.time_ns = 1600}};
+  const Timeline merged = merge_spans(std::move(ranks), "two");
+  ASSERT_EQ(merged.memory.size(), 1u);
+  EXPECT_EQ(merged.memory[0].rank, 1);
+  EXPECT_EQ(merged.memory[0].samples[0].time_ns, 400);
+  EXPECT_EQ(merged.memory[0].samples[1].time_ns, 1100);
+}
+
 }  // namespace
 }  // namespace echelon

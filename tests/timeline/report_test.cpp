@@ -247,6 +247,32 @@ TEST(Report, IsSmallForALongRunOfManyRanks) {
   }
 }
 
+TEST(Report, DrawsMemoryByKind) {
+  const std::string page = to_html(sample::run_with_memory({.ranks = 2}));
+  EXPECT_TRUE(contains(page, "Memory over a step, by kind"));
+  // Activations of 520 MiB when forward ends, with what is there then.
+  EXPECT_TRUE(contains(page, "Rank 1 holds most, 957 MiB"))
+      << page.substr(page.find("holds most") - 10, 60);
+  EXPECT_TRUE(contains(page, "plan 1.12 GiB"));
+  EXPECT_TRUE(contains(page, "limit 1.46 GiB"));
+  EXPECT_TRUE(contains(page, "memory-0-d"));
+  EXPECT_EQ(count(page, "class=\"ma\""), 3u);  // two areas and the legend
+  EXPECT_EQ(count(page, "class=\"mc\""), 0u);
+  EXPECT_FALSE(
+      contains(to_html(sample::run({})), "Memory over a step, by kind"));
+}
+
+TEST(Report, MemoryOfManyRanksStaysSmall) {
+  const auto input = sample::run_with_memory({.ranks = 32});
+  auto without = input;
+  without.timeline.memory.clear();
+  const std::string page = to_html(input);
+  EXPECT_LT(page.size(), to_html(without).size() + 100'000);
+  EXPECT_LT(page.size(), 500'000u);
+  EXPECT_EQ(count(page, "class=\"chart memory\""), 4u);
+  EXPECT_TRUE(contains(page, "the 4 ranks of 32 that hold most"));
+}
+
 TEST(Report, EscapesEveryText) {
   const std::string evil = "<script>alert(1)</script>\"'";
   auto input = sample::run({.steps = 30, .ranks = 2});

@@ -68,6 +68,8 @@ int main(int argc, char** argv) {
   }
   const std::filesystem::path folder = argv[1];
   using echelon::sample::run;
+  write(
+      folder / "memory", echelon::sample::run_with_memory({.ranks = 2}));
   write(folder / "typical", run({.slow_rank = 0.12}));
   write(folder / "one-rank", run({.ranks = 1}));
   write(

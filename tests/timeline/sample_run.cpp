@@ -175,4 +175,32 @@ ReportInput run(const RunShape& shape) {
   return input;
 }
 
+ReportInput run_with_memory(const RunShape& shape) {
+  constexpr int64_t kMiB = 1 << 20;
+  ReportInput input = run(shape);
+  for (int32_t rank = 0; rank < shape.ranks; ++rank) {
+    RankMemory memory{
+        .rank = rank, .planned_bytes = 1150 * kMiB, .limit_bytes = 1500 * kMiB};
+    MemoryByKind now;
+    now[MemoryKind::parameters] = 120 * kMiB;
+    now[MemoryKind::optimizer_state] = 240 * kMiB;
+    for (const auto& span : input.timeline.spans) {
+      if (span.rank != rank || span.track != "compute") continue;
+      const bool forward = span.kind == SpanKind::forward;
+      if (!forward && span.kind != SpanKind::backward) continue;
+      for (int i = 0; i <= 40; ++i) {
+        const int part = forward ? i : 40 - i;
+        now[MemoryKind::activations] = (12 + rank) * part * kMiB;
+        now[MemoryKind::gradients] = forward ? 0 : 3 * i * kMiB;
+        now[MemoryKind::gathered] = 30 * kMiB;
+        now[MemoryKind::working] = (i % 4) * 20 * kMiB;
+        memory.samples.push_back(
+            {span.begin_ns + (span.end_ns - span.begin_ns) * i / 41, now});
+      }
+    }
+    input.timeline.memory.push_back(std::move(memory));
+  }
+  return input;
+}
+
 }  // namespace echelon::sample

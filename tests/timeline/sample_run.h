@@ -17,6 +17,9 @@ struct RunShape {
   double slow_rank = 0;  // excess of the last rank's work
 };
 
+/// The same with memory: activations that grow in forward and fall in backward.
+ReportInput run_with_memory(const RunShape& shape);
+
 /// A data-parallel run whose last all-reduces outlast the backward pass.
 ReportInput run(const RunShape& shape);
 

@@ -1,0 +1,82 @@
+#include "echelon/train/memory_watch.h"
+
+#include <utility>
+
+#include "echelon/error.h"
+#include "echelon/train/count_memory.h"
+
+namespace echelon {
+namespace {
+
+std::string first_line(const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+MemoryWatch::MemoryWatch(
+    const Job& job,
+    const ModelSource& source,
+    const World& world,
+    const MeshGroups& groups)
+    : job_(job),
+      source_(source),
+      rank_(world.rank()),
+      pipeline_rank_(groups.along(Axis::pp).rank()),
+      limit_bytes_(job.memory.limit_bytes),
+      meter_(world.device()) {
+  if (job.train.timeline_steps == 0 && limit_bytes_ == 0) return;
+  meter_.limit(limit_bytes_);
+  counting_ = meter_.count();
+}
+
+void MemoryWatch::begin_step(const Recorder& recorder) {
+  if (!counting_ || sampled_) return;
+  if (sampling_ && recorder.ended()) end_samples();
+  if (!sampling_ && !sampled_ && recorder.active()) {
+    meter_.start_samples();
+    sampling_ = true;
+  }
+}
+
+void MemoryWatch::end_samples() {
+  measured_.samples = meter_.take_samples();
+  sampling_ = false;
+  sampled_ = true;
+  if (limit_bytes_ == 0) counting_.reset();
+}
+
+RankMemory MemoryWatch::measured() {
+  if (sampling_) end_samples();
+  if (measured_.samples.empty()) return measured_;
+  measured_.limit_bytes = limit_bytes_;
+  // One device of several has a part of what is counted here.
+  if (!job_.model.devices.empty()) return measured_;
+  try {
+    const MemoryPlan plan = plan_memory(count_memory(job_, source_), job_);
+    measured_.planned_bytes =
+        plan.ranks.at(static_cast<size_t>(pipeline_rank_)).peak.total();
+  } catch (const ConfigError&) {
+    // Layers of one's own that need values cannot be counted: no line is drawn.
+  }
+  return measured_;
+}
+
+void MemoryWatch::fail(
+    const std::string& place, const c10::OutOfMemoryError& error) {
+  meter_.limit(0);  // words need some, too
+  std::string text = place + ": rank " + std::to_string(rank_) + ": " +
+                     first_line(error) + "; ";
+  try {
+    text += explain_shortage(
+        count_memory(job_, source_), job_, pipeline_rank_,
+        meter_.at_shortage(),
+        limit_bytes_);
+  } catch (const ConfigError& uncounted) {
+    text += std::string("no plan says what would help: ") + uncounted.what();
+  }
+  throw Error(text);
+}
+
+}  // namespace echelon
