@@ -425,6 +425,29 @@ TEST(Recompute, FusedAttentionIsKept) {
   EXPECT_EQ(attention.count, 3);
 }
 
+// A kept operator that drew random numbers is not run again; what is drawn after
+// it is as it was.
+TEST(Recompute, KeptOperatorsMayDraw) {
+  const auto weight = parity::random({8, 8}, 1).requires_grad_();
+  const LayerForward forward = [&](const Tensors& in) -> Tensors {
+    const auto x = std::get<0>(at::native_dropout(in[0] * weight, 0.3, true));
+    return {torch::tanh(torch::dropout(x, 0.4, true))};
+  };
+  const auto gradient = [&](const LayerForward& layer) {
+    torch::manual_seed(3);
+    layer({parity::random({8, 8}, 2)})[0].sum().backward();
+    auto result = weight.grad().clone();
+    weight.mutable_grad().reset();
+    return result;
+  };
+  const auto expected = gradient(forward);
+  OperatorCount draws("aten::native_dropout");
+  const OperatorScope scope(draws);
+  EXPECT_TRUE(gradient(recomputed(forward, {.keep = {"aten::native_dropout"}}))
+                  .equal(expected));
+  EXPECT_EQ(draws.count, 1);
+}
+
 TEST(Recompute, RegionsAreKeptByName) {
   int runs = 0;
   const auto weight = parity::random({8, 8}, 1).requires_grad_();
