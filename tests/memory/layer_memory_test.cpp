@@ -16,6 +16,7 @@
 #include "echelon/memory/activation_storage.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/network.h"
+#include "echelon/parallel/data/sync_batch_norm.h"
 #include "tests/memory/live_bytes.h"
 #include "tests/parallel/pipeline/schedules.h"
 #include "tests/parallel/pipeline/training.h"
@@ -246,6 +247,43 @@ TEST(LayerMemory, TooSmallABudgetSaysWhatIsNeeded) {
   EXPECT_THAT(plan_recompute(options, costs, 3), Each(Recompute::all));
   options.activation_bytes = 36 << 20;
   EXPECT_THAT(plan_recompute(options, costs, 1), Each(Recompute::none));
+}
+
+// Statistics over ranks are updated once; selective recompute keeps them.
+TEST(LayerMemory, SyncBatchNorm) {
+  run_ranks(2, [](World& world) {
+    const auto run = [&](const std::string& way) {
+      const auto weight = parity::random({3}, 1).requires_grad_();
+      const auto bias = parity::random({3}, 2).requires_grad_();
+      const auto mean = torch::zeros({3}, torch::kFloat64);
+      const auto variance = torch::ones({3}, torch::kFloat64);
+      LayerForward forward = [&](const Tensors& in) -> Tensors {
+        return {torch::tanh(sync_batch_norm(
+            in[0], weight, bias, mean, variance, 0.1, 1e-5, world.group()))};
+      };
+      RecomputeOptions options{.buffers = {mean, variance}};
+      if (way == "selective") options.keep = matrix_products();
+      if (way != "none") forward = recomputed(forward, options);
+      const auto x = parity::random({4, 3, 5}, 7 + world.rank());
+      const uint64_t before = world.history().count();
+      const auto a = forward({x})[0];
+      const auto b = forward({x * 2})[0];
+      (a.square().sum() + b.square().sum()).backward();
+      const auto calls = torch::tensor(
+          static_cast<int64_t>(world.history().count() - before));
+      return Tensors{mean, variance, weight.grad(), bias.grad(), calls};
+    };
+    const auto expected = run("none");
+    const auto all = run("all");
+    const auto selective = run("selective");
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_TRUE(expected[i].equal(all[i])) << i;
+      EXPECT_TRUE(expected[i].equal(selective[i])) << i;
+    }
+    EXPECT_EQ(expected[4].item<int>(), 4);
+    EXPECT_EQ(selective[4].item<int>(), 4);
+    EXPECT_EQ(all[4].item<int>(), 6);
+  });
 }
 
 class Pipelines : public testing::TestWithParam<std::string> {};

@@ -357,14 +357,23 @@ TEST(Recompute, KeepsItsInputsAlone) {
 }
 
 TEST(Recompute, TensorsAreFreedAsBackwardUsesThem) {
-  const auto net = blocks(1);
-  const auto x = parity::random({256, 16}, 9).requires_grad_();
-  LiveBytes live;
-  const auto before = live.now();
-  all(net[0].forward())({x})[0].sum().backward();
-  for (auto& parameter : net[0].parameters()) parameter.mutable_grad().reset();
-  x.mutable_grad().reset();
-  EXPECT_EQ(live.now(), before);
+  const int64_t size = 1 << 20;
+  const auto x = torch::rand({size}).requires_grad_();
+  const LiveBytes live;
+  int64_t near_the_end = 0;
+  const LayerForward forward = [&](const Tensors& in) -> Tensors {
+    auto y = torch::tanh(in[0]);
+    if (!recomputing()) {
+      y.register_hook([&](const Tensor&) { near_the_end = live.now(); });
+    }
+    for (int i = 0; i < 9; ++i) y = torch::tanh(y);
+    return {y};
+  };
+  all(forward)({x})[0].sum().backward();
+  // The first result, and gradients; not the other nine.
+  EXPECT_GT(near_the_end, 0);
+  EXPECT_LE(near_the_end, 4 * 4 * size);
+  EXPECT_EQ(live.now(), 4 * size) << "x's gradient";
 }
 
 TEST(Recompute, ProductsAreNotComputedAgain) {
