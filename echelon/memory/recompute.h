@@ -53,7 +53,8 @@ const std::vector<std::string>& matrix_products();
 /// forward must save the same tensors the second time, and must be free of side
 /// effects that count, unless it asks recomputing(). It may end early, by an
 /// exception that is not a std::exception. Where it changes its inputs in place,
-/// copies of them are kept (and, to know it, in its first run). Backward throws Error, with options.name, when the second run saves others, and
+/// copies of them are kept; its very first run makes copies in order to know that.
+/// Backward throws Error, with options.name, when the second run saves others, and
 /// when a tensor that it needs was changed in place.
 LayerForward recomputed(LayerForward forward, RecomputeOptions options = {});
 
