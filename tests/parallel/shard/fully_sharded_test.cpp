@@ -52,6 +52,26 @@ struct Scale : torch::autograd::Function<Scale> {
   }
 };
 
+// One that saves parameters of two units.
+struct ScaleTwice : torch::autograd::Function<ScaleTwice> {
+  static Tensor forward(
+      torch::autograd::AutogradContext* context,
+      const Tensor& x,
+      const Tensor& a,
+      const Tensor& b) {
+    context->save_for_backward({x, a, b});
+    return x * a * b;
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      torch::autograd::variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &x = saved[0], &a = saved[1], &b = saved[2];
+    const Tensor& g = gradients[0];
+    return {g * (a * b), (g * x * b).sum(0), (g * x * a).sum(0)};
+  }
+};
+
 struct BlockImpl : torch::nn::Module {
   BlockImpl() {
     register_module("fc1", fc1);
@@ -90,6 +110,8 @@ struct UserNetImpl : torch::nn::Module {
     // Of two units in one operator.
     h = torch::addcmul(
         h, blocks->at<BlockImpl>(1).scale, blocks->at<BlockImpl>(2).scale);
+    h = ScaleTwice::apply(
+        h, blocks->at<BlockImpl>(0).scale, blocks->at<BlockImpl>(2).scale);
     h = blocks->at<BlockImpl>(2).forward(h);
     return {head->forward(h.mm(in.t())), h.square().mean(1)};
   }
@@ -121,6 +143,7 @@ struct Case {
   int microbatches = 1;
   bool no_sync = false;
   bool frozen = false;
+  int64_t prefetch = 1;
   std::vector<std::string> units = {"blocks.*", "head"};
 };
 
@@ -165,6 +188,7 @@ void expect_parity(const Ranks& ranks, const Case& one) {
     UserNet net = net_of(one, 3 + world.rank());
     FullyShardedOptions options{.shard = world.group(), .units = one.units};
     options.sharding.shard.stage = one.stage;
+    options.sharding.shard.prefetch = one.prefetch;
     FullyShardedDataParallel<UserNetImpl> sharded(net.ptr(), options);
     std::vector<Tensor> shards;
     for (const auto& shard : sharded.units().flat_shards()) {
@@ -212,6 +236,8 @@ TEST_P(FullySharded, TrainsAnyModule) {
        {Ranks{1}, Ranks{2}, Ranks{3}, Ranks{2, BackendKind::gloo}}) {
     expect_parity(ranks, {.stage = GetParam()});
   }
+  expect_parity({2}, {.stage = GetParam(), .prefetch = 0});
+  expect_parity({2}, {.stage = GetParam(), .prefetch = 3});
 }
 
 TEST_P(FullySharded, AnyChoiceOfUnits) {

@@ -358,6 +358,45 @@ TEST(Collectives, GatheredAhead) {
   });
 }
 
+// Layers in another order than they were added, some twice: from the second step
+// on nothing is gathered in vain.
+TEST(Collectives, OrderIsLearned) {
+  Plan plan = with_stage(3);
+  plan.list = LayerList();
+  for (int i = 0; i < 5; ++i) {
+    nets::add_linear(plan.list, "fc" + std::to_string(i), 6, 6);
+  }
+  const std::vector<size_t> order = {3, 0, 4, 0, 1, 2};
+  const auto gathers = [&](int64_t prefetch) {
+    int count = 0;
+    std::mutex mutex;
+    plan.options.shard.prefetch = prefetch;
+    Ranks{2}.run([&](World& world) {
+      Cut cut(build(plan), world.group(), Group::alone("dp_replicate"), plan);
+      uint64_t from = 0;
+      for (int step = 0; step < 3; ++step) {
+        from = world.history().count();
+        Tensors x = {rows_of(plan, 0, 0)};
+        for (const size_t layer : order) x = cut.forwards[layer](x);
+        x[0].sum().backward();
+        cut.units.finish();
+        cut.units.after_update();
+      }
+      const std::lock_guard lock(mutex);
+      if (world.rank() > 0) return;
+      for (const auto& [label, times] : labels_since(world, from)) {
+        if (label.starts_with("gather ")) count += times;
+      }
+    });
+    return count;
+  };
+  // Forward: all. Backward: all but the last, and the first, whose weight nobody
+  // reads.
+  EXPECT_EQ(gathers(0), 6 + 4);
+  // One is still there when backward comes to it; 0 stays while 4 is used.
+  EXPECT_LE(gathers(1), 6 + 4);
+}
+
 // ------------------------------------------------------------- precision
 
 TEST(LowPrecision, MastersKeepWhatBfloat16CannotHold) {
