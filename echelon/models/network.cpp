@@ -277,7 +277,8 @@ Network::Network(
         std::to_string(list.size()));
   }
   layers_.reserve(end - begin);  // the callback keeps references to layers
-  Builder builder{*this, seed, on_new_layer, tied_groups(list_), {}, {}, {}};
+  Builder builder{
+      *this, seed, on_new_layer, tied_groups(list_), {}, NamedTensors(), {}};
   builder.first.resize(builder.groups.size());
   for (size_t i = begin; i < end; ++i) builder.add(i);
 }

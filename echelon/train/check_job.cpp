@@ -33,6 +33,8 @@ class Checker {
   JobFacts run() {
     check_layout();
     if (job_.layout.tp > 1) check_tensor_parallel();
+    if (shards_parameters(job_)) check_shards();
+    check_memory();
     if (job_.layout.pp > 1) check_pipeline();
     if (!job_.model.devices.empty()) check_devices();
     check_batch();
@@ -65,13 +67,13 @@ class Checker {
   }
 
   void check_layout() {
-    for (const char* axis : {"fsdp", "cp", "ep"}) {
+    for (const char* axis : {"cp", "ep"}) {
       const std::string key = std::string("layout.") + axis;
       if (document_.entry(key).value != "1") {
         fail(
             key,
-            "this version has data, pipeline and tensor parallelism; use dp, pp "
-            "or tp instead");
+            "this version has data, sharded, pipeline and tensor parallelism; use "
+            "dp, fsdp, pp or tp instead");
       }
     }
     if (num_ranks_ < 1) {
@@ -90,6 +92,46 @@ class Checker {
         "model.devices",
         "a rank that computes each layer with others drives one device; set "
         "either [layout] tp or devices");
+  }
+
+  // The setting that puts parameters into shards.
+  std::string shards_key() const {
+    if (job_.layout.dp_shard > 1) return "layout.fsdp";
+    if (job_.precision.compute != "same") return "precision.compute";
+    if (job_.precision.reduce != "same") return "precision.reduce";
+    return "memory.offload";
+  }
+
+  void check_shards() {
+    const std::string key = shards_key();
+    const size_t dot = key.find('.');
+    const std::string name = key.substr(dot + 1);
+    if (!job_.model.devices.empty()) {
+      fail(
+          key,
+          "is for ranks that drive one device, and [model] devices has " +
+              number(static_cast<int64_t>(job_.model.devices.size())) +
+              "; leave devices out, with [layout] pp to cut the list of layers, "
+              "or leave " + name + " out");
+    }
+    if (job_.train.compress != "none") {
+      fail(
+          "train.compress",
+          "is for gradients that are averaged whole, and with [" +
+              key.substr(0, dot) + "] " + name +
+              " they are not; set [precision] reduce = \"bf16\" instead, which "
+              "sends half of the bytes");
+    }
+  }
+
+  void check_memory() {
+    const auto& memory = job_.memory;
+    if (memory.recompute == "budget" && memory.activation_bytes == 0) {
+      fail(
+          "memory.recompute",
+          "needs activation_bytes, what a rank may keep for backward; set it, or "
+          "recompute = \"selective\"");
+    }
   }
 
   void check_pipeline() {

@@ -204,12 +204,6 @@ std::vector<size_t> boundaries_of(
   return stage_boundaries(job, schedule, costs);
 }
 
-torch::Dtype compute_dtype(const Job& job) {
-  if (job.precision.compute == "bf16") return torch::kBFloat16;
-  if (job.precision.compute == "fp16") return torch::kFloat16;
-  return dtype_of(job.model.dtype);
-}
-
 int64_t batch_bytes(const Job& job, const ModelSource& source) {
   const int64_t samples = samples_of_rank(job);
   int64_t bytes =
@@ -278,6 +272,12 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
 MemoryModel count_memory(const Job& job) {
   const TrainingData data = open_data(job.data, job.train.seed);
   return count_memory(job, model_source(job, data.train->spec()));
+}
+
+bool gathers_once(const Job& job, const ModelSource& source) {
+  const bool asks = job.shard.gather == "auto" && job.layout.pp > 1 &&
+                    job.memory.limit_bytes > 0;
+  return gathers_once(asks ? count_memory(job, source) : MemoryModel{}, job);
 }
 
 }  // namespace echelon

@@ -16,4 +16,7 @@ MemoryModel count_memory(const Job& job, const ModelSource& source);
 /// The same of the job's model and data, which are opened, not read.
 MemoryModel count_memory(const Job& job);
 
+/// gathers_once() of the job (memory_plan.h), which is counted where that matters.
+bool gathers_once(const Job& job, const ModelSource& source);
+
 }  // namespace echelon

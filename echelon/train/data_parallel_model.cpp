@@ -1,20 +1,17 @@
 // The whole list of layers on every rank; each layer whole, or cut over the ranks
 // of a tensor-parallel group.
-#include "echelon/models/weights.h"
 #include "echelon/timeline/units.h"
 #include "echelon/train/in_process_model.h"
+#include "echelon/train/rank_layers.h"
 
 namespace echelon {
 namespace {
 
 std::shared_ptr<Network> build(const Job& job, const ModelPlace& place) {
   const LayerList layers = place.source.cut(tensor_parallel(job, place.groups));
-  auto network = build_network(layers, 0, layers.size(), job.train.seed);
-  if (!job.model.weights.empty()) load_weights(*network, job.model.weights);
-  to_dtype(*network, dtype_of(job.model.dtype));
-  network->to(place.world.device());
-  network->train();
-  return network;
+  return RankLayers(job, place, layers, {.slices = {{0, layers.size()}}})
+      .networks()
+      .front();
 }
 
 class WholeListModel : public InProcessModel<Network> {

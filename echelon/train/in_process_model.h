@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "echelon/memory/memory_meter.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/train/parallel_model.h"
+#include "echelon/train/passes.h"
 
 namespace echelon {
 
@@ -47,27 +47,19 @@ class InProcessModel : public ParallelModel {
   Score forward_backward(const Batch& raw, bool count_units) override {
     const Batch batch = placed(raw);
     const double scale = loss_scale(
-        *objective_, batch, parallel_.group(), count_units);
-    const int64_t samples = batch.inputs.size(0);
-    Score score;
-    for (int64_t piece = 0; piece < accumulate_; ++piece) {
-      const int64_t begin = samples * piece / accumulate_;
-      const int64_t end = samples * (piece + 1) / accumulate_;
-      std::unique_ptr<NoSync> local;
-      if (piece + 1 < accumulate_) local.reset(new NoSync(parallel_.no_sync()));
-      torch::Tensor loss;
-      {
-        ScopedSpan span(recorder_, "compute", "forward", SpanKind::forward);
-        const Batch part = piece_of(batch, begin, end - begin);
-        const auto outputs = parallel_.forward(inputs_of(part));
-        const auto sum = objective_->loss_sum(outputs, part.targets);
-        objective_->add_loss(score, sum, part.targets);
-        loss = sum * scale;
-        keep_as_activations();
-      }
-      ScopedSpan span(recorder_, "compute", "backward", SpanKind::backward);
-      loss.backward();
-    }
+        *objective_, batch, parallel_.group(), count_units) * gradient_scale_;
+    const Passes passes{
+        .objective = *objective_,
+        .count = accumulate_,
+        .recorder = recorder_,
+        .around = [&](bool last) -> std::shared_ptr<void> {
+          if (last) return nullptr;
+          return std::shared_ptr<NoSync>(new NoSync(parallel_.no_sync()));
+        },
+        .forward = [&](const Tensors& inputs) {
+          return parallel_.forward(inputs);
+        }};
+    const Score score = passes.run(batch, scale);
     shared_.finish();
     return counted_here() ? score : Score{};
   }
@@ -108,7 +100,7 @@ class InProcessModel : public ParallelModel {
     if (tensor_.size() == 1) return std::nullopt;
     return SharedOutGradients{
         .counted = counted_.of(gradients_of(parts())),
-        .sum = sum_over({tensor_.group})};
+        .sum = sum_over({tensor_.group}, last_)};
   }
 
  private:

@@ -68,6 +68,11 @@ void apply(config::Document& document, const Overrides& overrides) {
 
 }  // namespace
 
+bool shards_parameters(const Job& job) {
+  return job.layout.dp_shard > 1 || job.precision.compute != "same" ||
+         job.precision.reduce != "same" || job.memory.offload != "none";
+}
+
 Job load_job(const std::string& path, const Overrides& overrides) {
   auto document = config::Document::read(path);
   apply(document, overrides);

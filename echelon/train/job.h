@@ -38,6 +38,11 @@ struct Job {
   config::Document document;
 };
 
+/// Whether parameters lie in flat shards with a master copy of their own
+/// (parallel/shard): they are cut over dp_shard, are computed with in another
+/// dtype, are summed in another one, or are kept in the host's memory.
+bool shards_parameters(const Job& job);
+
 /// What the command line sets over the file.
 struct Overrides {
   std::vector<std::string> set;  // "train.steps=100"

@@ -105,6 +105,22 @@ limits_of(const Schedule& schedule, const std::vector<double>& ranks) {
   return limits;
 }
 
+// Parameters, gradients and optimizer state of a rank of dp_shard.
+int64_t shard_bytes(const Job& job, const LayerCost& cost) {
+  const int64_t whole = cost.parameter_bytes;
+  const int64_t all = state_bytes(
+      cost, job.optimizer.name, job.optimizer.momentum > 0);
+  if (job.layout.dp_shard == 1) return all;
+  const int64_t state = all - cost.buffer_bytes - 2 * whole;
+  const auto share = [&](int64_t bytes) {
+    return (bytes + job.layout.dp_shard - 1) / job.layout.dp_shard;
+  };
+  int64_t bytes = cost.buffer_bytes + share(state);
+  bytes += job.shard.stage >= 3 ? share(whole) : whole;
+  bytes += job.shard.stage >= 2 ? share(whole) : whole;
+  return bytes;
+}
+
 SliceMemory memory_of(
     const Job& job,
     const std::vector<LayerCost>& costs,
@@ -112,8 +128,7 @@ SliceMemory memory_of(
     const std::vector<double>& memory_of_ranks) {
   SliceMemory memory{.limits = limits_of(schedule, memory_of_ranks)};
   for (const auto& cost : costs) {
-    memory.bytes.push_back(state_bytes(
-        cost, job.optimizer.name, job.optimizer.momentum > 0));
+    memory.bytes.push_back(shard_bytes(job, cost));
     memory.stored_bytes.push_back(
         cost.activation_bytes + cost.repeated_bytes);
     memory.names.push_back(cost.name);

@@ -1,5 +1,6 @@
 #include "echelon/train/model_source.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "echelon/error.h"
@@ -9,24 +10,10 @@
 #include "echelon/models/ties.h"
 #include "echelon/models/weights.h"
 #include "echelon/train/objective.h"
+#include "echelon/train/pipeline_schedule.h"
 
 namespace echelon {
 namespace {
-
-// The same layers, built with parameters of this dtype.
-LayerList in_dtype(const LayerList& given, torch::Dtype dtype) {
-  LayerList layers;
-  for (LayerDefinition definition : given.layers()) {
-    definition.build = [dtype, build = definition.build] {
-      BuiltLayer layer = build();
-      if (layer.module) to_dtype(*layer.module, dtype);
-      return layer;
-    };
-    layers.add_definition(std::move(definition));
-  }
-  for (const auto& tie : given.ties()) layers.tie(tie.first, tie.second);
-  return layers;
-}
 
 void check_same_layers(const LayerList& whole, const LayerList& cut) {
   if (whole.names() == cut.names()) return;
@@ -82,6 +69,33 @@ void list_tensors(ModelSource& source, const std::string& dtype) {
 }
 
 }  // namespace
+
+LayerList in_dtype(const LayerList& given, torch::Dtype dtype) {
+  LayerList layers;
+  for (LayerDefinition definition : given.layers()) {
+    definition.build = [dtype, build = definition.build] {
+      BuiltLayer layer = build();
+      if (layer.module) to_dtype(*layer.module, dtype);
+      return layer;
+    };
+    layers.add_definition(std::move(definition));
+  }
+  for (const auto& tie : given.ties()) layers.tie(tie.first, tie.second);
+  return layers;
+}
+
+torch::Dtype compute_dtype(const Job& job) {
+  if (job.precision.compute == "bf16") return torch::kBFloat16;
+  if (job.precision.compute == "fp16") return torch::kHalf;
+  return dtype_of(job.model.dtype);
+}
+
+int64_t microbatch_samples(const Job& job) {
+  const int64_t passes =
+      job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
+  return std::max<int64_t>(
+      1, job.train.batch / (job.layout.data_degree() * passes));
+}
 
 torch::Dtype dtype_of(const std::string& name) {
   return name == "float64" ? torch::kFloat64 : torch::kFloat32;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "echelon/parallel/data/coalesced.h"
+#include "echelon/train/rank_layers.h"
 
 namespace echelon {
 namespace {
@@ -59,12 +60,14 @@ std::vector<ParameterPart> buffer_parts(const torch::nn::Module& module) {
   return parts_of(module.named_buffers(), shards_of(module));
 }
 
-SumOverRanks sum_over(const std::vector<Group>& groups) {
-  return [groups](torch::Tensor& squared_norm) {
+SumOverRanks
+sum_over(const std::vector<Group>& groups, torch::Device device) {
+  return [groups, device](torch::Tensor& number) {
+    auto sum = number.to(device);
     for (const auto& group : groups) {
-      group.all_reduce(squared_norm, ReduceOp::sum, {.label = "gradient norm"})
-          .wait();
+      group.all_reduce(sum, ReduceOp::sum, {.label = "gradient norm"}).wait();
     }
+    number.copy_(sum);
   };
 }
 
@@ -104,6 +107,7 @@ std::unique_ptr<ParallelModel>
 make_parallel_model(const Job& job, const ModelPlace& place) {
   if (job.layout.pp > 1) return make_pipeline_model(job, place);
   if (!job.model.devices.empty()) return make_placed_model(job, place);
+  if (shards_parameters(job)) return make_sharded_model(job, place);
   return make_data_parallel_model(job, place);
 }
 

@@ -63,8 +63,9 @@ class ParallelModel {
   ///   weight_decay  of parameters of two and more dimensions
   virtual std::vector<ParameterGroup>
   optimizer_groups(double weight_decay) const = 0;
-  /// After each update: forward sees the new values.
-  virtual void after_update() {}
+  /// After each update: forward sees the new values. `updated`: false when the
+  /// step was skipped.
+  virtual void after_update(bool updated) {}
 
   /// For the norm of all gradients, as they are now. Nothing when all of the
   /// model is here.
@@ -72,6 +73,12 @@ class ParallelModel {
 
   /// How the model was cut, a line per part; empty when it was not.
   virtual std::vector<std::string> describe() const { return {}; }
+
+  /// Gradients are those of the loss times this from now on (loss_scaler.h).
+  void set_gradient_scale(double scale) { gradient_scale_ = scale; }
+
+ protected:
+  double gradient_scale_ = 1;
 };
 
 /// What a model is built from, beside the job.
@@ -99,8 +106,10 @@ TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups);
 std::vector<ParameterPart> parameter_parts(const torch::nn::Module& module);
 std::vector<ParameterPart> buffer_parts(const torch::nn::Module& module);
 
-/// Sums a number over each of the groups, one after the other.
-SumOverRanks sum_over(const std::vector<Group>& groups);
+/// Sums a number over each of the groups, one after the other; they communicate on
+/// `device`, wherever the number is.
+SumOverRanks
+sum_over(const std::vector<Group>& groups, torch::Device device);
 
 /// Of the findings of a group's ranks the one in the earliest of `layers`. Every
 /// rank of the group calls this and gets the same.
@@ -117,6 +126,8 @@ void announce(
 /// One constructor per strategy; make_parallel_model chooses.
 std::unique_ptr<ParallelModel>
 make_data_parallel_model(const Job& job, const ModelPlace& place);
+std::unique_ptr<ParallelModel>
+make_sharded_model(const Job& job, const ModelPlace& place);
 std::unique_ptr<ParallelModel>
 make_placed_model(const Job& job, const ModelPlace& place);
 std::unique_ptr<ParallelModel>

@@ -1,15 +1,19 @@
-// The list of layers cut over the ranks of a pipeline; each stage data parallel.
+// The list of layers cut over the ranks of a pipeline; each stage data parallel,
+// with its parameters whole or cut over the ranks of dp_shard.
 #include <algorithm>
 #include <map>
 
 #include "echelon/error.h"
 #include "echelon/models/ties.h"
-#include "echelon/models/weights.h"
 #include "echelon/parallel/pipeline/pipeline.h"
-#include "echelon/parallel/tensor/shared_gradients.h"
+#include "echelon/parallel/pipeline/tied_parameters.h"
+#include "echelon/schedule/memory.h"
+#include "echelon/train/count_memory.h"
 #include "echelon/train/model_cut.h"
 #include "echelon/train/parallel_model.h"
+#include "echelon/train/passes.h"
 #include "echelon/train/pipeline_schedule.h"
+#include "echelon/train/rank_layers.h"
 
 namespace echelon {
 namespace {
@@ -23,7 +27,8 @@ bool all_finite(const Tensors& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), is_finite);
 }
 
-/// Looks at what layers compute, while it is asked to.
+/// Looks at what layers compute, while it is asked to. Goes around each layer's own
+/// forward, where its parameters are.
 class Probe {
  public:
   void begin() { active_ = true, found_.reset(); }
@@ -32,9 +37,18 @@ class Probe {
     return found_;
   }
 
+  static LayerForward around(
+      std::shared_ptr<Probe> probe, const Layer& layer, bool first) {
+    return [probe, layer, first](const Tensors& inputs) {
+      Tensors outputs = layer.forward(inputs);
+      probe->look(layer, inputs, outputs, first);
+      return outputs;
+    };
+  }
+
+ private:
   void look(
-      const std::string& layer,
-      const torch::nn::Module* module,
+      const Layer& layer,
       const Tensors& inputs,
       const Tensors& outputs,
       bool first) {
@@ -43,21 +57,27 @@ class Probe {
       found_ = NonFinite{"input", "input"};
       return;
     }
-    if (module != nullptr) {
-      for (const auto& item : module->named_parameters()) {
+    if (layer.module != nullptr) {
+      for (const auto& item : layer.module->named_parameters()) {
         if (!is_finite(item.value())) {
-          found_ = NonFinite{layer, "parameter " + layer + "." + item.key()};
+          found_ = NonFinite{
+              layer.name, "parameter " + layer.name + "." + item.key()};
           return;
         }
       }
     }
-    if (!all_finite(outputs)) found_ = NonFinite{layer, "output"};
+    if (!all_finite(outputs)) found_ = NonFinite{layer.name, "output"};
   }
 
- private:
   bool active_ = false;
   std::optional<NonFinite> found_;
 };
+
+// Told before anything is built.
+ModelCut announced(ModelCut cut, const ModelPlace& place) {
+  announce(place, cut.lines);
+  return cut;
+}
 
 class PipelineModel : public ParallelModel {
  public:
@@ -66,40 +86,54 @@ class PipelineModel : public ParallelModel {
   Score forward_backward(const Batch& batch, bool count_units) override;
   Score evaluate(const Batch& batch) override;
   std::optional<NonFinite> find_nonfinite(const Batch& batch) override;
-  std::vector<ParameterPart> parts() const override;
-  std::vector<ParameterPart> buffers() const override;
+  std::vector<ParameterPart> parts() const override { return layers_.parts(); }
+  std::vector<ParameterPart> buffers() const override {
+    return layers_.buffers();
+  }
   std::vector<ParameterGroup>
-  optimizer_groups(double weight_decay) const override;
+  optimizer_groups(double weight_decay) const override {
+    return layers_.optimizer_groups(weight_decay);
+  }
+  void after_update(bool updated) override { layers_.after_update(updated); }
   std::optional<SharedOutGradients> shared_out_gradients() const override;
   std::vector<std::string> describe() const override { return cut_.lines; }
 
  private:
-  struct Stage {
-    std::shared_ptr<Network> network;
+  // What data parallelism without units() does with a stage.
+  struct Replica {
     std::unique_ptr<DataParallelModule> parallel;
-    std::unique_ptr<SharedGradients> shared;
     std::unique_ptr<NoSync> local;  // while a step runs
   };
 
-  void build_stages(const Job& job);
-  PipelineStage pipeline_stage(int32_t index, const Stage& stage);
+  RankLayersOptions layers_options(const Job& job);
+  void make_pipeline(const ModelPlace& place);
+  void tie_shards(const std::vector<Tie>& ties);
+  void begin_step();
+  void before_gradients(int32_t stage, bool last);
+  void after_backwards();
+  size_t slice_of(int32_t stage) const;
   std::vector<Batch> microbatches(const Batch& batch) const;
   // Ranks that compute each layer together have one score.
   bool counted_here() const { return tensor_.rank() == 0; }
   // What the first stage takes; nothing on ranks without it.
   std::vector<Tensors> inputs(const std::vector<Batch>& microbatches) const;
 
-  const Group group_;  // the pipeline
-  const Group data_;   // the ranks with this rank's stages and other samples
+  const Group group_;    // the pipeline
+  const Group data_;     // the ranks with this rank's stages and other samples
+  const Group shard_;    // of these, those that share out the parameters
   const TensorParallel tensor_;  // those that compute these layers with it
   torch::Device device_;
   torch::Dtype dtype_;
   Schedule schedule_;
+  std::vector<int32_t> stages_;  // of this rank
   std::unique_ptr<Objective> objective_;
-  LayerList layers_;
+  LayerList list_;
   ModelCut cut_;
+  bool gather_once_;
   std::shared_ptr<Probe> probe_ = std::make_shared<Probe>();
-  std::map<int32_t, Stage> stages_;
+  RankLayers layers_;
+  std::vector<Replica> replicas_;
+  std::unique_ptr<TiedParameters> tied_shards_;
   std::unique_ptr<Pipeline> pipeline_;
   std::optional<CountedParts> counted_;
 };
@@ -107,68 +141,132 @@ class PipelineModel : public ParallelModel {
 PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
     : group_(place.groups.along(Axis::pp)),
       data_(place.groups.data()),
+      shard_(place.groups.along(Axis::dp_shard)),
       tensor_(tensor_parallel(job, place.groups)),
       device_(place.world.device()),
-      dtype_(dtype_of(job.model.dtype)),
+      dtype_(compute_dtype(job)),
       schedule_(pipeline_schedule(job)),
+      stages_(schedule_.stages_of(group_.rank())),
       objective_(objective_for(
           place.source.sample, place.source.classes, tensor_)),
-      layers_(place.source.cut(tensor_)),
-      cut_(cut_into_stages(job, place, schedule_)) {
-  announce(place, cut_.lines);
-  build_stages(job);
+      list_(place.source.cut(tensor_)),
+      cut_(announced(cut_into_stages(job, place, schedule_), place)),
+      gather_once_(gathers_once(job, place.source)),
+      layers_(job, place, list_, layers_options(job)) {
+  if (layers_.units() == nullptr) {
+    for (const auto& network : layers_.networks()) {
+      replicas_.push_back({std::make_unique<DataParallelModule>(
+          *network, data_, data_parallel_options(job))});
+    }
+  }
+  make_pipeline(place);
+  // What is tied to a parameter of an earlier stage is counted there.
+  counted_.emplace(
+      parts(), tensor_.rank(),
+      tied_shards_ ? tied_shards_->duplicates() : pipeline_->duplicates());
+}
+
+RankLayersOptions PipelineModel::layers_options(const Job& job) {
+  RankLayersOptions options;
+  for (const int32_t stage : stages_) {
+    const auto at = static_cast<size_t>(stage);
+    options.slices.emplace_back(cut_.boundaries[at], cut_.boundaries[at + 1]);
+  }
+  options.ties = ties_across(list_, cut_.boundaries);
+  options.gather_once = gather_once_;
+  options.in_flight = stored_activations(schedule_)
+                          .ranks.at(static_cast<size_t>(group_.rank()));
+  options.innermost = [probe = probe_](const Layer& layer, size_t index) {
+    return Probe::around(probe, layer, index == 0);
+  };
+  return options;
+}
+
+void PipelineModel::make_pipeline(const ModelPlace& place) {
   std::vector<PipelineStage> stages;
-  for (const auto& [index, stage] : stages_) {
-    stages.push_back(pipeline_stage(index, stage));
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    stages.push_back(stage_of(*layers_.networks()[i], stages_[i]));
   }
   PipelineOptions options;
-  options.ties = ties_across(layers_, cut_.boundaries);
   options.device = device_;
   options.recorder = place.recorder;
-  options.before_last_backward = [this](int32_t stage) {
-    stages_.at(stage).parallel->begin_reduction();
+  options.before_gradients = [this](int32_t stage, bool last) {
+    before_gradients(stage, last);
   };
-  options.after_backwards = [this] {
-    for (auto& [_, stage] : stages_) stage.parallel->finish_reduction();
-  };
+  options.after_backwards = [this] { after_backwards(); };
+  const auto ties = ties_across(list_, cut_.boundaries);
+  if (layers_.units() == nullptr) {
+    options.ties = ties;
+  } else {
+    tie_shards(ties);
+  }
   pipeline_ = std::make_unique<Pipeline>(
       group_, schedule_, std::move(stages), std::move(options));
-  // What is tied to a parameter of an earlier stage is counted there.
-  counted_.emplace(parts(), tensor_.rank(), pipeline_->duplicates());
 }
 
-void PipelineModel::build_stages(const Job& job) {
-  for (const int32_t index : schedule_.stages_of(group_.rank())) {
-    const auto at = static_cast<size_t>(index);
-    Stage stage;
-    stage.network = build_network(
-        layers_, cut_.boundaries[at], cut_.boundaries[at + 1], job.train.seed);
-    if (!job.model.weights.empty()) {
-      load_weights(*stage.network, job.model.weights);
+// A tied parameter lies in a flat buffer of its own, so that the shards of all
+// stages have the same range of it.
+void PipelineModel::tie_shards(const std::vector<Tie>& ties) {
+  std::map<std::string, int32_t> stage_of_name;
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    for (const auto& item : layers_.networks()[i]->named_parameters()) {
+      stage_of_name[item.key()] = stages_[i];
     }
-    to_dtype(*stage.network, dtype_);
-    stage.network->to(device_);
-    stage.network->train();
-    stage.parallel = std::make_unique<DataParallelModule>(
-        *stage.network, data_, data_parallel_options(job));
-    stage.shared = std::make_unique<SharedGradients>(*stage.network, tensor_);
-    stages_.emplace(index, std::move(stage));
+  }
+  const auto flats = layers_.units()->flat_shards();
+  std::vector<StageParameter> parameters;
+  for (const auto& part : parts()) {
+    // Nothing of it is here, but the others ask for it.
+    StageParameter own{
+        part.name, stage_of_name.at(part.name), part.value.detach()};
+    for (const auto& flat : flats) {
+      if (part.value.numel() > 0 &&
+          flat.tensor.data_ptr() == part.value.data_ptr()) {
+        own.tensor = flat.tensor;
+      }
+    }
+    parameters.push_back(std::move(own));
+  }
+  tied_shards_ = std::make_unique<TiedParameters>(
+      group_, ties, parameters, device_);
+  tied_shards_->check_equal();
+}
+
+size_t PipelineModel::slice_of(int32_t stage) const {
+  return static_cast<size_t>(
+      std::find(stages_.begin(), stages_.end(), stage) - stages_.begin());
+}
+
+void PipelineModel::begin_step() {
+  layers_.sync_buffers();
+  if (auto* units = layers_.units()) {
+    units->begin_backward({.last = false, .keep_whole = gather_once_});
+  }
+  for (auto& [parallel, local] : replicas_) {
+    parallel->sync_buffers();
+    local.reset(new NoSync(parallel->no_sync()));
   }
 }
 
-PipelineStage PipelineModel::pipeline_stage(int32_t index, const Stage& stage) {
-  PipelineStage result = stage_of(*stage.network, index);
-  bool first = index == 0;
-  for (auto& [name, layer] : result.layers) {
-    layer.forward = [probe = probe_, name = name, layer = layer,
-                     first](const Tensors& inputs) {
-      Tensors outputs = layer.forward(inputs);
-      probe->look(name, layer.module.get(), inputs, outputs, first);
-      return outputs;
-    };
-    first = false;
+void PipelineModel::before_gradients(int32_t stage, bool last) {
+  const size_t slice = slice_of(stage);
+  auto* units = layers_.units();
+  if (units == nullptr) {
+    if (last) replicas_[slice].parallel->begin_reduction();
+    return;
   }
-  return result;
+  if (layers_.units_of(slice).empty()) return;
+  // Gathered for the whole step: gradients wait for the last microbatch as well.
+  if (gather_once_ && !last) return;
+  units->begin_backward({.last = last, .units = layers_.units_of(slice)});
+}
+
+void PipelineModel::after_backwards() {
+  if (auto* units = layers_.units()) {
+    units->finish();
+    tied_shards_->sum_gradients();
+  }
+  for (auto& replica : replicas_) replica.parallel->finish_reduction();
 }
 
 std::vector<Batch> PipelineModel::microbatches(const Batch& batch) const {
@@ -193,11 +291,9 @@ PipelineModel::inputs(const std::vector<Batch>& microbatches) const {
 
 Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
   const Batch batch = objective_->prepared(raw, device_, dtype_);
-  const double scale = loss_scale(*objective_, batch, data_, count_units);
-  for (auto& [_, stage] : stages_) {
-    stage.parallel->sync_buffers();
-    stage.local.reset(new NoSync(stage.parallel->no_sync()));
-  }
+  const double scale =
+      loss_scale(*objective_, batch, data_, count_units) * gradient_scale_;
+  begin_step();
   Score score;
   const auto pieces = microbatches(batch);
   pipeline_->step(
@@ -207,23 +303,33 @@ Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
         objective_->add_loss(score, sum, targets);
         return sum * scale;
       });
-  for (auto& [_, stage] : stages_) {
-    stage.local.reset();
-    stage.shared->finish();
-  }
+  for (auto& replica : replicas_) replica.local.reset();
+  layers_.finish_shared();
   return counted_here() ? score : Score{};
 }
 
 Score PipelineModel::evaluate(const Batch& raw) {
   const torch::NoGradGuard no_grad;
   const Batch batch = objective_->prepared(raw, device_, dtype_);
-  Score score;
-  if (batch.inputs.size(0) == 0) return score;
-  const auto pieces = microbatches(batch);
-  for (auto& [_, stage] : stages_) stage.network->eval();
+  const bool empty = batch.inputs.size(0) == 0;
+  // Ranks that gather parameters with this one have samples.
+  if (empty && shard_.size() == 1) return {};
+  std::vector<Batch> pieces;
+  if (empty) {
+    const Tensors one = stand_in(inputs_of(batch));
+    pieces.resize(static_cast<size_t>(schedule_.num_microbatches));
+    for (auto& piece : pieces) {
+      piece.inputs = one[0];
+      piece.more.assign(one.begin() + 1, one.end());
+    }
+  } else {
+    pieces = microbatches(batch);
+  }
+  layers_.train(false);
   const auto outputs = pipeline_->evaluate(inputs(pieces));
-  for (auto& [_, stage] : stages_) stage.network->train();
-  for (size_t i = 0; i < outputs.size(); ++i) {
+  layers_.train(true);
+  Score score;
+  for (size_t i = 0; !empty && i < outputs.size(); ++i) {
     objective_->evaluate(score, outputs[i], pieces[i].targets);
   }
   return counted_here() ? score : Score{};
@@ -239,35 +345,10 @@ std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
       group_, device_);
 }
 
-std::vector<ParameterPart> PipelineModel::parts() const {
-  std::vector<ParameterPart> all;
-  for (const auto& [_, stage] : stages_) {
-    const auto own = parameter_parts(*stage.network);
-    all.insert(all.end(), own.begin(), own.end());
-  }
-  return all;
-}
-
-std::vector<ParameterPart> PipelineModel::buffers() const {
-  std::vector<ParameterPart> all;
-  for (const auto& [_, stage] : stages_) {
-    const auto own = buffer_parts(*stage.network);
-    all.insert(all.end(), own.begin(), own.end());
-  }
-  return all;
-}
-
-std::vector<ParameterGroup>
-PipelineModel::optimizer_groups(double weight_decay) const {
-  NamedTensors all;
-  for (const auto& part : parts()) all.emplace_back(part.name, part.value);
-  return parameter_groups(all, weight_decay);
-}
-
 std::optional<SharedOutGradients> PipelineModel::shared_out_gradients() const {
   return SharedOutGradients{
       .counted = counted_->of(gradients_of(parts())),
-      .sum = sum_over({tensor_.group, group_})};
+      .sum = sum_over({tensor_.group, shard_, group_}, device_)};
 }
 
 }  // namespace

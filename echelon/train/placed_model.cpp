@@ -5,6 +5,7 @@
 #include "echelon/parallel/placement/placed_network.h"
 #include "echelon/train/in_process_model.h"
 #include "echelon/train/model_cut.h"
+#include "echelon/train/rank_layers.h"
 
 namespace echelon {
 namespace {
@@ -39,6 +40,19 @@ PlacementOptions placement_options(const Job& job, const ModelPlace& place) {
   return options;
 }
 
+// The layers with the settings of [memory] around them.
+LayerList wrapped(const Job& job, const ModelSource& source) {
+  const auto memory =
+      layer_memory(job, source, {{0, source.layers.size()}}, /*in_flight=*/1);
+  if (!memory) return source.layers;
+  return with_forwards(
+      source.layers, [memory = *memory](
+                         size_t number, const std::string& name,
+                         const BuiltLayer& layer) {
+        return memory.wrap(number, name, layer.forward, layer.module);
+      });
+}
+
 class PlacedModel : public InProcessModel<PlacedNetwork> {
  public:
   PlacedModel(
@@ -68,7 +82,7 @@ make_placed_model(const Job& job, const ModelPlace& place) {
       place.source.layers, placement_options(job, place));
   announce(place, placement::describe(placement));
   auto network = std::make_shared<PlacedNetwork>(
-      place.source.layers, placement, job.train.seed);
+      wrapped(job, place.source), placement, job.train.seed);
   if (!job.model.weights.empty()) load_weights(*network, job.model.weights);
   to_dtype(*network, dtype_of(job.model.dtype));
   network->train();

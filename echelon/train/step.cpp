@@ -46,27 +46,51 @@ TrainingState::TrainingState(
                 job.optimizer,
                 model_->optimizer_groups(job.optimizer.weight_decay));
           })),
-      schedule_(job.optimizer, total_steps) {
+      schedule_(job.optimizer, total_steps),
+      scaler_(
+          job.precision,
+          job.precision.compute == "fp16" && job.precision.loss_scale == 0) {
   name_whole_gradients(*model_);
+  model_->set_gradient_scale(scaler_.scale());
 }
 
-double TrainingState::update(
+// Whether all gradients are finite.
+bool TrainingState::unscale() {
+  std::vector<torch::Tensor> gradients;
+  for (const auto& parameter : optimizer_->parameters()) {
+    gradients.push_back(parameter.grad());
+  }
+  const auto shared = model_->shared_out_gradients();
+  const bool finite =
+      scaler_.unscale(gradients, shared ? shared->sum : SumOverRanks());
+  model_->set_gradient_scale(scaler_.scale());
+  return finite;
+}
+
+// Of all gradients; clips them when that is asked for.
+double TrainingState::norm() {
+  const auto shared = model_->shared_out_gradients();
+  const auto* parts = shared ? &*shared : nullptr;
+  const auto parameters = optimizer_->parameters();
+  return options_.clip_norm > 0
+      ? clip_gradients(parameters, options_.clip_norm, parts)
+      : gradient_norm(parameters, parts);
+}
+
+StepUpdate TrainingState::update(
     int64_t step, bool measure_norm, Recorder* recorder) {
   ScopedSpan span(recorder, "compute", "optimizer", SpanKind::optimizer);
-  double norm = 0;
-  if (options_.clip_norm > 0 || measure_norm) {
-    const auto shared = model_->shared_out_gradients();
-    const auto* parts = shared ? &*shared : nullptr;
-    norm = options_.clip_norm > 0
-        ? clip_gradients(optimizer_->parameters(), options_.clip_norm, parts)
-        : gradient_norm(optimizer_->parameters(), parts);
+  StepUpdate result{.loss_scale = scaler_.scale()};
+  if (scaler_.active()) result.updated = unscale();
+  if (result.updated) {
+    if (options_.clip_norm > 0 || measure_norm) result.norm = norm();
+    optimizer_->set_learning_rate(
+        options_.learning_rate * schedule_.factor(step));
+    optimizer_->step();
   }
-  optimizer_->set_learning_rate(
-      options_.learning_rate * schedule_.factor(step));
-  optimizer_->step();
   optimizer_->zero_grad();
-  model_->after_update();
-  return norm;
+  model_->after_update(result.updated);
+  return result;
 }
 
 }  // namespace echelon

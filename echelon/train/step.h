@@ -8,11 +8,20 @@
 
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/learning_rate.h"
+#include "echelon/optim/loss_scaler.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/train/job.h"
 #include "echelon/train/parallel_model.h"
 
 namespace echelon {
+
+struct StepUpdate {
+  /// Of all gradients, before clipping; 0 unless it was clipped or asked for.
+  double norm = 0;
+  /// False: a gradient was not finite on some rank, so nothing was updated.
+  bool updated = true;
+  double loss_scale = 1;  // that the loss was multiplied by
+};
 
 /// A model, as the layout cuts it, and its optimizer on one rank.
 class TrainingState {
@@ -25,16 +34,21 @@ class TrainingState {
   ParallelModel& model() { return *model_; }
   const Optimizer& optimizer() const { return *optimizer_; }
 
-  /// Clips (when asked to), sets the schedule's learning rate for `step` (from
-  /// 0) and updates. Returns the gradients' norm before clipping; measuring it
-  /// costs a pass over them, so it is 0 unless clipped or asked for.
-  double update(int64_t step, bool measure_norm, Recorder* recorder);
+  /// Divides gradients by the loss scale, clips (when asked to), sets the
+  /// schedule's learning rate for `step` (from 0) and updates. Measuring the
+  /// norm costs a pass over the gradients. Throws NumericError when too many
+  /// steps in a row were skipped.
+  StepUpdate update(int64_t step, bool measure_norm, Recorder* recorder);
 
  private:
+  bool unscale();
+  double norm();
+
   OptimizerOptions options_;
   std::unique_ptr<ParallelModel> model_;
   std::unique_ptr<Optimizer> optimizer_;
   LearningRateSchedule schedule_;
+  LossScaler scaler_;
 };
 
 /// The job's steps: train.steps, or train.epochs counted in batches.

@@ -86,7 +86,7 @@ class Loop {
   int64_t total_steps_;
   ModelSource source_;
   bool counts_tokens_;  // the objective's units; else they are samples
-  Recorder recorder_;
+  std::shared_ptr<Recorder> recorder_;
   MemoryWatch memory_;
   TrainingState state_;
   std::unique_ptr<MetricsWriter> metrics_;
@@ -135,14 +135,14 @@ Loop::Loop(
                  : model_source(job, data_.train->spec())),
       counts_tokens_(is_text(source_.sample)),
       // The first steps are not typical: buckets are cut anew, memory is new.
-      recorder_(
+      recorder_(std::make_shared<Recorder>(
           world.rank(), total_steps_ > job.train.timeline_steps + 3 ? 3 : 0,
-          job.train.timeline_steps),
+          job.train.timeline_steps)),
       memory_(job, source_, world, groups_),
       state_(memory_.during("the model is built", [&] {
         return TrainingState(
             job,
-            {source_, world_, groups_, &recorder_,
+            {source_, world_, groups_, recorder_.get(),
              [this](const std::string& line) {
                if (first()) std::printf("%s\n", line.c_str());
                std::fflush(stdout);
@@ -174,8 +174,10 @@ void Loop::warn_of_slow_links() const {
 }
 
 TrainResult Loop::run() {
-  world_.history().on_end([this](const CollectiveRecord& record) {
-    if (!recorder_.active()) return;
+  // Collectives may end after a loop that an error ended.
+  world_.history().on_end([recorder = recorder_](
+                              const CollectiveRecord& record) {
+    if (!recorder->active()) return;
     Span span{
         .track = "comm",
         .name = record.operation +
@@ -185,7 +187,7 @@ TrainResult Loop::run() {
         .end_ns = record.end_ns,
         .bytes = record.bytes,
         .axis = record.axis};
-    recorder_.add(span);
+    recorder->add(span);
     // A pipeline records its own waits, with the actions that it waits for.
     if (record.wait_begin_ns == 0 || record.axis == "pp") return;
     span.track = "compute";
@@ -193,7 +195,7 @@ TrainResult Loop::run() {
     span.begin_ns = record.wait_begin_ns;
     span.bytes = 0;
     span.axis.clear();
-    recorder_.add(std::move(span));
+    recorder->add(std::move(span));
   });
   begin_ns_ = steady_now_ns();
   for (int64_t epoch = 0; step_ < total_steps_ && !stop_; ++epoch) {
@@ -214,12 +216,12 @@ TrainResult Loop::run() {
 }
 
 bool Loop::one_step(Position position) {
-  recorder_.begin_step(step_);
-  memory_.begin_step(recorder_);
+  recorder_->begin_step(step_);
+  memory_.begin_step(*recorder_);
   const double started = seconds();
   std::optional<Batch> batch;
   {
-    ScopedSpan span(&recorder_, "compute", "data wait", SpanKind::data);
+    ScopedSpan span(recorder_.get(), "compute", "data wait", SpanKind::data);
     batch = loader_.next();
   }
   if (!batch) return false;
@@ -235,7 +237,8 @@ bool Loop::one_step(Position position) {
   if (sums.bad_rank >= 0) fail_numeric(*batch, sums);
   const bool logged = (step_ + 1) % std::max<int64_t>(
                           1, job_.train.log_every) == 0 || step_ == 0;
-  const double norm = state_.update(step_, logged, &recorder_);
+  const StepUpdate update = state_.update(step_, logged, recorder_.get());
+  const double norm = update.norm;
   ++step_;
   stop_ = sums.stop;
   skipped_ += static_cast<int64_t>(sums.skipped);
@@ -331,7 +334,7 @@ void Loop::evaluate() {
   const double started = seconds();
   Score score;
   {
-    ScopedSpan span(&recorder_, "compute", "evaluation", SpanKind::evaluation);
+    ScopedSpan span(recorder_.get(), "compute", "evaluation", SpanKind::evaluation);
     Loader loader(
         *data_.holdout, loader_options(data_.holdout_samples, false));
     while (const auto batch = loader.next()) {
@@ -436,7 +439,7 @@ void Loop::finish() {
   summary.num_parameters = source_.num_parameters();
   if (first()) summary.tensor = describe_cut(job_, source_);
   keeping(folder_, [&] {
-    write_run_report(job_, world_, folder_, recorder_.take(), summary);
+    write_run_report(job_, world_, folder_, recorder_->take(), summary);
   });
 }
 

@@ -97,6 +97,38 @@ std::vector<std::string> find_unused_settings(const Job& job) {
       "without a pipeline or devices",
       {"model.device_bytes"});
 
+  const bool sharded = job.layout.dp_shard > 1;
+  const std::string no_shards = "without sharded data parallelism (fsdp is 1)";
+  unless(sharded, no_shards, {"shard.stage"});
+  const bool gathers = sharded && job.shard.stage == 3;
+  unless(
+      gathers,
+      sharded ? "with stage " + std::to_string(job.shard.stage) : no_shards,
+      {"shard.gather", "shard.prefetch", "shard.prefetch_bytes"});
+  const auto& memory = job.memory;
+  unless(
+      memory.recompute == "budget",
+      "with recompute \"" + memory.recompute + "\"",
+      {"memory.activation_bytes"});
+  const auto& precision = job.precision;
+  const bool finds_scale =
+      precision.compute == "fp16" && precision.loss_scale == 0;
+  const std::string by_compute = precision.compute == "fp16"
+      ? "with loss_scale"
+      : "with compute \"" + precision.compute + "\"";
+  unless(
+      finds_scale,
+      by_compute,
+      {"precision.initial_loss_scale", "precision.loss_scale_growth"});
+  unless(
+      finds_scale || precision.loss_scale > 0,
+      by_compute,
+      {"precision.max_overflows"});
+  unless(
+      job.layout.data_degree() > 1,
+      "without data parallelism",
+      {"precision.reduce"});
+
   const auto& data = job.data.name;
   const std::string by_data = "with data \"" + data + "\"";
   unless(
@@ -142,6 +174,14 @@ std::vector<std::string> find_unused_settings(const Job& job) {
       job.layout.num_ranks() > 1,
       "with 1 rank",
       {"train.compress", "train.bucket_bytes"});
+  unless(
+      !shards_parameters(job) || job.layout.num_ranks() == 1,
+      "where parameters are in shards, which are reduced layer by layer",
+      {"train.bucket_bytes"});
+  unless(
+      !shards_parameters(job),
+      "where parameters are in shards, which allow it always",
+      {"train.find_unused_parameters"});
   return warnings;
 }
 

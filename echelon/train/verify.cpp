@@ -166,6 +166,7 @@ VerifyResult verify(
     const LayerFactory& layers) {
   Job job = given;
   job.model.dtype = "float64";
+  job.precision = PrecisionOptions{};
   const MeshGroups groups(world, job.layout);
   const TrainingData data = open_data(job.data, job.train.seed);
   const SampleSpec sample = data.train->spec();
@@ -180,6 +181,7 @@ VerifyResult verify(
     one.layout = Layout{};
     one.train.accumulate = 1;
     one.model.devices.clear();
+    one.memory = MemoryOptions{};
     reference = std::make_unique<Run>(
         one, data,
         ModelPlace{source, world, alone},

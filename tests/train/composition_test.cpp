@@ -1,5 +1,5 @@
-// Every combination of data, pipeline and tensor parallelism against one device:
-// losses, gradients and parameters, by name, in float64. Prints a table, and
+// Every combination of data, sharded, pipeline and tensor parallelism, of
+// recompute and offload, against one device: losses, gradients and parameters, by name, in float64. Prints a table, and
 // keeps it in doc/composition.md: the file's rows are compared with what was run,
 // and each difference with the bound that the file gives.
 //
@@ -73,6 +73,10 @@ ModelOptions simple_cnn() {
   return {.name = "simple_cnn"};
 }
 
+ModelOptions resnet18() {
+  return {.name = "resnet18", .sync_batch_norm = true};
+}
+
 Job job_of(const ModelOptions& model, const std::string& tokens) {
   Job job;
   job.model = model;
@@ -84,6 +88,13 @@ Job job_of(const ModelOptions& model, const std::string& tokens) {
   job.optimizer.learning_rate = 0.1;
   job.optimizer.clip_norm = 0.5;
   if (model.name == "simple_cnn") return job;  // on the digits
+  if (model.name == "resnet18") {
+    job.data.name = "dummy";
+    job.data.samples = 32;
+    job.data.shape = {3, 16, 16};
+    job.train.batch = 8;
+    return job;
+  }
   job.data.name = "text";
   job.data.sources = {tokens};
   job.data.vocab_size = model.vocab_size;
@@ -115,6 +126,144 @@ std::vector<Layout> layouts(int64_t most_stages) {
     }
   }
   return all;
+}
+
+// ------------------------------------------------------------------ sharded
+
+std::string stage_text(int64_t stage) {
+  return "stage " + std::to_string(stage);
+}
+
+// Stages 1 to 3 on 2 to 4 ranks, hybrid, and with the other axes.
+void add_stages(const std::string& tokens, std::vector<Case>& all) {
+  for (const auto& model : {gpt(), llama(), simple_cnn()}) {
+    for (const int64_t stage : {1, 2, 3}) {
+      for (const Layout& layout :
+           {Layout{.dp_shard = 2}, Layout{.dp_shard = 3}, Layout{.dp_shard = 4},
+            Layout{.dp_replicate = 2, .dp_shard = 2},
+            Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2},
+            Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+        Case one{job_of(model, tokens), stage_text(stage)};
+        one.job.layout = layout;
+        one.job.shard.stage = stage;
+        all.push_back(one);
+        if (layout.tp == 1 || model.name == "simple_cnn") continue;
+        one.job.tensor.sequence_parallel = true;
+        one.also += ", sequence parallel";
+        all.push_back(one);
+      }
+      Case accumulated{
+          job_of(model, tokens), stage_text(stage) + ", 3 backward passes"};
+      accumulated.job.layout = {.dp_shard = 2};
+      accumulated.job.shard.stage = stage;
+      accumulated.job.train.accumulate = 3;
+      all.push_back(accumulated);
+    }
+  }
+  for (const int64_t stage : {1, 2, 3}) {
+    Case one{job_of(resnet18(), tokens), stage_text(stage)};
+    one.job.shard.stage = stage;
+    one.job.layout = {.dp_shard = 2};
+    all.push_back(one);
+  }
+  for (const Layout& layout :
+       {Layout{.dp_shard = 4}, Layout{.dp_replicate = 2, .dp_shard = 2},
+        Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
+    Case one{job_of(resnet18(), tokens), stage_text(3)};
+    one.job.layout = layout;
+    one.job.pipeline.microbatches = 1;  // statistics are those of a batch
+    all.push_back(one);
+  }
+}
+
+// Every schedule, with parameters that are gathered for a step and for each use.
+void add_schedules(const std::string& tokens, std::vector<Case>& all) {
+  for (const auto& schedule : schedule_kinds()) {
+    for (const char* gather : {"step", "use"}) {
+      Case one{
+          job_of(gpt(), tokens),
+          "schedule " + schedule + ", gathered for a " + gather};
+      one.job.layout = {.dp_shard = 2, .pp = 2};
+      one.job.pipeline.schedule = schedule;
+      one.job.shard.gather = gather;
+      all.push_back(one);
+    }
+    Case one{job_of(llama(), tokens), "schedule " + schedule};
+    one.job.layout = {.dp_shard = 2, .tp = 2, .pp = 2};
+    one.job.pipeline.schedule = schedule;
+    one.job.tensor.sequence_parallel = true;
+    all.push_back(one);
+  }
+  Case tied{job_of(llama(), tokens), "tied embeddings"};
+  tied.job.model.tie_embeddings = true;
+  tied.job.layout = {.dp_shard = 2, .pp = 3};
+  all.push_back(tied);
+  for (const auto& model : {gpt(), llama()}) {
+    for (const char* optimizer : {"adamw", "sgd"}) {
+      Case one{job_of(model, tokens)};
+      one.job.layout = {.dp_replicate = 2, .dp_shard = 2, .tp = 2};
+      one.job.optimizer.name = optimizer;
+      one.job.optimizer.weight_decay = 0.1;
+      one.job.optimizer.learning_rate = 1e-3;
+      one.also = std::string(optimizer) + ", weight decay 0.1";
+      all.push_back(one);
+    }
+    Case uneven{job_of(model, tokens), "batches of 16 and 8"};
+    uneven.job.layout = {.dp_shard = 2, .tp = 2};
+    uneven.job.train.rank_batch = {16, 8};
+    all.push_back(uneven);
+  }
+}
+
+struct Memory {
+  MemoryOptions options;
+  std::string also;
+};
+
+std::vector<Memory> memories() {
+  return {
+      {{.recompute = "all"}, "recompute all"},
+      {{.recompute = "selective"}, "recompute selective"},
+      {{.recompute = "budget", .activation_bytes = 250'000},
+       "recompute to a budget"},
+      {{.activations = "offload"}, "activations offloaded"},
+      {{.offload = "optimizer"}, "optimizer offloaded"},
+      {{.offload = "parameters"}, "parameters offloaded"},
+      {{.recompute = "all",
+        .activations = "offload",
+        .offload = "parameters"},
+       "recompute all, activations and parameters offloaded"}};
+}
+
+// What saves memory, on one device, with each axis, and with all.
+void add_memory(const std::string& tokens, std::vector<Case>& all) {
+  for (const auto& memory : memories()) {
+    for (const auto& model : {gpt(), simple_cnn()}) {
+      for (const Layout& layout :
+           {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
+            Layout{.tp = 2}, Layout{.pp = 2},
+            Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+        Case one{job_of(model, tokens), memory.also};
+        one.job.layout = layout;
+        one.job.memory = memory.options;
+        if (model.name == "gpt") one.job.model.dropout = 0.3;
+        all.push_back(one);
+      }
+    }
+    Case one{job_of(resnet18(), tokens), memory.also};
+    one.job.layout = {.dp_shard = 2};
+    one.job.memory = memory.options;
+    one.job.memory.activation_bytes *= 100;
+    all.push_back(one);
+  }
+  for (const auto& schedule : schedule_kinds()) {
+    Case one{job_of(gpt(), tokens), "schedule " + schedule + ", recompute all"};
+    one.job.layout = {.dp_shard = 2, .pp = 2};
+    one.job.pipeline.schedule = schedule;
+    one.job.memory.recompute = "all";
+    one.job.shard.gather = "use";
+    all.push_back(one);
+  }
 }
 
 std::vector<Case> cases(const std::string& tokens) {
@@ -182,6 +331,9 @@ std::vector<Case> cases(const std::string& tokens) {
   tied.job.layout = layout_of(1, 3, 2);
   tied.also = "tied embeddings";
   all.push_back(tied);
+  add_stages(tokens, all);
+  add_schedules(tokens, all);
+  add_memory(tokens, all);
   return all;
 }
 
@@ -249,6 +401,12 @@ const char* kHead =
     "MLP\n"
     "  of 31, 61 words\n"
     "- simple_cnn: 16 and 32 channels, on 8 x 8 images\n"
+    "- resnet18: on 16 x 16 images, with batch statistics over all ranks\n"
+    "\n"
+    "Stages are what `fsdp` cuts: 1 the optimizer's state, 2 gradients too, 3 "
+    "parameters\n"
+    "too (where no stage is named). gpt has dropout of 0.3 where memory is "
+    "saved.\n"
     "\n"
     "So heads, features and words do not divide by the degrees, and of llama's "
     "keys\n"

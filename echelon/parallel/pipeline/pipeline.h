@@ -53,9 +53,9 @@ struct PipelineOptions {
   /// whose communicator knows no tags; elsewhere receives are posted earlier
   /// without.
   bool messages_in_order = false;
-  /// Called before the last action of a step that gives gradients to the
-  /// stage's parameters: data parallelism begins to reduce with it.
-  std::function<void(int32_t stage)> before_last_backward;
+  /// Called before each action that gives gradients to the stage's parameters, and
+  /// told whether it is the step's last: data parallelism begins to reduce with it.
+  std::function<void(int32_t stage, bool last)> before_gradients;
   /// Called when this rank's backwards are done, before the gradients of tied
   /// parameters are summed: data parallelism ends its reduction here.
   std::function<void()> after_backwards;

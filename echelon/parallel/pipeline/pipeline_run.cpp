@@ -225,8 +225,8 @@ void PipelineRun::backward(const PlannedAction& planned) {
   const bool weights_only = action.kind == ActionKind::backward_weight;
   Tensors gradients;
   if (!weights_only) gradients = gradients_for(planned, slot);
-  if (planned.last_backward && setting_.options.before_last_backward) {
-    setting_.options.before_last_backward(action.stage);
+  if (!inputs_only && setting_.options.before_gradients) {
+    setting_.options.before_gradients(action.stage, planned.last_backward);
   }
   ScopedSpan span(
       setting_.options.recorder,

@@ -59,10 +59,9 @@ using Ours = std::map<std::string, std::pair<int32_t, Tensor>>;
 std::vector<std::vector<Sight>> exchange(
     const Group& group,
     const std::vector<std::string>& names,
-    const Ours& ours) {
+    const Ours& ours,
+    torch::Device device) {
   std::vector<int64_t> own;
-  torch::Device device = torch::kCPU;
-  for (const auto& [_, found] : ours) device = found.second.device();
   for (const auto& name : names) {
     const auto found = ours.find(name);
     own.push_back(found == ours.end() ? -1 : found->second.first);
@@ -82,25 +81,51 @@ std::vector<std::vector<Sight>> exchange(
   return sights;
 }
 
+std::vector<StageParameter>
+parameters_of(const std::vector<PipelineStage>& stages) {
+  std::vector<StageParameter> parameters;
+  for (const auto& stage : stages) {
+    for (const auto& [name, tensor] : stage.named_parameters()) {
+      parameters.push_back({name, stage.stage, tensor});
+    }
+  }
+  return parameters;
+}
+
+torch::Device device_of(const std::vector<PipelineStage>& stages) {
+  for (const auto& stage : stages) {
+    for (const auto& [_, tensor] : stage.named_parameters()) {
+      return tensor.device();
+    }
+  }
+  return torch::kCPU;
+}
+
 }  // namespace
 
 TiedParameters::TiedParameters(
     const Group& group,
     const std::vector<Tie>& ties,
     const std::vector<PipelineStage>& stages)
-    : group_(group) {
+    : TiedParameters(
+          group, ties, parameters_of(stages), device_of(stages)) {}
+
+TiedParameters::TiedParameters(
+    const Group& group,
+    const std::vector<Tie>& ties,
+    const std::vector<StageParameter>& parameters,
+    torch::Device device)
+    : group_(group), device_(device) {
   const auto sets = sets_of(ties);
   if (sets.empty()) return;
   Ours ours;
-  for (const auto& stage : stages) {
-    for (const auto& [name, tensor] : stage.named_parameters()) {
-      ours[name] = {stage.stage, tensor};
-    }
+  for (const auto& [name, stage, tensor] : parameters) {
+    ours[name] = {stage, tensor};
   }
   std::vector<std::string> names;
   for (const auto& set : sets)
     names.insert(names.end(), set.begin(), set.end());
-  const auto sights = exchange(group, names, ours);
+  const auto sights = exchange(group, names, ours, device_);
   size_t column = 0;
   for (const auto& set : sets) {
     std::multimap<int64_t, Member> by_stage;
@@ -157,11 +182,12 @@ TiedParameters::gather(const Set& set, size_t index, bool gradients) const {
         set.begin() + static_cast<std::ptrdiff_t>(i),
         [&](const Member& earlier) { return earlier.tensor.is_same(tensor); });
     if (!gradients) {
-      values[i] = tensor.detach().contiguous();
+      values[i] = tensor.detach().to(device_).contiguous();
     } else if (tensor.grad().defined() && !counted) {
-      values[i] = tensor.grad().contiguous();
+      values[i] = tensor.grad().to(device_).contiguous();
     } else {
-      values[i] = torch::zeros(tensor.sizes(), tensor.options());
+      values[i] = torch::zeros(
+          tensor.sizes(), tensor.options().device(device_));
     }
   }
   if (!like.defined()) return {};
@@ -179,7 +205,8 @@ TiedParameters::gather(const Set& set, size_t index, bool gradients) const {
         messages.push_back({.tensor = values[i], .peer = peer, .tag = tag(i)});
       }
     } else {
-      values[i] = torch::empty(like.sizes(), like.options());
+      values[i] = torch::empty(
+          like.sizes(), like.options().device(device_));
       messages.push_back(
           {.send = false,
            .tensor = values[i],
@@ -230,7 +257,7 @@ void TiedParameters::sum_gradients() const {
       if (tensor.grad().defined()) {
         tensor.mutable_grad().copy_(sum);
       } else {
-        tensor.mutable_grad() = sum.clone();
+        tensor.mutable_grad() = sum.to(tensor.device(), false, /*copy=*/true);
       }
     }
   }

@@ -2,7 +2,8 @@
 // them, compared at the start, and their gradients summed after each step.
 #pragma once
 
-#include <memory>
+#include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -11,6 +12,14 @@
 #include "echelon/parallel/pipeline/pipeline_stage.h"
 
 namespace echelon {
+
+/// A parameter of a stage, or the range of its elements that is here, which is the
+/// same one of all that it is tied to.
+struct StageParameter {
+  std::string name;
+  int32_t stage = 0;
+  torch::Tensor tensor;  // a leaf, with the gradient in its .grad
+};
 
 /// Every rank of the pipeline's group constructs one and makes the same calls.
 /// Ties are the same list on every rank; ties of ties are one parameter.
@@ -22,6 +31,13 @@ class TiedParameters {
       const Group& group,
       const std::vector<Tie>& ties,
       const std::vector<PipelineStage>& stages);
+  /// `parameters`: of this rank's stages. They may lie elsewhere than on `device`,
+  /// on which ranks communicate.
+  TiedParameters(
+      const Group& group,
+      const std::vector<Tie>& ties,
+      const std::vector<StageParameter>& parameters,
+      torch::Device device);
 
   /// Gives all of them the first one's values.
   void copy_first();
@@ -47,6 +63,7 @@ class TiedParameters {
   gather(const Set& set, size_t index, bool gradients) const;
 
   Group group_;
+  torch::Device device_;
   std::vector<Set> sets_;
   std::set<std::string> duplicates_;
 };

@@ -40,16 +40,33 @@ SharedGradients::SharedGradients(
   }
 }
 
-void SharedGradients::finish() {
-  std::map<torch::Dtype, std::vector<Shared>> by_dtype;
+void SharedGradients::finish() { sum(shared_); }
+
+void SharedGradients::finish(const std::vector<torch::Tensor>& parameters) {
+  std::set<const void*> asked;
+  for (const auto& parameter : parameters) {
+    asked.insert(parameter.unsafeGetTensorImpl());
+  }
+  std::vector<Shared> among;
   for (const auto& shared : shared_) {
+    if (asked.count(shared.parameter.unsafeGetTensorImpl()) > 0) {
+      among.push_back(shared);
+    }
+  }
+  sum(among);
+}
+
+void SharedGradients::sum(const std::vector<Shared>& all) {
+  std::map<torch::Dtype, std::vector<Shared>> by_dtype;
+  for (const auto& shared : all) {
     if (!shared.parameter.requires_grad()) continue;
     by_dtype[shared.parameter.scalar_type()].push_back(shared);
   }
-  for (const auto& [_, group] : by_dtype) finish(group);
+  for (const auto& [_, group] : by_dtype) sum_of_one_dtype(group);
 }
 
-void SharedGradients::finish(const std::vector<Shared>& of_one_dtype) {
+void SharedGradients::sum_of_one_dtype(
+    const std::vector<Shared>& of_one_dtype) {
   const torch::NoGradGuard no_grad;
   std::vector<torch::Tensor> sums;
   std::vector<float> here;

@@ -42,6 +42,9 @@ class SharedGradients {
   /// per dtype; gradients are summed in place where the parameter is whole here.
   /// No call when there is nothing to sum, or one rank.
   void finish();
+  /// The same for those among `parameters`, whose gradients are complete before
+  /// the others'.
+  void finish(const std::vector<torch::Tensor>& parameters);
 
   /// How many parameters are summed.
   size_t size() const { return shared_.size(); }
@@ -52,7 +55,8 @@ class SharedGradients {
     Shard shard;
   };
 
-  void finish(const std::vector<Shared>& of_one_dtype);
+  void sum(const std::vector<Shared>& shared);
+  void sum_of_one_dtype(const std::vector<Shared>& shared);
 
   Group group_;
   std::vector<Shared> shared_;

@@ -222,7 +222,8 @@ TEST(Pipeline, CallsBackAroundTheLastBackward) {
             }
             return done;
           };
-          std::map<int32_t, size_t> calls;  // actions done before
+          std::map<int32_t, size_t> calls;  // actions done before the last
+          std::map<int32_t, int32_t> all_calls;
           size_t after = 0;
           training::on_ranks(
               list,
@@ -230,8 +231,10 @@ TEST(Pipeline, CallsBackAroundTheLastBackward) {
               schedule,
               world.group(),
               {.recorder = &recorder,
-               .before_last_backward =
-                   [&](int32_t stage) {
+               .before_gradients =
+                   [&](int32_t stage, bool last) {
+                     ++all_calls[stage];
+                     if (!last) return;
                      EXPECT_TRUE(calls.emplace(stage, count_done()).second);
                    },
                .after_backwards = [&] { after = count_done(); }});
@@ -244,6 +247,10 @@ TEST(Pipeline, CallsBackAroundTheLastBackward) {
             }
           }
           EXPECT_EQ(calls, expected);
+          for (const auto& [_, count] : all_calls) {
+            EXPECT_EQ(count, schedule.num_microbatches);
+          }
+          EXPECT_EQ(all_calls.size(), expected.size());
           EXPECT_EQ(after, actions.size());
         },
         quick());

@@ -1,0 +1,421 @@
+// Parameters, gradients and optimizer state cut over the ranks of dp_shard, in the
+// training loop and in verify: against one device, and beside tensor parallelism
+// and pipelines.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <mutex>
+#include <set>
+
+#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/comm/world.h"
+#include "echelon/error.h"
+#include "echelon/memory/memory_meter.h"
+#include "echelon/schedule/options.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/train/parallel_model.h"
+#include "echelon/train/trainer.h"
+#include "echelon/train/verify.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+Job job_of(const Layout& layout, int64_t stage = 3) {
+  Job job;
+  job.layout = layout;
+  job.shard.stage = stage;
+  job.model.name = "simple_cnn";
+  job.train.steps = 5;
+  job.train.batch = 24;
+  job.optimizer.clip_norm = 0.1;
+  return job;
+}
+
+VerifyResult result_of(
+    const Job& job, const VerifyOptions& options = {.steps = 2}) {
+  VerifyResult result;
+  run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+    at::set_num_threads(1);
+    const VerifyResult mine = verify(job, world, options);
+    if (world.rank() == 0) result = mine;
+  });
+  return result;
+}
+
+std::string text_of(const Job& job, const VerifyResult& result) {
+  return to_string(job.layout) + " stage " + std::to_string(job.shard.stage) +
+         " " + job.pipeline.schedule + " gather " + job.shard.gather + "\n" +
+         to_text(result, {});
+}
+
+TEST(ShardedTraining, EqualsOneDevice) {
+  for (const int64_t stage : {1, 2, 3}) {
+    for (const Layout& layout :
+         {Layout{.dp_shard = 2}, Layout{.dp_shard = 3}, Layout{.dp_shard = 4},
+          Layout{.dp_replicate = 2, .dp_shard = 2},
+          Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2},
+          Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+      const Job job = job_of(layout, stage);
+      const auto result = result_of(job);
+      EXPECT_TRUE(result.passed) << text_of(job, result);
+      EXPECT_EQ(result.num_compared, 2 * (1 + 2 * 6)) << text_of(job, result);
+    }
+  }
+}
+
+TEST(ShardedTraining, GathersForUseOrForAStep) {
+  for (const char* gather : {"use", "step"}) {
+    for (const Layout& layout :
+         {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
+      for (const int64_t prefetch : {0, 1, 3}) {
+        Job job = job_of(layout);
+        job.shard.gather = gather;
+        job.shard.prefetch = prefetch;
+        const auto result = result_of(job);
+        EXPECT_TRUE(result.passed) << text_of(job, result);
+      }
+    }
+  }
+}
+
+TEST(ShardedTraining, AccumulatesAndMayHaveUnevenBatches) {
+  for (const int64_t stage : {1, 2, 3}) {
+    Job job = job_of({.dp_shard = 2}, stage);
+    job.train.accumulate = 3;
+    auto result = result_of(job);
+    EXPECT_TRUE(result.passed) << text_of(job, result);
+    job.train.accumulate = 1;
+    job.train.rank_batch = {19, 5};
+    result = result_of(job);
+    EXPECT_TRUE(result.passed) << text_of(job, result);
+  }
+}
+
+TEST(ShardedTraining, EverySchedule) {
+  for (const auto& schedule : schedule_kinds()) {
+    for (const char* gather : {"use", "step"}) {
+      Job job = job_of({.dp_shard = 2, .pp = 2});
+      job.model.name = "mlp";
+      job.model.hidden = {11, 9, 7, 5, 13};
+      job.shard.gather = gather;
+      job.pipeline.schedule = schedule;
+      job.train.batch = 48;
+      const auto result = result_of(job);
+      EXPECT_TRUE(result.passed) << text_of(job, result);
+    }
+  }
+}
+
+TEST(ShardedTraining, SynchronisedBatchNormEqualsOneDevice) {
+  for (const Layout& layout :
+       {Layout{.dp_shard = 2}, Layout{.dp_replicate = 2, .dp_shard = 2}}) {
+    Job job = job_of(layout);
+    job.model.name = "resnet18";
+    job.data.name = "dummy";
+    job.data.samples = 64;
+    job.data.shape = {3, 32, 32};
+    job.train.batch = 8;
+    job.model.sync_batch_norm = true;
+    const auto result = result_of(job);
+    EXPECT_TRUE(result.passed) << text_of(job, result);
+    if (layout.dp_replicate > 1) continue;
+    job.model.sync_batch_norm = false;
+    EXPECT_FALSE(result_of(job).passed);
+  }
+}
+
+TEST(ShardedTraining, APlantedErrorIsFound) {
+  for (const Layout& layout :
+       {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .tp = 2},
+        Layout{.dp_shard = 2, .pp = 2}}) {
+    const Job job = job_of(layout);
+    for (const char* name : {"conv1.bias", "fc.weight"}) {
+      const auto result = result_of(job, {.steps = 1, .plant_error = name});
+      EXPECT_FALSE(result.passed);
+      EXPECT_EQ(result.worst[0].what, std::string("gradient ") + name);
+    }
+  }
+}
+
+TEST(ShardedTraining, StateInTheHostsMemoryEqualsOneDevice) {
+  for (const char* offload : {"optimizer", "parameters"}) {
+    for (const Layout& layout :
+         {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
+          Layout{.tp = 2}, Layout{.pp = 2}}) {
+      Job job = job_of(layout);
+      job.memory.offload = offload;
+      const auto result = result_of(job);
+      EXPECT_TRUE(result.passed) << offload << " " << text_of(job, result);
+    }
+  }
+}
+
+const SampleSpec kDigits{.input_shape = {1, 8, 8}, .classes = 10};
+
+// The norm of all gradients, of each layout: what clipping and metrics see.
+TEST(ShardedTraining, EachGradientCountsOnceInTheNorm) {
+  const auto norm_of = [](const Layout& layout) {
+    Job job = job_of(layout);
+    job.model.dtype = "float64";
+    std::set<double> norms;
+    std::mutex mutex;
+    run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
+      const MeshGroups groups(world, layout);
+      const ModelSource source = model_source(job, kDigits);
+      const auto model = make_parallel_model(job, {source, world, groups});
+      const torch::NoGradGuard no_grad;
+      const auto parts = model->parts();
+      std::vector<torch::Tensor> ones;
+      for (const auto& part : parts) ones.push_back(torch::ones_like(part.value));
+      const CountedParts counted(
+          parts, groups.along(Axis::tp).rank());
+      SharedOutGradients shared{
+          .counted = counted.of(ones),
+          .sum = model->shared_out_gradients()->sum};
+      const double norm = gradient_norm(ones, &shared);
+      const std::lock_guard lock(mutex);
+      norms.insert(norm);
+    });
+    EXPECT_EQ(norms.size(), 1U) << to_string(layout);
+    return *norms.begin();
+  };
+  Job job;
+  const double all = static_cast<double>(
+      model_source(job_of({}), kDigits).num_parameters());
+  for (const Layout& layout :
+       {Layout{.dp_shard = 2}, Layout{.dp_shard = 3},
+        Layout{.dp_replicate = 2, .dp_shard = 2},
+        Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2},
+        Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+    EXPECT_NEAR(norm_of(layout), std::sqrt(all), 1e-9) << to_string(layout);
+  }
+}
+
+// No rank ever has more than its shards and a layer.
+TEST(ShardedTraining, AModelIsCutAsItIsBuilt) {
+  const auto peak_of = [](const Layout& layout, const std::string& weights) {
+    Job job = job_of(layout);
+    job.model.name = "mlp";
+    job.model.hidden = std::vector<int64_t>(8, 256);
+    job.model.weights = weights;
+    int64_t peak = 0;
+    run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
+      const MeshGroups groups(world, layout);
+      const ModelSource source = model_source(job, kDigits);
+      MemoryMeter meter;
+      std::unique_ptr<ParallelModel> model;
+      {
+        const auto counting = meter.count();
+        model = make_parallel_model(job, {source, world, groups});
+      }
+      if (world.rank() == 0) peak = meter.peak().total();
+      if (world.rank() == 0) {
+        EXPECT_GT(meter.now().total(), 0);
+      }
+    });
+    return static_cast<double>(peak);
+  };
+  const double layer = 4 * (256 * 256 + 256);
+  const double whole = 7 * layer + 4 * (64 * 256 + 256 + 256 * 10 + 10);
+  EXPECT_GE(peak_of({.dp_replicate = 4}, ""), whole);
+  TempFolder folder;
+  Job job = job_of({});
+  job.model.name = "mlp";
+  job.model.hidden = std::vector<int64_t>(8, 256);
+  job.train.steps = 1;
+  run_ranks(1, [&](World& world) {
+    train(job, world, folder.path(""));
+  });
+  for (const auto& weights :
+       {std::string(), folder.path("checkpoints/last.safetensors")}) {
+    const double peak = peak_of({.dp_shard = 4}, weights);
+    EXPECT_LT(peak, whole / 4 + 3 * layer) << weights;
+    EXPECT_LT(peak, 0.65 * whole) << weights;
+  }
+}
+
+class ShardedRuns : public testing::Test {
+ protected:
+  std::filesystem::path run(const Job& job, const std::string& name) {
+    const std::filesystem::path folder = folder_.path(name);
+    std::filesystem::create_directories(folder);
+    run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+      train(job, world, folder);
+    });
+    return folder;
+  }
+
+  TempFolder folder_;
+};
+
+// Losses, norms, accuracy and the file of weights are those of one device. The
+// batch does not divide the held-out samples: the last one has none for some rank.
+TEST_F(ShardedRuns, FollowTheCurveOfOneDeviceAndSaveWholeTensors) {
+  const auto job_for = [](const Layout& layout) {
+    Job job = job_of(layout);
+    job.model.dtype = "float64";
+    job.train.steps = 10;
+    job.train.log_every = 1;
+    job.train.batch = 48;  // 359 held out: 7 batches and 23
+    return job;
+  };
+  const auto one = run(job_for({}), "one");
+  const auto expected = read_metrics(one / "metrics.jsonl");
+  const auto weights = (one / "checkpoints/last.safetensors").string();
+  const safetensors::File names(weights);
+  for (const Layout& layout :
+       {Layout{.dp_shard = 3}, Layout{.dp_replicate = 2, .dp_shard = 2},
+        Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2},
+        Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+    const auto folder = run(job_for(layout), to_string(layout));
+    const auto actual = read_metrics(folder / "metrics.jsonl");
+    ASSERT_EQ(actual.steps.size(), 10U);
+    for (size_t i = 0; i < 10; ++i) {
+      EXPECT_NEAR(actual.steps[i].loss, expected.steps[i].loss, 1e-12);
+      EXPECT_NEAR(
+          actual.steps[i].grad_norm.value(),
+          expected.steps[i].grad_norm.value(), 1e-12);
+    }
+    EXPECT_EQ(
+        actual.evaluations.back().samples,
+        expected.evaluations.back().samples);
+    EXPECT_EQ(
+        actual.evaluations.back().accuracy,
+        expected.evaluations.back().accuracy);
+    const auto saved = (folder / "checkpoints/last.safetensors").string();
+    const safetensors::File file(saved);
+    ASSERT_EQ(file.tensors().size(), names.tensors().size());
+    for (const auto& tensor : names.tensors()) {
+      EXPECT_TRUE(load_tensors(weights, {tensor.name})[0].allclose(
+          load_tensors(saved, {tensor.name})[0], 1e-12, 1e-13))
+          << tensor.name;
+    }
+    // A start for another run, cut in another way.
+    Job again = job_for({.dp_shard = 2});
+    again.train.steps = 1;
+    again.model.weights = saved;
+    const auto next = run(again, "again " + to_string(layout));
+    EXPECT_LT(
+        read_metrics(next / "metrics.jsonl").steps[0].loss,
+        expected.steps[0].loss);
+  }
+}
+
+TEST_F(ShardedRuns, SomeRanksMayHaveNoSampleToEvaluate) {
+  for (const Layout& layout :
+       {Layout{.dp_shard = 4}, Layout{.dp_shard = 4, .pp = 2}}) {
+    Job job = job_of(layout);
+    job.train.steps = 2;
+    job.train.batch = 356;  // of 359 held out 3 remain, for 4 ranks
+    if (layout.pp > 1) job.pipeline.microbatches = 1;
+    const auto folder = run(job, "empty " + to_string(layout));
+    EXPECT_EQ(
+        read_metrics(folder / "metrics.jsonl").evaluations.back().samples, 359);
+  }
+}
+
+TEST_F(ShardedRuns, ANanNamesTheLayer) {
+  for (const Layout& layout :
+       {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2},
+        Layout{.dp_shard = 2, .tp = 2}}) {
+    Job job = job_of(layout);
+    job.optimizer.clip_norm = 0;
+    job.optimizer.name = "sgd";
+    job.optimizer.learning_rate = 1e38;
+    job.train.steps = 20;
+    EXPECT_THAT(
+        error_text<NumericError>([&] { run(job, to_string(layout)); }),
+        AllOf(HasSubstr("is not a finite number"), HasSubstr("in layer ")));
+  }
+  for (const Layout& layout :
+       {Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
+    run_ranks(static_cast<int>(layout.num_ranks()), [&](World& world) {
+      const Job job = job_of(layout);
+      const MeshGroups groups(world, layout);
+      const ModelSource source = model_source(job, kDigits);
+      const auto model = make_parallel_model(job, {source, world, groups});
+      for (const auto& part : model->parts()) {
+        const torch::NoGradGuard no_grad;
+        if (part.name == "conv2.weight") part.value.fill_(NAN);
+      }
+      model->after_update(true);
+      Batch batch;
+      batch.inputs = torch::rand({4, 1, 8, 8});
+      batch.targets = torch::zeros({4}, torch::kInt64);
+      const auto found = model->find_nonfinite(batch);
+      ASSERT_TRUE(found);
+      EXPECT_EQ(found->layer, "conv2");
+      EXPECT_EQ(found->what, "parameter conv2.weight");
+    });
+  }
+}
+
+// Masters in float32, in the shard; layers compute in 16 bits.
+TEST_F(ShardedRuns, ComputeInLowPrecision) {
+  Job job = job_of({});
+  job.model.name = "mlp";
+  job.model.hidden = {64, 32};
+  job.optimizer.clip_norm = 0;
+  job.optimizer.learning_rate = 3e-3;
+  job.train.steps = 60;
+  job.train.batch = 48;
+  const double expected =
+      read_metrics(run(job, "float32") / "metrics.jsonl").steps.back().loss;
+  for (const char* compute : {"bf16", "fp16"}) {
+    for (const Layout& layout :
+         {Layout{}, Layout{.dp_replicate = 2}, Layout{.dp_shard = 2},
+          Layout{.pp = 2}, Layout{.dp_shard = 2, .tp = 2}}) {
+      job.layout = layout;
+      job.precision.compute = compute;
+      job.precision.reduce = "float32";
+      const auto folder =
+          run(job, std::string(compute) + " " + to_string(layout));
+      const double loss =
+          read_metrics(folder / "metrics.jsonl").steps.back().loss;
+      EXPECT_NEAR(loss, expected, 0.1) << compute << " " << to_string(layout);
+      const safetensors::File file(
+          (folder / "checkpoints/last.safetensors").string());
+      for (const auto& tensor : file.tensors()) {
+        EXPECT_EQ(tensor.dtype, "F32") << tensor.name;
+      }
+    }
+  }
+}
+
+// All ranks skip a step in which the gradients of one overflow.
+TEST_F(ShardedRuns, OverflowsAreSkippedByAllRanks) {
+  for (const Layout& layout :
+       {Layout{}, Layout{.dp_shard = 2}, Layout{.dp_shard = 2, .pp = 2}}) {
+    Job job = job_of(layout);
+    job.model.name = "mlp";
+    job.model.hidden = {64, 32};
+    job.precision.compute = "fp16";
+    job.precision.initial_loss_scale = 0x1p40;  // the first steps overflow
+    job.precision.max_overflows = 60;
+    job.optimizer.learning_rate = 3e-3;
+    job.optimizer.clip_norm = 0;
+    job.train.steps = 60;
+    job.train.batch = 48;
+    const auto folder = run(job, "overflow " + to_string(layout));
+    const auto steps = read_metrics(folder / "metrics.jsonl").steps;
+    EXPECT_NEAR(steps[5].loss, std::log(10), 0.1);
+    EXPECT_LT(steps.back().loss, 2.2) << to_string(layout);
+    job.precision.max_overflows = 4;
+    EXPECT_THAT(
+        error_text<NumericError>(
+            [&] { run(job, "stop " + to_string(layout)); }),
+        HasSubstr("4 steps in a row"));
+  }
+}
+
+}  // namespace
+}  // namespace echelon
