@@ -5,14 +5,15 @@
 
 #include <torch/torch.h>
 
+#include <cstddef>
 #include <functional>
 #include <vector>
 
 namespace echelon {
 
-/// Sums a number over the ranks that hold other parts of the gradients. Called
-/// once per norm, on every rank; `squared_norm` is a float64 scalar on the
-/// gradients' device. Empty: this rank holds all of them.
+/// Sums numbers over the ranks that hold other parts of the gradients. Called once
+/// per norm, on every rank; `squared_norm` is a float64 scalar, or a list of them,
+/// on any device. Empty: this rank holds all of them.
 using SumOverRanks = std::function<void(torch::Tensor& squared_norm)>;
 
 /// The gradients of a model that ranks share out: each element of each gradient
@@ -21,6 +22,8 @@ using SumOverRanks = std::function<void(torch::Tensor& squared_norm)>;
 struct SharedOutGradients {
   std::vector<torch::Tensor> counted;  // gradients, or views of parts of them
   SumOverRanks sum;
+  /// Of the model's parts, by its own count, which one each of `counted` is of.
+  std::vector<size_t> parts;
 };
 
 /// sqrt of the sum of squares over the gradients of `parameters`; parameters

@@ -58,6 +58,13 @@ std::string to_line(const StepMetrics& m) {
   put(json, "learning_rate", m.learning_rate);
   if (m.grad_norm) put(json, "grad_norm", *m.grad_norm);
   if (m.slowest_rank) json["slowest_rank"] = *m.slowest_rank;
+  if (m.loss_scale) put(json, "loss_scale", *m.loss_scale);
+  if (m.skipped_steps) json["skipped_steps"] = *m.skipped_steps;
+  if (!m.layer_grad_norms.empty()) {
+    Json norms;
+    for (const auto& [layer, norm] : m.layer_grad_norms) put(norms, layer, norm);
+    json["layer_grad_norms"] = std::move(norms);
+  }
   return json.dump() + "\n";
 }
 
@@ -89,6 +96,16 @@ StepMetrics step_from(const Json& json) {
   m.grad_norm = get(json, "grad_norm");
   if (const auto found = json.find("slowest_rank"); found != json.end()) {
     m.slowest_rank = found->get<int32_t>();
+  }
+  m.loss_scale = get(json, "loss_scale");
+  if (const auto found = json.find("skipped_steps"); found != json.end()) {
+    m.skipped_steps = found->get<int64_t>();
+  }
+  if (const auto found = json.find("layer_grad_norms"); found != json.end()) {
+    for (const auto& [layer, value] : found->items()) {
+      if (value.is_string()) continue;  // what a null is
+      m.layer_grad_norms.emplace_back(layer, get(*found, layer).value_or(0));
+    }
   }
   return m;
 }

@@ -6,6 +6,9 @@
 // Where the model is to say each token's next word, losses and answers are the
 // tokens', and there are tokens_per_second, tokens and perplexity as well.
 //
+// With a loss scale ([precision]) there are loss_scale and skipped_steps; when they
+// are asked for ([train] layer_norms) layer_grad_norms, {"conv1":0.31,…}.
+//
 // JSON has no NaN: such a value is null, and a second key says which it was,
 // {"loss":null,"loss_is":"nan"} (or "inf", "-inf"). A figure that was not
 // measured is absent.
@@ -15,6 +18,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace echelon {
@@ -31,6 +35,10 @@ struct StepMetrics {
   double learning_rate = 0;
   std::optional<double> grad_norm;  // global 2-norm, before clipping
   std::optional<int32_t> slowest_rank;
+  std::optional<double> loss_scale;      // that this step's loss was multiplied by
+  std::optional<int64_t> skipped_steps;  // so far: a gradient was not finite
+  /// 2-norms of the gradients of each layer, before clipping, in the model's order.
+  std::vector<std::pair<std::string, double>> layer_grad_norms;
 
   bool operator==(const StepMetrics&) const = default;
 };

@@ -208,6 +208,19 @@ std::string Progress::slowest() const {
          std::to_string(std::lround(100 * state_.slowest_excess)) + " %)";
 }
 
+std::string Progress::scale() const {
+  if (!(state_.loss_scale > 0)) return "";
+  int exponent = 0;
+  const bool power = std::frexp(state_.loss_scale, &exponent) == 0.5;
+  std::string text = "scale " + (power ? "2^" + std::to_string(exponent - 1)
+                                       : format_number(state_.loss_scale));
+  if (state_.skipped_steps > 0) {
+    text += " (" + format_count(static_cast<double>(state_.skipped_steps)) +
+            " skipped)";
+  }
+  return text;
+}
+
 std::string Progress::line(int columns, int& width) const {
   const bool known = total_steps_ > 0;
   std::vector<Part> parts = {
@@ -223,6 +236,10 @@ std::string Progress::line(int columns, int& width) const {
   }
   if (const auto text = slowest(); !text.empty()) {
     parts.push_back({text, 2, state_.slowest_excess > 0.1 ? "33" : "2"});
+  }
+  if (const auto text = scale(); !text.empty()) {
+    const bool skips = state_.skipped_steps > 0;
+    parts.push_back({text, skips ? 4 : 1, skips ? "33" : "2"});
   }
   const auto length = [&] {
     size_t sum = parts.empty() ? 0 : 2 * (parts.size() - 1);
@@ -275,6 +292,7 @@ std::string Progress::plain_line() const {
          loss_text(state_.loss) + "  " + rate();
   if (const auto text = eta(); !text.empty()) out += "  ETA " + text;
   if (const auto text = slowest(); !text.empty()) out += "  " + text;
+  if (const auto text = scale(); !text.empty()) out += "  " + text;
   return out + "\n";
 }
 

@@ -16,6 +16,8 @@ struct ProgressState {
   double tokens_per_second = 0;  // of texts: shown in place of samples
   int32_t slowest_rank = -1;  // shown when at least 0
   double slowest_excess = 0;  // its work over the mean, less 1: 0.14
+  double loss_scale = 0;      // shown when above 0
+  int64_t skipped_steps = 0;  // so far, for gradients that were not finite
 };
 
 /// Everything that Progress takes from outside, so that tests are exact.
@@ -63,6 +65,7 @@ class Progress {
   std::string eta() const;
   std::string rate() const;
   std::string slowest() const;
+  std::string scale() const;
 
   int64_t total_steps_;
   ProgressOptions options_;

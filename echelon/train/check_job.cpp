@@ -37,6 +37,7 @@ class Checker {
     check_memory();
     if (job_.layout.pp > 1) check_pipeline();
     if (!job_.model.devices.empty()) check_devices();
+    if (job_.precision.compute != "same") check_precision();
     check_batch();
     check_length();
     check_optimizer();
@@ -219,6 +220,15 @@ class Checker {
     check_device_bytes(static_cast<int64_t>(model.devices.size()), "devices");
     check_cut(
         "model.devices", static_cast<int64_t>(model.devices.size()), "slices");
+  }
+
+  void check_precision() {
+    if (job_.model.dtype == "float64") {
+      fail(
+          "precision.compute",
+          "[model] dtype = \"float64\" would be rounded to it in each layer; set "
+          "dtype = \"float32\", or compute = \"same\"");
+    }
   }
 
   // Passes of one step over the parameters, each with its part of the batch.

@@ -98,9 +98,8 @@ class InProcessModel : public ParallelModel {
   }
   std::optional<SharedOutGradients> shared_out_gradients() const override {
     if (tensor_.size() == 1) return std::nullopt;
-    return SharedOutGradients{
-        .counted = counted_.of(gradients_of(parts())),
-        .sum = sum_over({tensor_.group}, last_)};
+    return counted_.shared_out(
+        gradients_of(parts()), sum_over({tensor_.group}, last_));
   }
 
  private:

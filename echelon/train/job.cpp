@@ -70,7 +70,14 @@ void apply(config::Document& document, const Overrides& overrides) {
 
 bool shards_parameters(const Job& job) {
   return job.layout.dp_shard > 1 || job.precision.compute != "same" ||
-         job.precision.reduce != "same" || job.memory.offload != "none";
+         job.memory.offload != "none" ||
+         (job.precision.reduce != "same" && job.layout.data_degree() > 1);
+}
+
+bool adds_gradients(const Job& job) {
+  const bool low = job.precision.compute != "same";
+  const bool passes = job.train.accumulate > 1 || job.layout.pp > 1;
+  return job.layout.data_degree() > 1 || (low && passes);
 }
 
 Job load_job(const std::string& path, const Overrides& overrides) {

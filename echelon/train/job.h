@@ -43,6 +43,10 @@ struct Job {
 /// dtype, are summed in another one, or are kept in the host's memory.
 bool shards_parameters(const Job& job);
 
+/// Whether gradients are added up, over ranks or, in low precision, over the passes
+/// of a step: then precision.reduce says in what.
+bool adds_gradients(const Job& job);
+
 /// What the command line sets over the file.
 struct Overrides {
   std::vector<std::string> set;  // "train.steps=100"

@@ -50,6 +50,10 @@ void bind(config::Section& section, TrainOptions& options) {
           options.eval_every,
           "steps between two measurements of accuracy; 0: each epoch")
       .at_least(0);
+  section.field(
+      "layer_norms",
+      options.layer_norms,
+      "record the norm of each layer's gradients, every log_every steps");
   section
       .field(
           "threads",

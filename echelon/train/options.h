@@ -21,6 +21,7 @@ struct TrainOptions {
   bool overwrite = false;        // replace the run folder
   int64_t log_every = 10;        // steps between two lines
   int64_t eval_every = 0;        // steps between two evaluations; 0: each epoch
+  bool layer_norms = false;      // gradient norms of each layer, with each line
   int64_t threads = 0;           // compute threads per rank; 0: cores / ranks
   std::string compress = "none"; // gradients: none | bf16 | fp16 | powersgd
   int64_t powersgd_rank = 1;     // rank of the approximation

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace echelon {
 namespace {
@@ -142,25 +143,34 @@ CountedParts::CountedParts(
 
 std::vector<torch::Tensor>
 CountedParts::of(const std::vector<torch::Tensor>& gradients) const {
-  std::vector<torch::Tensor> counted;
+  return shared_out(gradients, nullptr).counted;
+}
+
+SharedOutGradients CountedParts::shared_out(
+    const std::vector<torch::Tensor>& gradients, SumOverRanks sum) const {
+  SharedOutGradients shared{.sum = std::move(sum)};
   for (size_t i = 0; i < gradients.size(); ++i) {
     const auto& gradient = gradients[i];
     const auto& which = counted_.at(i);
     if (!gradient.defined() || which.pieces.empty()) continue;
+    const auto add = [&](torch::Tensor counted) {
+      shared.counted.push_back(std::move(counted));
+      shared.parts.push_back(i);
+    };
     if (which.all) {
-      counted.push_back(gradient);
+      add(gradient);
       continue;
     }
     const auto flat = gradient.reshape(-1);
     if (which.indices.defined()) {
-      counted.push_back(flat.index_select(0, which.indices));
+      add(flat.index_select(0, which.indices));
       continue;
     }
     for (const auto& piece : which.pieces) {
-      counted.push_back(flat.narrow(0, piece.begin, piece.size()));
+      add(flat.narrow(0, piece.begin, piece.size()));
     }
   }
-  return counted;
+  return shared;
 }
 
 int64_t CountedParts::num_counted(size_t i) const {

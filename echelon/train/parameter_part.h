@@ -13,6 +13,7 @@
 
 #include "echelon/layout/shard.h"
 #include "echelon/models/sharded_module.h"
+#include "echelon/optim/clip.h"
 
 namespace echelon {
 
@@ -58,6 +59,9 @@ class CountedParts {
   /// undefined ones. Views, where that is possible.
   std::vector<torch::Tensor>
   of(const std::vector<torch::Tensor>& gradients) const;
+  /// The same, with the part that each is of.
+  SharedOutGradients shared_out(
+      const std::vector<torch::Tensor>& gradients, SumOverRanks sum) const;
 
   /// How many elements of parts[i] are counted.
   int64_t num_counted(size_t i) const;

@@ -346,9 +346,9 @@ std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
 }
 
 std::optional<SharedOutGradients> PipelineModel::shared_out_gradients() const {
-  return SharedOutGradients{
-      .counted = counted_->of(gradients_of(parts())),
-      .sum = sum_over({tensor_.group, shard_, group_}, device_)};
+  return counted_->shared_out(
+      gradients_of(parts()),
+      sum_over({tensor_.group, shard_, group_}, device_));
 }
 
 }  // namespace

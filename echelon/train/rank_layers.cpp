@@ -20,7 +20,9 @@ ShardedUnitsOptions units_options(
   result.shard = job.shard;
   result.gather_once = options.gather_once;
   result.compute = low_dtype(job.precision.compute);
-  result.reduce = low_dtype(job.precision.reduce);
+  if (adds_gradients(job)) {
+    result.reduce = low_dtype(job.precision.reduce);
+  }
   result.offload_optimizer = job.memory.offload != "none";
   result.offload_shards = job.memory.offload == "parameters";
   for (const auto& tie : options.ties) {

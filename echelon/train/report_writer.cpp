@@ -40,6 +40,19 @@ std::string number_text(double value) {
   return text;
 }
 
+// "float32", "bf16, master parameters float32, sums over ranks float32"
+std::string precision_text(const Job& job) {
+  const auto& precision = job.precision;
+  const bool low = precision.compute != "same";
+  std::string text =
+      low ? precision.compute + ", master parameters " + job.model.dtype
+          : job.model.dtype;
+  if (precision.reduce != "same") {
+    text += ", sums over ranks " + precision.reduce;
+  }
+  return text;
+}
+
 std::vector<std::pair<std::string, std::string>> facts(
     const Job& job, const World& world, const RunSummary& summary) {
   std::vector<std::pair<std::string, std::string>> list;
@@ -67,8 +80,13 @@ std::vector<std::pair<std::string, std::string>> facts(
   list.emplace_back("Global batch", std::to_string(job.train.batch));
   list.emplace_back("Optimizer", job.optimizer.name + ", learning rate " +
                                      number_text(job.optimizer.learning_rate));
-  list.emplace_back("Precision", job.model.dtype);
+  list.emplace_back("Precision", precision_text(job));
   list.emplace_back("Seed", std::to_string(job.train.seed));
+  if (summary.skipped_steps > 0) {
+    list.emplace_back(
+        "Steps skipped",
+        grouped(summary.skipped_steps) + ", gradients were not finite");
+  }
   if (summary.skipped > 0) {
     list.emplace_back("Samples skipped", std::to_string(summary.skipped));
   }

@@ -23,6 +23,7 @@ struct RunSummary {
   TensorCut tensor;                            // of rank 0's group
   RankMemory memory;                           // this rank's; may be empty
   int64_t skipped = 0;                         // samples left out
+  int64_t skipped_steps = 0;                   // whose gradients overflowed
   std::string outcome;                         // empty: finished
 };
 

@@ -84,9 +84,8 @@ class ShardedModel : public ParallelModel {
   void after_update(bool updated) override { layers_.after_update(updated); }
 
   std::optional<SharedOutGradients> shared_out_gradients() const override {
-    return SharedOutGradients{
-        .counted = counted_.of(gradients_of(parts())),
-        .sum = sum_over({tensor_.group, shard_}, device_)};
+    return counted_.shared_out(
+        gradients_of(parts()), sum_over({tensor_.group, shard_}, device_));
   }
   std::vector<std::string> describe() const override { return lines_; }
 

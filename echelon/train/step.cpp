@@ -2,6 +2,7 @@
 
 #include "echelon/memory/memory_meter.h"
 #include "echelon/optim/clip.h"
+#include "echelon/train/layer_norms.h"
 
 namespace echelon {
 
@@ -78,11 +79,18 @@ double TrainingState::norm() {
 }
 
 StepUpdate TrainingState::update(
-    int64_t step, bool measure_norm, Recorder* recorder) {
+    int64_t step,
+    bool measure_norm,
+    Recorder* recorder,
+    const std::vector<std::string>* layers) {
   ScopedSpan span(recorder, "compute", "optimizer", SpanKind::optimizer);
-  StepUpdate result{.loss_scale = scaler_.scale()};
-  if (scaler_.active()) result.updated = unscale();
+  StepUpdate result;
+  if (scaler_.active()) {
+    result.loss_scale = scaler_.scale();
+    result.updated = unscale();
+  }
   if (result.updated) {
+    if (layers) result.layer_norms = layer_norms(*model_, *layers);
     if (options_.clip_norm > 0 || measure_norm) result.norm = norm();
     optimizer_->set_learning_rate(
         options_.learning_rate * schedule_.factor(step));

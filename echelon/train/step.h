@@ -5,6 +5,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/learning_rate.h"
@@ -20,7 +23,11 @@ struct StepUpdate {
   double norm = 0;
   /// False: a gradient was not finite on some rank, so nothing was updated.
   bool updated = true;
-  double loss_scale = 1;  // that the loss was multiplied by
+  /// That the loss was multiplied by; none when it was not.
+  std::optional<double> loss_scale;
+  /// Of each of the layers that were asked for, before clipping; empty in a step
+  /// that was skipped.
+  std::vector<double> layer_norms;
 };
 
 /// A model, as the layout cuts it, and its optimizer on one rank.
@@ -36,9 +43,13 @@ class TrainingState {
 
   /// Divides gradients by the loss scale, clips (when asked to), sets the
   /// schedule's learning rate for `step` (from 0) and updates. Measuring the
-  /// norm costs a pass over the gradients. Throws NumericError when too many
-  /// steps in a row were skipped.
-  StepUpdate update(int64_t step, bool measure_norm, Recorder* recorder);
+  /// norm costs a pass over the gradients, that of each of `layers` (null: none)
+  /// another. Throws NumericError when too many steps in a row were skipped.
+  StepUpdate update(
+      int64_t step,
+      bool measure_norm,
+      Recorder* recorder,
+      const std::vector<std::string>* layers = nullptr);
 
  private:
   bool unscale();

@@ -62,9 +62,10 @@ class Loop {
   bool one_step(Position position);
   StepSums share_sums(
       const Score& score, int64_t skipped, double work_seconds);
+  StepUpdate update(bool logged);
   void record(
-      const StepSums& sums, Position position, double norm, double started,
-      double data_seconds);
+      const StepSums& sums, Position position, const StepUpdate& update,
+      bool logged, double started, double data_seconds);
   void warn_of_slow_links() const;
   void evaluate();
   [[noreturn]] void fail_numeric(const Batch& batch, const StepSums& sums);
@@ -85,6 +86,7 @@ class Loop {
   Loader loader_;
   int64_t total_steps_;
   ModelSource source_;
+  std::vector<std::string> layers_;  // names
   bool counts_tokens_;  // the objective's units; else they are samples
   std::shared_ptr<Recorder> recorder_;
   MemoryWatch memory_;
@@ -96,7 +98,8 @@ class Loop {
   int64_t begin_ns_ = steady_now_ns();
   int64_t step_ = 0;       // done
   bool stop_ = false;
-  int64_t skipped_ = 0;
+  int64_t skipped_ = 0;        // samples
+  int64_t skipped_steps_ = 0;  // that overflowed
   double window_loss_ = 0;   // summed since the last logged step
   int64_t window_steps_ = 0;
 };
@@ -133,6 +136,7 @@ Loop::Loop(
       source_(
           layers ? model_source(job, layers, data_.train->spec())
                  : model_source(job, data_.train->spec())),
+      layers_(source_.layers.names()),
       counts_tokens_(is_text(source_.sample)),
       // The first steps are not typical: buckets are cut anew, memory is new.
       recorder_(std::make_shared<Recorder>(
@@ -237,15 +241,24 @@ bool Loop::one_step(Position position) {
   if (sums.bad_rank >= 0) fail_numeric(*batch, sums);
   const bool logged = (step_ + 1) % std::max<int64_t>(
                           1, job_.train.log_every) == 0 || step_ == 0;
-  const StepUpdate update = state_.update(step_, logged, recorder_.get());
-  const double norm = update.norm;
+  const StepUpdate update = this->update(logged);
   ++step_;
   stop_ = sums.stop;
   skipped_ += static_cast<int64_t>(sums.skipped);
   position.consumed += batch->global_count;
-  record(sums, position, logged || norm > 0 ? norm : -1, started,
-         loaded - started);
+  if (!update.updated) ++skipped_steps_;
+  record(sums, position, update, logged, started, loaded - started);
   return true;
+}
+
+StepUpdate Loop::update(bool logged) {
+  const bool by_layer = logged && job_.train.layer_norms;
+  try {
+    return state_.update(
+        step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr);
+  } catch (const NumericError& error) {
+    throw NumericError("step " + std::to_string(step_ + 1) + ": " + error.what());
+  }
 }
 
 StepSums Loop::share_sums(
@@ -295,8 +308,8 @@ StepSums Loop::share_sums(
 }
 
 void Loop::record(
-    const StepSums& sums, Position position, double norm, double started,
-    double data_seconds) {
+    const StepSums& sums, Position position, const StepUpdate& update,
+    bool logged, double started, double data_seconds) {
   if (!first()) return;
   StepMetrics metrics;
   metrics.step = step_;
@@ -311,7 +324,16 @@ void Loop::record(
     metrics.tokens_per_second = sums.count / metrics.step_seconds;
   }
   metrics.learning_rate = state_.optimizer().learning_rate();
-  if (norm >= 0) metrics.grad_norm = norm;
+  if (update.updated && (logged || update.norm > 0)) {
+    metrics.grad_norm = update.norm;
+  }
+  if (update.loss_scale) {
+    metrics.loss_scale = update.loss_scale;
+    metrics.skipped_steps = skipped_steps_;
+  }
+  for (size_t i = 0; i < update.layer_norms.size(); ++i) {
+    metrics.layer_grad_norms.emplace_back(layers_[i], update.layer_norms[i]);
+  }
   if (sums.slowest_rank >= 0) metrics.slowest_rank = sums.slowest_rank;
   metrics_->append(metrics);
   steps_.push_back(metrics);
@@ -326,7 +348,9 @@ void Loop::record(
        .samples_per_second = metrics.samples_per_second,
        .tokens_per_second = metrics.tokens_per_second.value_or(0),
        .slowest_rank = sums.slowest_rank,
-       .slowest_excess = sums.slowest_excess});
+       .slowest_excess = sums.slowest_excess,
+       .loss_scale = update.loss_scale.value_or(0),
+       .skipped_steps = skipped_steps_});
 }
 
 void Loop::evaluate() {
@@ -380,6 +404,10 @@ void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
           << ". Parameters are those of step " << step_
           << "; lower [optimizer] learning_rate, set clip_norm, or look at "
              "the data";
+  if (job_.precision.compute == "fp16") {
+    message << ". Numbers of fp16 end at 65504; those of [precision] compute = "
+               "\"bf16\" do not";
+  }
   throw NumericError(message.str());
 }
 
@@ -433,6 +461,7 @@ void Loop::finish() {
   summary.steps = std::move(steps_);
   summary.evaluations = evaluations_;
   summary.skipped = skipped_;
+  summary.skipped_steps = skipped_steps_;
   if (stop_) summary.outcome = "stopped by the user";
   summary.cut = state_.model().describe();
   summary.memory = memory_.measured();

@@ -3,6 +3,34 @@
 #include "echelon/models/language_model.h"
 
 namespace echelon {
+namespace {
+
+// `unless`: as in find_unused_settings.
+template <class Unless>
+void find_unused_precision(const Job& job, const Unless& unless) {
+  const auto& precision = job.precision;
+  const bool low = precision.compute != "same";
+  const bool dynamic = precision.compute == "fp16" && precision.loss_scale == 0;
+  const std::string by_scale =
+      precision.loss_scale > 0
+          ? "with a loss_scale that is fixed"
+          : "with compute \"" + precision.compute + "\"";
+  unless(
+      dynamic, by_scale,
+      {"precision.initial_loss_scale", "precision.loss_scale_growth"});
+  unless(
+      dynamic || precision.loss_scale > 0, by_scale,
+      {"precision.max_overflows"});
+  const bool sums = adds_gradients(job);
+  const std::string computed = low ? precision.compute : job.model.dtype;
+  unless(
+      sums && precision.reduce != computed,
+      sums ? "where gradients are in " + computed + " already"
+           : "with 1 data-parallel rank",
+      {"precision.reduce"});
+}
+
+}  // namespace
 
 std::vector<std::string> find_unused_settings(const Job& job) {
   const config::Document document =
@@ -110,25 +138,6 @@ std::vector<std::string> find_unused_settings(const Job& job) {
       memory.recompute == "budget",
       "with recompute \"" + memory.recompute + "\"",
       {"memory.activation_bytes"});
-  const auto& precision = job.precision;
-  const bool finds_scale =
-      precision.compute == "fp16" && precision.loss_scale == 0;
-  const std::string by_compute = precision.compute == "fp16"
-      ? "with loss_scale"
-      : "with compute \"" + precision.compute + "\"";
-  unless(
-      finds_scale,
-      by_compute,
-      {"precision.initial_loss_scale", "precision.loss_scale_growth"});
-  unless(
-      finds_scale || precision.loss_scale > 0,
-      by_compute,
-      {"precision.max_overflows"});
-  unless(
-      job.layout.data_degree() > 1,
-      "without data parallelism",
-      {"precision.reduce"});
-
   const auto& data = job.data.name;
   const std::string by_data = "with data \"" + data + "\"";
   unless(
@@ -182,6 +191,7 @@ std::vector<std::string> find_unused_settings(const Job& job) {
       !shards_parameters(job),
       "where parameters are in shards, which allow it always",
       {"train.find_unused_parameters"});
+  find_unused_precision(job, unless);
   return warnings;
 }
 

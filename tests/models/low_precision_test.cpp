@@ -205,5 +205,21 @@ TEST_P(LowPrecisionModel, GradientsAreThoseOfFloat32InABand) {
   });
 }
 
+// The sum over the pixels of a large image is beyond fp16, their mean is not.
+TEST(LowPrecision, PixelsOfLargeImagesAreAveragedInFloat32) {
+  ModelOptions options;
+  options.name = "resnet18";
+  const auto layers = model_layers(options, {3, 33, 33}, kClasses);
+  const auto fc = layers[layers.size() - 1].build();
+  for (auto& parameter : fc.module->parameters()) {
+    parameter.set_data(torch::ones_like(parameter, torch::kHalf));
+  }
+  const auto x = torch::full({1, 512, 40, 40}, 50, torch::kHalf);
+  const auto y = fc.forward({x})[0];
+  EXPECT_EQ(y.scalar_type(), torch::kHalf);
+  EXPECT_TRUE(y.eq(512 * 50 + 1).all().item<bool>() ||
+              y.eq(512 * 50).all().item<bool>()) << y;
+}
+
 }  // namespace
 }  // namespace echelon

@@ -88,6 +88,24 @@ TEST(Metrics, OfTextsCountTokens) {
       "accuracy 91.24 % on 360 held-out samples, loss 0.2931");
 }
 
+TEST(Metrics, OfLowPrecisionAndOfEachLayer) {
+  TempFolder folder;
+  const auto path = folder.path("metrics.jsonl");
+  StepMetrics step = step_metrics(1);
+  step.loss_scale = 0x1p-3;
+  step.skipped_steps = 2;
+  step.layer_grad_norms = {
+      {"transformer.h.1", 0.1 + 0.2}, {"conv1", 0}, {"fc", kInf}};
+  append_metrics(path, step);
+  EXPECT_EQ(read_metrics(path).steps.at(0), step);
+  EXPECT_THAT(
+      read_file(path),
+      HasSubstr(
+          "\"loss_scale\":0.125,\"skipped_steps\":2,\"layer_grad_norms\":{"
+          "\"transformer.h.1\":0.30000000000000004,\"conv1\":0.0,"
+          "\"fc\":null,\"fc_is\":\"inf\"}}"));
+}
+
 TEST(Metrics, OneObjectALineInAFixedOrder) {
   TempFolder folder;
   const auto path = folder.path("metrics.jsonl");

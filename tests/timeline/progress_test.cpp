@@ -167,6 +167,30 @@ TEST_F(ProgressTest, OfTextsItCountsTokens) {
       output_, "step 10/100  epoch 1.25  loss 0.5124  81,920 tokens/s\n");
 }
 
+TEST_F(ProgressTest, TheLossScaleAndSkippedStepsAreShown) {
+  auto s = state(10);
+  s.loss_scale = 65536;
+  {
+    Progress plain(20, options(false));
+    plain.update(s);
+    s.step = 20;
+    s.loss_scale = 0.75;
+    s.skipped_steps = 1234;
+    plain.update(s);
+  }
+  EXPECT_THAT(output_, HasSubstr("samples/s  scale 2^16\n"));
+  EXPECT_THAT(output_, HasSubstr("  scale 0.75 (1,234 skipped)\n"));
+  s.loss_scale = 0.125;
+  Progress line(20, options(true));
+  line.update(s);
+  EXPECT_THAT(screen_.last(), HasSubstr("  scale 2^-3 (1,234 skipped)"));
+  // Skipped steps matter more than the epoch, a scale that fits less.
+  columns_ = 80;
+  line.update((s.step = 11, now_ += kSecond, s));
+  EXPECT_THAT(screen_.last(), HasSubstr("skipped)"));
+  EXPECT_THAT(screen_.last(), Not(HasSubstr("epoch")));
+}
+
 TEST_F(ProgressTest, AtMostTenDrawingsASecond) {
   Progress progress(2000, options(true));
   for (int i = 0; i < 1000; ++i) {

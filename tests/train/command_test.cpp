@@ -52,6 +52,47 @@ TEST(Verify, ADifferenceIsTheLastWord) {
   EXPECT_EQ(differ.err(), "");
 }
 
+// ---------------------------------------------------------------- precision
+
+TEST(Precision, OverflowsWithoutEndEndTheRun) {
+  TempFolder folder;
+  const std::string run = folder.path() + "/run";
+  Command job(
+      train(run, 40) +
+      Words{"-n", "2", "--set", "precision.compute=fp16", "--set",
+            "precision.initial_loss_scale=1e30"});
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_THAT(
+      job.err(),
+      AllOf(
+          HasSubstr("step 20: gradients overflowed in 20 steps in a row"),
+          HasSubstr("Set [precision] compute = \"bf16\"")));
+  const auto metrics = read_metrics(run + "/metrics.jsonl");
+  ASSERT_EQ(metrics.steps.size(), 19u);
+  EXPECT_EQ(metrics.steps.back().skipped_steps, 19);
+  // Nothing was updated: the loss is that of the first values.
+  EXPECT_NEAR(metrics.steps.back().loss, std::log(10.0), 0.1);
+}
+
+TEST(Precision, LayersNormsAreInTheMetrics) {
+  TempFolder folder;
+  const std::string run = folder.path() + "/run";
+  Command job(
+      train(run, 3) +
+      Words{"-n", "2", "--set", "precision.compute=bf16", "--set",
+            "train.layer_norms=true", "--set", "train.log_every=1"});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  const auto metrics = read_metrics(run + "/metrics.jsonl");
+  ASSERT_EQ(metrics.steps.size(), 3u);
+  const auto& norms = metrics.steps[2].layer_grad_norms;
+  ASSERT_EQ(norms.size(), 3u);
+  EXPECT_EQ(norms[0].first, "conv1");
+  EXPECT_GT(norms[2].second, 0);
+  EXPECT_THAT(
+      read_text_file(run + "/report.html"),
+      HasSubstr("bf16, master parameters float32"));
+}
+
 // ------------------------------------------------------- in three dimensions
 
 // A small gpt on the bytes of a file, cut along all three axes.

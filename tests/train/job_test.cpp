@@ -240,6 +240,76 @@ TEST_F(JobTest, PiecesAreForTensorParallelModelsWithProducts) {
   EXPECT_THAT(find_unused_settings(job), IsEmpty());
 }
 
+TEST_F(JobTest, PrecisionThatHasNoEffect) {
+  const auto warnings = [&](const std::string& more) {
+    std::string all;
+    for (const auto& line : find_unused_settings(small(more))) {
+      all += line.substr(line.find("[precision]")) + "\n";
+    }
+    return all;
+  };
+  EXPECT_EQ(
+      warnings(
+          "[precision]\ncompute = \"bf16\"\ninitial_loss_scale = 8\n"
+          "loss_scale_growth = 9\nmax_overflows = 7\n"),
+      "[precision] initial_loss_scale = 8.0: has no effect with compute "
+      "\"bf16\"\n"
+      "[precision] loss_scale_growth = 9: has no effect with compute \"bf16\"\n"
+      "[precision] max_overflows = 7: has no effect with compute \"bf16\"\n");
+  EXPECT_EQ(
+      warnings(
+          "[precision]\ncompute = \"fp16\"\ninitial_loss_scale = 8\n"
+          "loss_scale = 4\nmax_overflows = 7\n"),
+      "[precision] initial_loss_scale = 8.0: has no effect with a loss_scale "
+      "that is fixed\n");
+  EXPECT_EQ(
+      warnings("[precision]\ncompute = \"fp16\"\nmax_overflows = 7\n"), "");
+  EXPECT_EQ(
+      warnings("[precision]\nreduce = \"bf16\"\n"),
+      "[precision] reduce = \"bf16\": has no effect with 1 data-parallel "
+      "rank\n");
+  EXPECT_EQ(
+      warnings("[precision]\nreduce = \"bf16\"\n[layout]\ndp = 2\n"), "");
+  EXPECT_EQ(
+      warnings("[precision]\nreduce = \"float32\"\n[layout]\ndp = 2\n"),
+      "[precision] reduce = \"float32\": has no effect where gradients are in "
+      "float32 already\n");
+  EXPECT_EQ(
+      warnings(
+          "[precision]\ncompute = \"bf16\"\nreduce = \"float32\"\n"
+          "[layout]\npp = 2\n"),
+      "");
+}
+
+TEST_F(JobTest, PrecisionThatContradicts) {
+  const auto error = [&](const std::string& more, int64_t ranks = 1) {
+    const Job job = small("batch = 64\n" + more);
+    return error_of([&] { check_job(job, ranks); });
+  };
+  EXPECT_THAT(
+      error(
+          "[model]\ndtype = \"float64\"\n[precision]\ncompute = \"fp16\"\n"),
+      testing::AllOf(
+          HasSubstr("job.toml:8:11: [precision] compute = \"fp16\": "),
+          HasSubstr("dtype = \"float64\"")));
+  EXPECT_THAT(
+      error(
+          "[model]\ndevices = [\"cpu\", \"cpu\"]\n[precision]\n"
+          "compute = \"bf16\"\n"),
+      HasSubstr("is for ranks that drive one device"));
+  EXPECT_THAT(
+      error(
+          "compress = \"bf16\"\n[layout]\ndp = 2\n[precision]\n"
+          "compute = \"bf16\"\n",
+          2),
+      testing::AllOf(
+          HasSubstr(":5:12: [train] compress"),
+          HasSubstr("[precision] reduce")));
+  EXPECT_EQ(
+      error("[precision]\ncompute = \"fp16\"\nreduce = \"bf16\"\n"),
+      "(no error)");
+}
+
 TEST_F(JobTest, AResolvedConfigurationDoesNotWarn) {
   EXPECT_THAT(find_unused_settings(load(to_toml(small()))), IsEmpty());
 }

@@ -62,6 +62,27 @@ TEST(Classification, CountsSamples) {
       HasSubstr("returns float32 [2, 3] and int64 [2]"));
 }
 
+// A sum of many losses, which stagnates at 256 in bf16 and ends at 65504 in fp16.
+TEST(Classification, LossesOfLowPrecisionAreSummedInFloat32) {
+  constexpr int64_t kSamples = 60000;
+  const auto targets = torch::arange(kSamples).remainder(10);
+  for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
+    const auto scores =
+        parity::random({kSamples, 10}, 1).to(dtype).requires_grad_();
+    const auto exact = scores.detach().to(torch::kFloat64).requires_grad_();
+    const auto loss = classification()->loss_sum({scores}, targets);
+    const auto expected = classification()->loss_sum({exact}, targets);
+    EXPECT_EQ(loss.scalar_type(), torch::kFloat32);
+    EXPECT_NEAR(
+        loss.item<double>() / expected.item<double>(), 1.0, 1e-6);
+    loss.backward();
+    expected.backward();
+    EXPECT_EQ(scores.grad().scalar_type(), dtype);
+    EXPECT_LT(
+        (scores.grad() - exact.grad()).abs().max().item<double>(), 0x1p-8);
+  }
+}
+
 TEST(NextToken, CountsTokensThatHaveATarget) {
   const auto objective = next_token(kWords, {});
   const Batch batch = texts();
