@@ -499,7 +499,9 @@ class StepWalk {
   void complete_gradients(size_t layer, int32_t stage, bool last) {
     const auto own = unit_of_layer_.find(layer);
     if (own != unit_of_layer_.end()) complete_.insert(own->second);
-    if (!last && (job_.shard.stage < 2 || shards_ == 1)) return;
+    // A pipeline that gathers once keeps gradients whole as well.
+    const bool once = options_.gather_once && job_.layout.pp > 1;
+    if (!last && (job_.shard.stage < 2 || shards_ == 1 || once)) return;
     for (size_t i = end_of(stage); i-- > begin_of(stage);) {
       const size_t unit = unit_of_layer_.at(i);
       if (started_.contains(unit) || units_[unit].flats.empty()) continue;

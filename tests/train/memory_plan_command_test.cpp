@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -30,13 +31,14 @@ const std::string kRank = ECHELON_BIN_DIR "/../tests/memory_plan_rank";
 
 class DryRun : public testing::Test {
  protected:
-  // A gpt whose tensors are larger than what libraries allocate.
-  std::string config(const std::string& more, const std::string& model = {}) {
+  std::string config(
+      const std::string& more,
+      const std::string& size =
+          "layers = 4\nhidden_size = 384\nheads = 6\n") {
     const std::string path = folder_.path() + "/gpt.toml";
     std::ofstream(path)
-        << "[model]\nname = \"gpt\"\nlayers = 4\nhidden_size = 384\nheads = 6\n"
-           "vocab_size = 4096\nmax_positions = 128\n"
-        << model
+        << "[model]\nname = \"gpt\"\nvocab_size = 4096\nmax_positions = 128\n"
+        << size
         << "[data]\nname = \"text\"\nsources = "
            "[\"" ECHELON_SOURCE_DIR "/README.md\"]\nsequence = 128\n"
            "[train]\nsteps = 4\nbatch = 16\nrun = \""
@@ -65,14 +67,17 @@ struct Case {
 
 class MeasuredPeak : public DryRun, public testing::WithParamInterface<Case> {};
 
-// Within a tenth: what the ranks hold at most, and of which kind.
+// Within a tenth: what the ranks hold at most, and of which kind. The gpt's tensors
+// are larger than what libraries allocate.
 TEST_P(MeasuredPeak, AgreesWithThePlan) {
-  const std::string path = config(GetParam().layout + GetParam().settings);
+  const std::string path = config(
+      GetParam().layout + GetParam().settings,
+      "layers = 8\nhidden_size = 512\nheads = 8\n");
   // Tokens are cut once, by the check of the command line.
   Command check({kEchelon, "train", path, "--check"}, cache());
   ASSERT_EQ(check.wait(), 0) << check.err();
   Command ranks({kEchelon, "run", "-n", "2", "--", kRank, path}, cache());
-  ASSERT_EQ(ranks.wait(), 0) << ranks.err();
+  ASSERT_EQ(ranks.wait(std::chrono::minutes(4)), 0) << ranks.err();
   int seen = 0;
   std::istringstream lines(ranks.out());
   for (std::string line; std::getline(lines, line);) {
@@ -92,7 +97,7 @@ TEST_P(MeasuredPeak, AgreesWithThePlan) {
       const std::string name(to_string(kind));
       EXPECT_NEAR(
           rank["measured"][name].get<double>() / planned,
-          rank["planned"][name].get<double>() / planned, 0.05)
+          rank["planned"][name].get<double>() / planned, 0.07)
           << name;
     }
   }
@@ -101,8 +106,8 @@ TEST_P(MeasuredPeak, AgreesWithThePlan) {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const int stage : {0}) {
-    for (const std::string recompute : {"none"}) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const std::string recompute : {"none", "all"}) {
       const std::string layout = stage == 0
           ? "[layout]\ndp = 2\n"
           : "[layout]\nfsdp = 2\n[shard]\nstage = " + std::to_string(stage) +

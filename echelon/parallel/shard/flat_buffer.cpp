@@ -143,6 +143,7 @@ void FlatBuffer::make_master(const Tensor& flat) {
   } else if (around_.keeps_whole() && compute_ == dtype_) {
     shares_memory_ = true;
     master_ = own_whole_;
+    set_memory_kind(whole_.tensor(), MemoryKind::parameters);
   } else {
     master_ = own.clone();
   }
