@@ -26,7 +26,7 @@ void add_job_arguments(CLI::App& app, JobArguments& arguments, bool ranks) {
     app.add_option(
            "--layout",
            arguments.overrides.layout,
-           "degrees of the mesh, as dp=2; replaces [layout]")
+           "degrees of the mesh, as dp=2 or fsdp=2,tp=2; replaces [layout]")
         ->type_name("AXIS=DEGREE,…");
     app.add_option(
            "--ranks",
