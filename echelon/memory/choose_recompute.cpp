@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "echelon/error.h"
+
 namespace echelon {
 namespace {
 
@@ -89,6 +91,10 @@ RecomputeChoice least_kept(const std::vector<RecomputeCost>& layers) {
   return result;
 }
 
+std::string mebibytes(int64_t bytes) {
+  return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB";
+}
+
 }  // namespace
 
 std::string to_string(Recompute recompute) {
@@ -123,6 +129,39 @@ RecomputeChoice choose_recompute(
     at = state.before;
   }
   return result;
+}
+
+void keep_for_the_next(
+    std::vector<RecomputeCost>& costs, const std::vector<int64_t>& repeated) {
+  for (size_t i = 0; i + 1 < costs.size(); ++i) {
+    for (const auto choice : {Recompute::selective, Recompute::all}) {
+      costs[i].kept_bytes[static_cast<size_t>(choice)] += repeated[i + 1];
+    }
+  }
+}
+
+std::vector<Recompute> plan_recompute(
+    const MemoryOptions& options,
+    const std::vector<RecomputeCost>& costs,
+    int64_t in_flight) {
+  const auto every = [&](Recompute choice) {
+    return std::vector<Recompute>(costs.size(), choice);
+  };
+  if (options.recompute == "none") return every(Recompute::none);
+  if (options.recompute == "all") return every(Recompute::all);
+  if (options.recompute == "selective") return every(Recompute::selective);
+  const auto choice = choose_recompute(
+      costs, options.activation_bytes / std::max<int64_t>(1, in_flight));
+  if (choice.fits) return choice.layers;
+  throw ConfigError(
+      "[memory] activation_bytes=" + std::to_string(options.activation_bytes) +
+      " (" + mebibytes(options.activation_bytes) + ") for " +
+      std::to_string(in_flight) +
+      " microbatches that wait for their backward, but when every layer is "
+      "computed again their inputs alone are " +
+      mebibytes(choice.kept_bytes * in_flight) +
+      "; give at least that, make microbatches smaller, or keep them elsewhere "
+      "(memory.activations = \"offload\")");
 }
 
 }  // namespace echelon

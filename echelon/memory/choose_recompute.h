@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "echelon/memory/options.h"
+
 namespace echelon {
 
 /// What backward computes again of a layer: nothing; all but its matrix products
@@ -55,5 +57,25 @@ RecomputeChoice choose_recompute(
     const std::vector<RecomputeCost>& layers,
     int64_t budget_bytes,
     size_t most_states = 20000);
+
+/// Layers of a list that were counted one after the other: what a layer computes
+/// again, but the next one keeps as well, stays for the next one.
+///
+///   repeated  by layer: what it keeps that an earlier one counts
+///             (LayerCost::repeated_bytes of the list as it is)
+void keep_for_the_next(
+    std::vector<RecomputeCost>& costs, const std::vector<int64_t>& repeated);
+
+/// The choice of each layer. With recompute = "budget" activation_bytes are for
+/// `in_flight` microbatches that wait for their backward at once.
+///
+///   costs  of the layers that this rank has, one for each; read for "budget"
+///
+/// Throws ConfigError when activation_bytes are too few even if everything is
+/// computed again; it names the least, and what else would help.
+std::vector<Recompute> plan_recompute(
+    const MemoryOptions& options,
+    const std::vector<RecomputeCost>& costs,
+    int64_t in_flight = 1);
 
 }  // namespace echelon

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "echelon/error.h"
 #include "echelon/memory/activation_storage.h"
 
 namespace echelon {
@@ -27,10 +26,6 @@ LayerForward recomputed_as(
     LayerForward forward) {
   if (choice == Recompute::none) return forward;
   return recomputed(std::move(forward), options_of(choice, name, module));
-}
-
-std::string mebibytes(int64_t bytes) {
-  return std::to_string((bytes + (1 << 20) - 1) >> 20) + " MiB";
 }
 
 }  // namespace
@@ -77,39 +72,16 @@ std::vector<RecomputeCost> recompute_costs(
       const auto number = static_cast<size_t>(choice);
       costs[i].name = counts[i].name;
       costs[i].kept_bytes[number] = counts[i].activation_bytes;
+      // The batch is there anyway.
+      if (i == 0) costs[i].kept_bytes[number] -= counts[i].kept_input_bytes;
       costs[i].again_flops[number] = std::max(
           0.0, counts[i].backward_flops - plain[i].backward_flops);
-      // What this layer and the next one would both keep stays for the next.
-      if (choice != Recompute::none && i + 1 < layers.size()) {
-        costs[i].kept_bytes[number] += plain[i + 1].repeated_bytes;
-      }
     }
   }
+  std::vector<int64_t> repeated;
+  for (const auto& cost : plain) repeated.push_back(cost.repeated_bytes);
+  keep_for_the_next(costs, repeated);
   return costs;
-}
-
-std::vector<Recompute> plan_recompute(
-    const MemoryOptions& options,
-    const std::vector<RecomputeCost>& costs,
-    int64_t in_flight) {
-  const auto every = [&](Recompute choice) {
-    return std::vector<Recompute>(costs.size(), choice);
-  };
-  if (options.recompute == "none") return every(Recompute::none);
-  if (options.recompute == "all") return every(Recompute::all);
-  if (options.recompute == "selective") return every(Recompute::selective);
-  const auto choice = choose_recompute(
-      costs, options.activation_bytes / std::max<int64_t>(1, in_flight));
-  if (choice.fits) return choice.layers;
-  throw ConfigError(
-      "[memory] activation_bytes=" + std::to_string(options.activation_bytes) +
-      " (" + mebibytes(options.activation_bytes) + ") for " +
-      std::to_string(in_flight) +
-      " microbatches that wait for their backward, but when every layer is "
-      "computed again their inputs alone are " +
-      mebibytes(choice.kept_bytes * in_flight) +
-      "; give at least that, make microbatches smaller, or keep them elsewhere "
-      "(memory.activations = \"offload\")");
 }
 
 struct LayerMemory::Impl {

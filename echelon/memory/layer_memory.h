@@ -34,18 +34,6 @@ namespace echelon {
 std::vector<RecomputeCost> recompute_costs(
     const LayerList& layers, const std::vector<TensorSpec>& inputs);
 
-/// The choice of each layer. With recompute = "budget" activation_bytes are for
-/// `in_flight` microbatches that wait for their backward at once.
-///
-///   costs  of the layers that this rank has, one for each; read for "budget"
-///
-/// Throws ConfigError when activation_bytes are too few even if everything is
-/// computed again; it names the least, and what else would help.
-std::vector<Recompute> plan_recompute(
-    const MemoryOptions& options,
-    const std::vector<RecomputeCost>& costs,
-    int64_t in_flight = 1);
-
 /// One for all layers of a rank. A value; copies share it.
 class LayerMemory {
  public:

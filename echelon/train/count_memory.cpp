@@ -8,7 +8,7 @@
 #include "echelon/comm/unsent_calls.h"
 #include "echelon/error.h"
 #include "echelon/layout/partition.h"
-#include "echelon/memory/recompute.h"
+#include "echelon/memory/layer_memory.h"
 #include "echelon/models/ties.h"
 #include "echelon/train/model_cut.h"
 #include "echelon/train/objective.h"
@@ -74,23 +74,11 @@ LayerList with_loss(
   return all;
 }
 
-// Each layer but the loss with forward once more in backward.
-LayerList computed_again(
-    const LayerList& layers, const std::vector<std::string>& keep) {
-  LayerList again;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    LayerDefinition layer = layers[i];
-    if (i + 1 < layers.size()) {
-      layer.build = [keep, name = layer.name, build = layer.build] {
-        BuiltLayer built = build();
-        built.forward = recomputed(built.forward, {.keep = keep, .name = name});
-        return built;
-      };
-    }
-    again.add_definition(std::move(layer));
-  }
-  for (const auto& tie : layers.ties()) again.tie(tie.first, tie.second);
-  return again;
+// Each layer but the loss computed again in backward, in this way.
+LayerList computed_again(const LayerList& layers, Recompute choice) {
+  std::vector<Recompute> choices(layers.size(), choice);
+  choices.back() = Recompute::none;
+  return with_recompute(layers, choices);
 }
 
 Calls summed(const std::vector<UnsentCall>& calls) {
@@ -263,8 +251,8 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
     }
   };
   fill(0, plain);
-  fill(1, count(computed_again(layers, matrix_products()), inputs, compute));
-  fill(2, count(computed_again(layers, {}), inputs, compute));
+  fill(1, count(computed_again(layers, Recompute::selective), inputs, compute));
+  fill(2, count(computed_again(layers, Recompute::all), inputs, compute));
   join_ties(model, list, plain.costs);
   return model;
 }

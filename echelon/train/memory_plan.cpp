@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <utility>
 
 #include "echelon/layout/mesh.h"
@@ -141,6 +142,23 @@ const RankPlan& MemoryPlan::largest() const {
       });
 }
 
+std::vector<RecomputeCost> recompute_costs(const MemoryModel& model) {
+  std::vector<RecomputeCost> costs;
+  std::vector<int64_t> repeated;
+  for (size_t i = 0; i + 1 < model.layers.size(); ++i) {
+    const auto& layer = model.layers[i];
+    RecomputeCost cost{.name = layer.name, .again_flops = layer.again_flops};
+    for (const auto choice : kRecomputes) {
+      const auto number = static_cast<size_t>(choice);
+      cost.kept_bytes[number] = layer.use[number].kept_bytes;
+    }
+    costs.push_back(std::move(cost));
+    repeated.push_back(layer.use[0].repeated_bytes);
+  }
+  keep_for_the_next(costs, repeated);
+  return costs;
+}
+
 bool gathers_once(const MemoryModel& model, const Job& job) {
   const bool cut = job.layout.dp_shard > 1 && job.shard.stage == 3;
   if (!cut && job.memory.offload != "parameters") return false;
@@ -239,6 +257,36 @@ explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes) {
       "; most of it are " + std::string(to_string(kind)) + ", " +
       format_bytes(rank.peak[kind]);
   return text + help_of(advise(model, job), limit_bytes);
+}
+
+std::string explain_host_memory(
+    const MemoryModel& model,
+    const Job& job,
+    const std::vector<int>& ranks,
+    int64_t available_bytes) {
+  const bool activations = job.memory.activations == "offload";
+  if (job.memory.offload == "none" && !activations) return {};
+  const std::set<int> here(ranks.begin(), ranks.end());
+  int64_t needed = 0;
+  for (const auto& plan : plan_memory(model, job).ranks) {
+    const int64_t each =
+        plan.host_bytes + (model.host_is_device ? plan.peak.total() : 0);
+    needed += each * std::count_if(
+                         plan.ranks.begin(), plan.ranks.end(),
+                         [&](int rank) { return here.contains(rank); });
+  }
+  if (needed <= available_bytes) return {};
+  const std::string what = job.memory.offload == "none"
+      ? "activations = \"offload\""
+      : "offload = \"" + job.memory.offload + "\"";
+  return "[memory] " + what + ": " +
+         (ranks.size() == 1 ? "rank " + std::to_string(ranks.front()) + " needs "
+                            : "the " + std::to_string(ranks.size()) +
+                                  " ranks of this host need ") +
+         format_bytes(needed) + " of its memory, " +
+         format_bytes(available_bytes) +
+         " are available; offload less, let fewer ranks share a host, or cut the "
+         "parameters over more of them (--layout fsdp=N)";
 }
 
 }  // namespace echelon

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/memory/choose_recompute.h"
 #include "echelon/memory/memory_kind.h"
 #include "echelon/schedule/schedule.h"
 #include "echelon/train/job.h"
@@ -98,7 +99,12 @@ struct MemoryPlan {
   const RankPlan& largest() const;
 };
 
+/// Throws ConfigError as plan_recompute does.
 MemoryPlan plan_memory(const MemoryModel& model, const Job& job);
+
+/// What each layer keeps, and computes again, in each of the three ways: what the
+/// trainer and the plan choose by. Of all layers but the loss.
+std::vector<RecomputeCost> recompute_costs(const MemoryModel& model);
 
 /// Whether gathered parameters stay until the step's end: [shard] gather, where
 /// "auto" keeps them in a pipeline whose ranks fit memory.limit_bytes so.
@@ -119,6 +125,15 @@ std::vector<Advice> advise(const MemoryModel& model, const Job& job);
 /// is, and what would help by how much; a few lines. Empty when it fits.
 std::string
 explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes);
+
+/// For a job that offloads: what these ranks, all of one host, need of its memory,
+/// when that is more than `available_bytes`; with what can be done. Empty when it is
+/// enough, and when nothing is offloaded.
+std::string explain_host_memory(
+    const MemoryModel& model,
+    const Job& job,
+    const std::vector<int>& ranks,
+    int64_t available_bytes);
 
 /// For a rank that ran out of memory: which kind it is, what the plan said, and what
 /// would help by how much.

@@ -6,7 +6,6 @@
 #include <set>
 #include <utility>
 
-#include "echelon/memory/choose_recompute.h"
 #include "echelon/schedule/memory.h"
 
 namespace echelon::detail {
@@ -677,36 +676,23 @@ std::vector<size_t> recompute_choices(
   std::vector<size_t> choices(model.layers.size(), none);
   const auto& options = job.memory;
   if (options.recompute == "none") return choices;
+  const auto all = recompute_costs(model);
   std::vector<size_t> own;
+  std::vector<RecomputeCost> costs;
   for (const int32_t stage : model.schedule.stages_of(pipeline_rank)) {
     const auto at = static_cast<size_t>(stage);
     for (size_t i = model.boundaries[at]; i < model.boundaries[at + 1]; ++i) {
-      if (i + 1 < model.layers.size()) own.push_back(i);  // not the loss
+      if (i == all.size()) continue;  // the loss
+      own.push_back(i);
+      costs.push_back(all[i]);
     }
-  }
-  if (options.recompute != "budget") {
-    const auto choice = static_cast<size_t>(
-        options.recompute == "all" ? Recompute::all : Recompute::selective);
-    for (const size_t layer : own) choices[layer] = choice;
-    return choices;
-  }
-  std::vector<RecomputeCost> costs;
-  for (const size_t layer : own) {
-    const auto& one = model.layers[layer];
-    RecomputeCost cost{.name = one.name};
-    for (size_t i = 0; i < one.use.size(); ++i) {
-      cost.kept_bytes[i] = one.use[i].kept_bytes;
-      cost.again_flops[i] = one.again_flops[i];
-    }
-    costs.push_back(cost);
   }
   const auto stored = stored_activations(model.schedule);
-  const int64_t in_flight =
-      std::max(1, stored.ranks[static_cast<size_t>(pipeline_rank)]);
-  const auto choice =
-      choose_recompute(costs, options.activation_bytes / in_flight);
+  const auto chosen = plan_recompute(
+      options, costs,
+      std::max(1, stored.ranks[static_cast<size_t>(pipeline_rank)]));
   for (size_t i = 0; i < own.size(); ++i) {
-    choices[own[i]] = static_cast<size_t>(choice.layers[i]);
+    choices[own[i]] = static_cast<size_t>(chosen[i]);
   }
   return choices;
 }

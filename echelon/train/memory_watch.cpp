@@ -1,8 +1,11 @@
 #include "echelon/train/memory_watch.h"
 
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "echelon/error.h"
+#include "echelon/memory/host_memory.h"
 #include "echelon/train/count_memory.h"
 
 namespace echelon {
@@ -26,9 +29,25 @@ MemoryWatch::MemoryWatch(
       pipeline_rank_(groups.along(Axis::pp).rank()),
       limit_bytes_(job.memory.limit_bytes),
       meter_(world.device()) {
+  if (job.memory.offload != "none" || job.memory.activations == "offload") {
+    check_host(world);
+  }
   if (job.train.timeline_steps == 0 && limit_bytes_ == 0) return;
   meter_.limit(limit_bytes_);
   counting_ = meter_.count();
+}
+
+void MemoryWatch::check_host(const World& world) const {
+  const auto available = available_host_bytes();
+  if (available) {
+    std::vector<int> ranks(static_cast<size_t>(world.local_size()));
+    std::iota(ranks.begin(), ranks.end(), world.rank() - world.local_rank());
+    const std::string excess = explain_host_memory(
+        count_memory(job_, source_), job_, ranks, *available);
+    if (!excess.empty()) throw ConfigError(excess);
+  }
+  // A rank that is late must not see what the others have taken by then.
+  world.group().barrier({.label = "host memory"});
 }
 
 void MemoryWatch::begin_step(const Recorder& recorder) {

@@ -18,9 +18,12 @@
 
 namespace echelon {
 
-/// Made by the thread that trains, before the model. What it is given outlives it.
+/// Made by the thread that trains, before the model, on every rank of the world at
+/// once. What it is given outlives it.
 class MemoryWatch {
  public:
+  /// Throws ConfigError when what is to be offloaded is more than this host has
+  /// left.
   MemoryWatch(
       const Job& job,
       const ModelSource& source,
@@ -46,6 +49,7 @@ class MemoryWatch {
   RankMemory measured();
 
  private:
+  void check_host(const World& world) const;
   [[noreturn]] void
   fail(const std::string& place, const c10::OutOfMemoryError& error);
   void end_samples();

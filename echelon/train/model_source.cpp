@@ -68,8 +68,7 @@ void list_tensors(ModelSource& source, const std::string& dtype) {
   }
 }
 
-}  // namespace
-
+// The same layers, built with parameters of this dtype.
 LayerList in_dtype(const LayerList& given, torch::Dtype dtype) {
   LayerList layers;
   for (LayerDefinition definition : given.layers()) {
@@ -84,17 +83,12 @@ LayerList in_dtype(const LayerList& given, torch::Dtype dtype) {
   return layers;
 }
 
+}  // namespace
+
 torch::Dtype compute_dtype(const Job& job) {
   if (job.precision.compute == "bf16") return torch::kBFloat16;
   if (job.precision.compute == "fp16") return torch::kHalf;
   return dtype_of(job.model.dtype);
-}
-
-int64_t microbatch_samples(const Job& job) {
-  const int64_t passes =
-      job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
-  return std::max<int64_t>(
-      1, job.train.batch / (job.layout.data_degree() * passes));
 }
 
 torch::Dtype dtype_of(const std::string& name) {

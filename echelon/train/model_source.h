@@ -61,15 +61,8 @@ bool counts_units(const Dataset& dataset);
 /// data is text): then batches have keys.
 bool draws_masks(const Job& job, const SampleSpec& sample);
 
-/// The same layers, built with parameters of this dtype.
-LayerList in_dtype(const LayerList& layers, torch::Dtype dtype);
-
 /// Of forward and backward: [precision] compute, or [model] dtype.
 torch::Dtype compute_dtype(const Job& job);
-
-/// Samples of one pass over this rank's parameters: a microbatch, or the piece of
-/// an accumulated batch; 1 at least.
-int64_t microbatch_samples(const Job& job);
 
 /// A batch of so many samples, as the model's first layer takes it in job.layout.
 std::vector<TensorSpec>

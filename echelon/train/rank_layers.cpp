@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "echelon/parallel/data/coalesced.h"
+#include "echelon/train/count_memory.h"
 
 namespace echelon {
 namespace {
@@ -44,17 +45,9 @@ std::optional<LayerMemory> layer_memory(
   }
   std::vector<RecomputeCost> own;
   if (job.memory.recompute == "budget") {
-    // As the first tensor-parallel rank has them, so that all of its group choose
-    // the same.
-    const auto layers = in_dtype(
-        source.cut({Group::silent("tp", 0, static_cast<int>(job.layout.tp)),
-                    job.tensor}),
-        compute_dtype(job));
-    auto inputs = input_specs(job, source, microbatch_samples(job));
-    for (auto& input : inputs) {
-      if (c10::isFloatingType(input.dtype)) input.dtype = compute_dtype(job);
-    }
-    const auto costs = recompute_costs(layers, inputs);
+    // As the plan has them: of the first tensor-parallel rank and the largest
+    // microbatch, so that all ranks of a layer choose the same.
+    const auto costs = recompute_costs(count_memory(job, source));
     for (const auto& [begin, end] : slices) {
       own.insert(
           own.end(), costs.begin() + static_cast<std::ptrdiff_t>(begin),

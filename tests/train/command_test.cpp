@@ -52,6 +52,28 @@ TEST(Verify, ADifferenceIsTheLastWord) {
   EXPECT_EQ(differ.err(), "");
 }
 
+// ------------------------------------------------------------------- memory
+
+// A model that no host of this kind has room for: refused before it is built.
+TEST(Memory, OffloadToAHostThatHasTooLittleIsRefused) {
+  TempFolder folder;
+  std::ofstream(folder.path() + "/text.txt") << std::string(5000, 'a');
+  std::ofstream(folder.path() + "/job.toml")
+      << "[model]\nname = \"gpt\"\nlayers = 96\nhidden_size = 12288\nheads = 96\n"
+         "max_positions = 64\n"
+         "[data]\nname = \"text\"\nsources = [\"" << folder.path()
+      << "/text.txt\"]\n"
+         "tokenizer = \"bytes\"\nsequence = 64\n[layout]\nfsdp = 2\n"
+         "[memory]\noffload = \"parameters\"\n[train]\nsteps = 1\nbatch = 2\n"
+         "run = \"" << folder.path() << "/run\"\n";
+  Command job({kEchelon, "train", folder.path() + "/job.toml", "-n", "2"});
+  EXPECT_EQ(job.wait(), 2);
+  EXPECT_THAT(
+      job.err(),
+      HasSubstr("[memory] offload = \"parameters\": the 2 ranks of this host "
+                "need "));
+}
+
 // ---------------------------------------------------------------- precision
 
 TEST(Precision, OverflowsWithoutEndEndTheRun) {

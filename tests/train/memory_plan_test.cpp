@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "echelon/train/memory_plan_text.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace {
@@ -115,6 +116,27 @@ TEST(MemoryPlan, ABudgetChoosesLayers) {
   EXPECT_LE(plan.peak[MemoryKind::activations], 280);
 }
 
+// A layer's result that the next one keeps is not freed by computing it again.
+TEST(MemoryPlan, WhatTheNextLayerKeepsStays) {
+  auto model = model_of(3);
+  model.layers[1].use[0].repeated_bytes = 7;
+  model.layers.back().use[0].repeated_bytes = 9;  // the loss is no layer
+  const auto costs = recompute_costs(model);
+  ASSERT_EQ(costs.size(), 3u);
+  EXPECT_EQ(costs[0].kept_bytes, (std::array<int64_t, 3>{100, 47, 17}));
+  EXPECT_EQ(costs[1].kept_bytes, (std::array<int64_t, 3>{100, 40, 10}));
+  EXPECT_EQ(costs[2].kept_bytes, (std::array<int64_t, 3>{100, 40, 10}));
+}
+
+TEST(MemoryPlan, ABudgetThatNothingFitsIsRefusedAsTheTrainerDoes) {
+  Job job;
+  job.memory.recompute = "budget";
+  job.memory.activation_bytes = 39;
+  EXPECT_THAT(
+      error_text([&] { plan_memory(model_of(4), job); }),
+      HasSubstr("[memory] activation_bytes=39"));
+}
+
 TEST(MemoryPlan, StagesOfShardingCutMoreAndMore) {
   const auto model = model_of(8);
   Job job;
@@ -221,7 +243,8 @@ TEST(MemoryPlan, AdviceComesBestFirstAndHelps) {
   ASSERT_GE(advice.size(), 3u);
   for (size_t i = 0; i < advice.size(); ++i) {
     EXPECT_EQ(advice[i].peak_bytes + advice[i].saves_bytes, now);
-    if (i > 0) EXPECT_GE(advice[i - 1].saves_bytes, advice[i].saves_bytes);
+    if (i == 0) continue;
+    EXPECT_GE(advice[i - 1].saves_bytes, advice[i].saves_bytes);
   }
   const std::string text = explain_limit(model, job, now - 1000);
   EXPECT_THAT(text, HasSubstr("rank 0 needs "));
@@ -229,6 +252,39 @@ TEST(MemoryPlan, AdviceComesBestFirstAndHelps) {
   EXPECT_THAT(text, HasSubstr("memory.recompute = \"all\" saves "));
   EXPECT_EQ(explain_limit(model, job, now), "");
   EXPECT_EQ(explain_limit(model, job, 0), "");
+}
+
+TEST(MemoryPlan, OffloadNeedsItsHostsMemory) {
+  const auto model = model_of(8);
+  Job job;
+  job.layout.dp_shard = 4;
+  EXPECT_EQ(explain_host_memory(model, job, {0, 1}, 0), "");
+  job.memory.offload = "optimizer";
+  const int64_t each = plan_memory(model, job).ranks[0].host_bytes;
+  ASSERT_GT(each, 0);
+  EXPECT_EQ(explain_host_memory(model, job, {2, 3}, 2 * each), "");
+  EXPECT_THAT(
+      explain_host_memory(model, job, {2, 3}, 2 * each - 1),
+      HasSubstr("[memory] offload = \"optimizer\": the 2 ranks of this host need"));
+  EXPECT_THAT(
+      explain_host_memory(model, job, {3}, each - 1),
+      HasSubstr("rank 3 needs"));
+  job.memory = {.activations = "offload"};
+  EXPECT_THAT(
+      explain_host_memory(model, job, {0}, 0),
+      HasSubstr("[memory] activations = \"offload\": rank 0 needs"));
+}
+
+// Ranks that compute in the host's memory have all of theirs there.
+TEST(MemoryPlan, OffloadOnCpusNeedsRoomForEverything) {
+  auto model = model_of(8);
+  model.host_is_device = true;
+  Job job;
+  job.memory.offload = "parameters";
+  const auto plan = plan_memory(model, job).ranks[0];
+  const int64_t all = plan.host_bytes + plan.peak.total();
+  EXPECT_EQ(explain_host_memory(model, job, {0}, all), "");
+  EXPECT_NE(explain_host_memory(model, job, {0}, all - 1), "");
 }
 
 TEST(MemoryPlan, TextFoldsRanksThatAreAlike) {
