@@ -26,6 +26,8 @@ void bind_all(config::Document& document, Job& job) {
         job.precision);
   table("optimizer", "how the parameters change", job.optimizer);
   table("train", "the loop", job.train);
+  table("checkpoint", "when training is saved, and taken up again",
+        job.checkpoint);
   table("comm", "how ranks talk to each other", job.comm);
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/checkpoint/options.h"
 #include "echelon/comm/options.h"
 #include "echelon/config/document.h"
 #include "echelon/data/options.h"
@@ -32,6 +33,7 @@ struct Job {
   PrecisionOptions precision;
   OptimizerOptions optimizer;
   TrainOptions train;
+  CheckpointOptions checkpoint;
   CommOptions comm;
   /// Who set what: errors and `config show` ask it. Empty when a program filled
   /// the options by itself.

@@ -55,6 +55,11 @@ TrainingState::TrainingState(
   model_->set_gradient_scale(scaler_.scale());
 }
 
+void TrainingState::load_loss_scale(const LossScaler::State& state) {
+  scaler_.load_state(state);
+  model_->set_gradient_scale(scaler_.scale());
+}
+
 // Whether all gradients are finite.
 bool TrainingState::unscale() {
   std::vector<torch::Tensor> gradients;

@@ -39,7 +39,12 @@ class TrainingState {
       const Job& job, const ModelPlace& place, int64_t total_steps);
 
   ParallelModel& model() { return *model_; }
+  const ParallelModel& model() const { return *model_; }
+  Optimizer& optimizer() { return *optimizer_; }
   const Optimizer& optimizer() const { return *optimizer_; }
+  const LossScaler& loss_scaler() const { return scaler_; }
+  /// Of a checkpoint; the model goes on with its scale.
+  void load_loss_scale(const LossScaler::State& state);
 
   /// Divides gradients by the loss scale, clips (when asked to), sets the
   /// schedule's learning rate for `step` (from 0) and updates. Measuring the
