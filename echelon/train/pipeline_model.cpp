@@ -240,7 +240,8 @@ size_t PipelineModel::slice_of(int32_t stage) const {
 void PipelineModel::begin_step() {
   layers_.sync_buffers();
   if (auto* units = layers_.units()) {
-    units->begin_backward({.last = false, .keep_whole = gather_once_});
+    // Until before_gradients() says whose gradients come nothing is reduced.
+    units->begin_backward({.last = false, .keep_whole = true});
   }
   for (auto& [parallel, local] : replicas_) {
     parallel->sync_buffers();

@@ -251,6 +251,55 @@ TEST_P(FullySharded, Accumulates) {
   expect_parity({2}, {.stage = GetParam(), .microbatches = 3, .no_sync = true});
 }
 
+// Nothing is sent by a backward inside, and each unit's sum once after it.
+TEST_P(FullySharded, NoSyncSendsNothing) {
+  Ranks{2}.run([&](World& world) {
+    auto net = make_net();
+    FullyShardedOptions options{
+        .shard = world.group(), .units = {"blocks.*", "head"}};
+    options.sharding.shard.stage = GetParam();
+    FullyShardedDataParallel<UserNetImpl> sharded(net.ptr(), options);
+    const auto reductions = [&] {
+      std::map<std::string, int> counts;
+      for (const auto& record : world.history().snapshot()) {
+        if (record.label.starts_with("reduce ")) ++counts[record.label];
+      }
+      return counts;
+    };
+    for (int microbatch = 0; microbatch < 2; ++microbatch) {
+      const auto no_sync = sharded.no_sync();
+      loss_sum(sharded(rows_of(0, microbatch), true)).backward();
+      EXPECT_TRUE(reductions().empty());
+    }
+    loss_sum(sharded(rows_of(0, 2), true)).backward();
+    const auto counts = reductions();
+    EXPECT_EQ(counts.size(), 5U);  // three blocks, the head, the rest
+    for (const auto& [label, count] : counts) EXPECT_EQ(count, 1) << label;
+  });
+}
+
+TEST(FullySharded, BuffersAreThoseOfTheFirstRank) {
+  for (const bool broadcast : {true, false}) {
+    Ranks{4}.run([&](World& world) {
+      const bool first = world.rank() % 2 == 0;
+      const int base = world.rank() / 2 * 2;
+      auto net = make_net();
+      const Tensor calls = net->named_buffers()["calls"];
+      calls.fill_(1 + world.rank());
+      const FullyShardedModule sharded(
+          *net, {.shard = world.new_group("dp_shard", {base, base + 1}),
+                 .replicate = world.new_group(
+                     "dp_replicate",
+                     first ? std::vector{0, 2} : std::vector{1, 3}),
+                 .units = {"*"},
+                 .broadcast_values = broadcast});
+      EXPECT_EQ(
+          calls.item<float>(),
+          broadcast ? 1 : static_cast<float>(1 + world.rank()));
+    });
+  }
+}
+
 TEST_P(FullySharded, Frozen) {
   expect_parity({2}, {.stage = GetParam(), .frozen = true});
 }

@@ -358,6 +358,33 @@ TEST(Collectives, GatheredAhead) {
   });
 }
 
+// Whatever the depth, as far as the bytes reach.
+TEST(Collectives, GatheredAheadUpToALimit) {
+  Plan plan = with_stage(3);
+  plan.options.shard.prefetch = 100;
+  Ranks{2}.run([&](World& world) {
+    const auto gathers_of_fc1 = [&](int64_t prefetch_bytes) {
+      Plan mine = plan;
+      mine.options.shard.prefetch_bytes = prefetch_bytes;
+      Cut cut(build(mine), world.group(), Group::alone("dp_replicate"), mine);
+      const uint64_t from = world.history().count();
+      cut.forwards[0]({rows_of(mine, 0, 0)});
+      return labels_since(world, from).size();
+    };
+    int64_t next = 0, two = 0;  // bytes of fc2, and of fc3 as well
+    {
+      const Cut cut(
+          build(plan), world.group(), Group::alone("dp_replicate"), plan);
+      next = cut.units.bytes()[1].gathered;
+      two = next + cut.units.bytes()[2].gathered;
+    }
+    EXPECT_EQ(gathers_of_fc1(0), 6U);  // no limit: all
+    EXPECT_EQ(gathers_of_fc1(two), 3U);
+    EXPECT_EQ(gathers_of_fc1(two - 1), 2U);
+    EXPECT_EQ(gathers_of_fc1(next - 1), 1U);
+  });
+}
+
 // Layers in another order than they were added, some twice: from the second step
 // on nothing is gathered in vain.
 TEST(Collectives, OrderIsLearned) {
@@ -580,6 +607,30 @@ TEST(AfterUpdate, OfASkippedStep) {
   }
 }
 
+// What is kept whole is on its way before the next forward asks for it.
+TEST(AfterUpdate, GathersWhatIsKept) {
+  for (const int stage : {1, 2, 3}) {
+    Plan plan = with_stage(stage);
+    plan.prepare = [](Network& network) {
+      network.named_parameters()["fc3.weight"].set_requires_grad(false);
+    };
+    Ranks{2}.run([&](World& world) {
+      Cut cut(build(plan), world.group(), Group::alone("dp_replicate"), plan);
+      forward_backward(cut, plan, world, 0);
+      const uint64_t from = world.history().count();
+      cut.units.after_update();
+      Counts expected;
+      if (stage < 3) {
+        for (const char* name : {"fc1", "fc2", "fc3", "norm", "fc4", "fc5"}) {
+          expected["gather " + std::string(name)] = 1;
+        }
+      }
+      // A frozen parameter is not sent again.
+      EXPECT_EQ(labels_since(world, from), expected) << stage;
+    });
+  }
+}
+
 // Who holds gathered parameters over an update sees the new ones.
 TEST(AfterUpdate, OfGatheredParameters) {
   for (const int stage : {1, 3}) {
@@ -658,6 +709,101 @@ TEST(Memory, OfAStep) {
       // And the first layer's, which is small.
       EXPECT_LE(whole, (3 + prefetch) * unit + unit / 2);
     });
+  }
+}
+
+// A unit whose gradients are complete is freed, and none is gathered for a
+// forward that comes after an update.
+TEST(Memory, NothingIsGatheredWhenBackwardEnds) {
+  for (const int64_t prefetch : {0, 1, 3}) {
+    Plan plan = with_stage(3);
+    plan.options.shard.prefetch = prefetch;
+    plan.microbatches = 2;
+    Ranks{2}.run([&](World& world) {
+      Cut cut(build(plan), world.group(), Group::alone("dp_replicate"), plan);
+      for (int step = 0; step < 3; ++step) {
+        forward_backward(cut, plan, world, step);
+        for (const auto& item : cut.network->named_parameters()) {
+          EXPECT_EQ(item.value().storage().data(), nullptr)
+              << item.key() << " step " << step << " prefetch " << prefetch;
+        }
+        cut.units.after_update();
+      }
+    });
+  }
+}
+
+// Blocks for what steps do not need go back: all units were gathered once.
+TEST(Memory, OfAllUnitsGoesBack) {
+  Ranks{2}.run([&](World& world) {
+    Plan plan = with_stage(3);
+    plan.list = LayerList();
+    // Of one size.
+    for (int i = 0; i < 6; ++i) {
+      nets::add_linear(plan.list, "fc" + std::to_string(i), 6, 6);
+    }
+    MemoryMeter meter;
+    const auto counting = meter.count();
+    Cut cut(build(plan), world.group(), Group::alone("dp_replicate"), plan);
+    const int64_t unit = cut.units.bytes()[0].gathered;
+    const int64_t shards = 6 * cut.units.bytes()[0].shard;
+    {
+      const auto all = cut.units.gather();
+      EXPECT_EQ(meter.now()[MemoryKind::gathered], 6 * unit);
+    }
+    for (int step = 0; step < 2; ++step) {
+      forward_backward(cut, plan, world, step);
+      cut.units.after_update();
+    }
+    const auto kept = meter.now();
+    // Two that are gathered and two flat gradients come with the next step.
+    EXPECT_LE(
+        kept[MemoryKind::gathered] + kept[MemoryKind::gradients],
+        shards + 4 * unit);
+  });
+}
+
+// What offload leaves between two steps: of masters in float64 and layers that
+// compute in float32.
+TEST(Memory, OfOffloadBetweenSteps) {
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    Plan plan = with_stage(stage);
+    plan.options.compute = torch::kFloat32;
+    plan.around = [](Forward forward) {
+      return [forward](const Tensors& inputs) {
+        return forward({inputs[0].to(torch::kFloat32)});
+      };
+    };
+    const auto kept = [&](bool optimizer, bool shards) {
+      MemoryByKind kept;
+      std::mutex mutex;
+      plan.options.offload_optimizer = optimizer;
+      plan.options.offload_shards = shards;
+      Ranks{2}.run([&](World& world) {
+        MemoryMeter meter;
+        const auto counting = meter.count();
+        Cut cut(build(plan), world.group(), Group::alone("dp_replicate"), plan);
+        forward_backward(cut, plan, world, 0);
+        cut.units.after_update();
+        const std::lock_guard lock(mutex);
+        if (world.rank() == 0) kept = meter.now();
+      });
+      return kept;
+    };
+    const auto here = kept(false, false);
+    const int64_t masters = here[MemoryKind::parameters];
+    const auto optimizer = kept(true, false);
+    const auto shards = kept(true, true);
+    if (stage == 3) {
+      // With a copy in the compute dtype, or without.
+      EXPECT_EQ(optimizer[MemoryKind::parameters], masters + masters / 2);
+    } else {
+      EXPECT_EQ(optimizer[MemoryKind::parameters], masters);
+      EXPECT_EQ(optimizer[MemoryKind::gathered], masters);
+    }
+    EXPECT_EQ(shards[MemoryKind::parameters], masters);
+    EXPECT_LT(shards[MemoryKind::gathered], masters);
   }
 }
 

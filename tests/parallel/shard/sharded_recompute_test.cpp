@@ -203,6 +203,15 @@ TEST_P(Halves, OfTwoStages) {
       expect_parts(
           "gradient of", expected.gradients[0], cut.units, world.group(),
           Which::gradients, kTolerance);
+      // A stage's backward reduces its own units.
+      std::map<std::string, int> counts;
+      for (const auto& record : world.history().snapshot()) {
+        if (record.label.starts_with("reduce ")) ++counts[record.label];
+      }
+      EXPECT_EQ(counts.size(), ranks == 1 ? 0U : 6U);
+      for (const auto& [label, count] : counts) {
+        EXPECT_EQ(count, GetParam() == 1 ? 1 : 2) << label;
+      }
     });
   }
 }
