@@ -24,6 +24,12 @@ struct CheckpointPlace {
   int64_t step = 0;
 };
 
+/// Where the checkpoint of a step is, and where it is while it is written.
+std::filesystem::path
+checkpoint_path(const std::filesystem::path& folder, int64_t step);
+std::filesystem::path
+partial_checkpoint(const std::filesystem::path& folder, int64_t step);
+
 /// All of them, the newest (by step) first. Empty when there is no such folder.
 /// Those whose name or manifest is missing are no checkpoints; nothing is read.
 std::vector<CheckpointPlace>
