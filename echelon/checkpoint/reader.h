@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -55,6 +56,10 @@ struct Damage {
 
 /// Reads all of a checkpoint, and says what is wrong. Throws CheckpointError when
 /// the manifest itself cannot be trusted.
-std::vector<Damage> verify_checkpoint(const std::string& folder);
+///
+///   progress  called now and then with the bytes of files that are done
+std::vector<Damage> verify_checkpoint(
+    const std::string& folder,
+    const std::function<void(int64_t)>& progress = {});
 
 }  // namespace echelon
