@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/models/computing_device.h"
 #include "echelon/models/meta_mode.h"
 #include "echelon/models/operator_flops.h"
 
@@ -457,6 +458,7 @@ std::vector<LayerCost> count_layers(
     const LayerList& layers,
     const std::vector<TensorSpec>& inputs,
     const CountOptions& options) {
+  const CountedFor device(options.device);
   std::vector<Travelling> tensors;
   for (auto input : inputs) {
     if (options.dtype && c10::isFloatingType(input.dtype)) {

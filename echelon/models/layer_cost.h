@@ -87,6 +87,8 @@ struct CountOptions {
   /// Parameters, buffers and inputs of floating point are of this dtype, whatever
   /// the layers say; none: as they are built.
   std::optional<torch::Dtype> dtype;
+  /// Whose way of computing counts, of layers that have several.
+  torch::DeviceType device = torch::kCPU;
   /// Told when a layer has run forwards, and when it has run backwards.
   std::function<void(const std::string& layer, bool backward)> ran = nullptr;
 };

@@ -1,4 +1,5 @@
 #include "echelon/models/build.h"
+#include "echelon/models/computing_device.h"
 #include "echelon/models/layers.h"
 #include "echelon/parallel/tensor/conv.h"
 
@@ -9,7 +10,8 @@ namespace {
 // channels of a pixel lie together, if freed memory is kept (else about the
 // same); pooling and ReLU keep that order. Residual networks gain nothing.
 torch::Tensor with_channels_last(const torch::Tensor& x) {
-  const bool faster = x.is_cpu() && x.scalar_type() == torch::kFloat32;
+  const bool faster = computing_device(x) == torch::kCPU &&
+                      x.scalar_type() == torch::kFloat32;
   return faster ? x.contiguous(at::MemoryFormat::ChannelsLast) : x;
 }
 

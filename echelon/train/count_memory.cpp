@@ -106,11 +106,13 @@ struct Counted {
 Counted count(
     const LayerList& layers,
     const std::vector<TensorSpec>& inputs,
-    torch::Dtype compute) {
+    torch::Dtype compute,
+    torch::DeviceType device) {
   Counted counted;
   UnsentCalls calls;
   const CountOptions options{
       .dtype = compute,
+      .device = device,
       .ran = [&](const std::string& layer, bool backward) {
         (backward ? counted.backward : counted.forward)[layer] =
             summed(calls.take());
@@ -219,7 +221,8 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
   const auto inputs = input_specs(job, source, samples);
   const auto compute = compute_dtype(job);
 
-  const Counted plain = count(layers, inputs, compute);
+  const auto device = torch::cuda::is_available() ? torch::kCUDA : torch::kCPU;
+  const Counted plain = count(layers, inputs, compute, device);
   MemoryModel model;
   model.schedule =
       job.layout.pp > 1 ? pipeline_schedule(job) : one_stage(passes);
@@ -231,7 +234,7 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
   model.compute_bytes = static_cast<int64_t>(c10::elementSize(compute));
   model.num_parameters = source.num_parameters();
   model.batch_bytes = batch_bytes(job, source);
-  model.host_is_device = !torch::cuda::is_available();
+  model.host_is_device = device == torch::kCPU;
 
   for (const auto& cost : plain.costs) {
     model.layers.push_back(planned(cost));
@@ -251,8 +254,11 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
     }
   };
   fill(0, plain);
-  fill(1, count(computed_again(layers, Recompute::selective), inputs, compute));
-  fill(2, count(computed_again(layers, Recompute::all), inputs, compute));
+  const auto again = [&](Recompute choice) {
+    return count(computed_again(layers, choice), inputs, compute, device);
+  };
+  fill(1, again(Recompute::selective));
+  fill(2, again(Recompute::all));
   join_ties(model, list, plain.costs);
   return model;
 }

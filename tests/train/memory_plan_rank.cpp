@@ -57,11 +57,18 @@ int64_t bytes_of_peers() {
 
 Batch random_batch(const Job& job, const ModelSource& source) {
   const int64_t samples = job.train.batch / job.layout.data_degree();
+  const auto shape = [&](const std::vector<int64_t>& of_sample) {
+    std::vector<int64_t> whole = {samples};
+    whole.insert(whole.end(), of_sample.begin(), of_sample.end());
+    return whole;
+  };
+  const auto inputs = shape(source.sample.input_shape);
   Batch batch;
-  batch.inputs = torch::randint(
-      source.classes, {samples, source.sample.input_shape[0]}, torch::kInt64);
+  batch.inputs = is_text(source.sample)
+      ? torch::randint(source.classes, inputs, torch::kInt64)
+      : torch::rand(inputs);
   batch.targets = torch::randint(
-      source.classes, {samples, source.sample.input_shape[0]}, torch::kInt64);
+      source.classes, shape(source.sample.target_shape), torch::kInt64);
   batch.global_count = job.train.batch;
   return batch;
 }
@@ -78,10 +85,12 @@ void train_steps(
 // small model does what the large one will do.
 void warm_up(
     Job job, const SampleSpec& sample, World& world, const MeshGroups& groups) {
-  job.model.layers = 1;
-  job.model.hidden_size = 48;
+  job.model.layers = 4;
+  job.model.hidden_size = 16 * job.model.heads;
+  job.model.intermediate_size = 64;
   job.model.vocab_size = 320;
-  job.train.batch = job.layout.data_degree();
+  job.model.hidden = {32, 32};
+  job.train.batch = job.layout.data_degree() * 4;
   const ModelSource source = model_source(job, sample);
   TrainingState state(job, {source, world, groups}, 10);
   train_steps(state, random_batch(job, source), 0, 2);

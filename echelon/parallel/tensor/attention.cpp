@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "echelon/error.h"
+#include "echelon/models/computing_device.h"
 #include "echelon/parallel/tensor/dropout.h"
 
 namespace echelon {
@@ -279,7 +280,8 @@ Tensor ParallelAttention::with_dropout(
 Tensor ParallelAttention::for_queries(const Tensor& kv, bool fused) const {
   const int64_t queries = heads_.query.size();
   if (heads_.uniform) {
-    if (kv.size(1) == queries || (fused && kv.is_cuda())) return kv;
+    const bool as_it_is = fused && computing_device(kv) == torch::kCUDA;
+    if (kv.size(1) == queries || as_it_is) return kv;
     return kv.unsqueeze(2)
         .expand({-1, -1, queries / kv.size(1), -1, -1})
         .flatten(1, 2);

@@ -20,10 +20,12 @@ using torch::autograd::variable_list;
 // Elements of a piece that stays in a core's cache from one operator to the next.
 constexpr int64_t kPiece = int64_t{1} << 14;
 
-// Calls `compute` with the same piece of each tensor, piece after piece.
+// Calls `compute` with the same piece of each tensor, piece after piece; with all of
+// them where there is no cache to care for.
 void in_pieces(
     const std::vector<Tensor>& tensors,
     const std::function<void(const std::vector<Tensor>&)>& compute) {
+  if (!tensors[0].is_cpu()) return compute(tensors);
   std::vector<Tensor> flat;
   for (const auto& tensor : tensors) flat.push_back(tensor.view(-1));
   at::parallel_for(
@@ -41,7 +43,7 @@ void in_pieces(
 }
 
 bool fits_pieces(const Tensor& a, const Tensor& b) {
-  return a.is_cpu() && a.is_contiguous() && b.is_contiguous() &&
+  return a.is_contiguous() && b.is_contiguous() &&
          a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
 }
 

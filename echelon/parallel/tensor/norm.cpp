@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include "echelon/models/computing_device.h"
 #include "echelon/models/low_precision.h"
 #include "echelon/parallel/tensor/once.h"
 #include "echelon/parallel/tensor/row_chunks.h"
@@ -143,7 +144,8 @@ LayerNorm::LayerNorm(
       eps_(eps) {}
 
 Tensor LayerNorm::forward(const Tensor& x) {
-  if (x.is_cpu() && is_low_precision(x.scalar_type())) {
+  const bool on_cpu = computing_device(x) == torch::kCPU;
+  if (on_cpu && is_low_precision(x.scalar_type())) {
     return LowLayerNorm::apply(x, weight, bias, eps_);
   }
   return at::layer_norm(x, {hidden_}, weight, bias, eps_);
@@ -157,7 +159,7 @@ Tensor RMSNorm::forward(const Tensor& x) {
 }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  if (x.is_cuda()) {
+  if (computing_device(x) == torch::kCUDA) {
     return std::get<0>(at::_fused_rms_norm(x, {x.size(-1)}, weight, eps));
   }
   return RmsNorm::apply(x, weight, eps);
