@@ -19,6 +19,7 @@
 
 #include "echelon/error.h"
 #include "echelon/models/computing_device.h"
+#include "echelon/models/low_precision.h"
 #include "echelon/models/meta_mode.h"
 #include "echelon/models/operator_flops.h"
 
@@ -256,14 +257,15 @@ class LayerCount {
  private:
   static void convert(torch::nn::Module& module, torch::Dtype dtype) {
     const detail::MetaMode mode;
-    const auto each = [&](const std::vector<torch::Tensor>& tensors) {
+    const auto each = [](const std::vector<torch::Tensor>& tensors,
+                         torch::Dtype dtype) {
       for (auto tensor : tensors) {
         if (!tensor.is_meta() || !tensor.is_floating_point()) continue;
         tensor.set_data(tensor.detach().to(dtype));
       }
     };
-    each(module.parameters());
-    each(module.buffers());
+    each(module.parameters(), dtype);
+    each(module.buffers(), sum_dtype(dtype));
   }
 
   void count_parameters() {

@@ -84,8 +84,8 @@ struct LayerCost {
 struct CountOptions {
   /// Operators, as "aten::mm", whose results selective recompute keeps.
   std::vector<std::string> keep;
-  /// Parameters, buffers and inputs of floating point are of this dtype, whatever
-  /// the layers say; none: as they are built.
+  /// Parameters and inputs of floating point are of this dtype, whatever the layers
+  /// say, and buffers of what its sums are taken in; none: as they are built.
   std::optional<torch::Dtype> dtype;
   /// Whose way of computing counts, of layers that have several.
   torch::DeviceType device = torch::kCPU;

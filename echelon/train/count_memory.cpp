@@ -158,12 +158,17 @@ void join_ties(
   };
   for (const auto& group : tied_groups(layers)) {
     std::map<size_t, size_t> first;  // layer, by stage
+    int64_t numel = 0;
     for (size_t i = 0; i < group.layers.size(); ++i) {
       const size_t layer = group.layers[i];
       const auto [owner, is_new] = first.emplace(stage_of(layer), layer);
-      if (is_new) continue;
       const auto& name = layers[layer].name;
       const auto& specs = costs[layer].parameter_specs;
+      for (const auto& spec : specs) {
+        if (name + "." + spec.name != group.names[i]) continue;
+        numel = c10::multiply_integers(spec.tensor.shape);
+      }
+      if (is_new) continue;
       auto& parameters = model.layers[layer].parameters;
       for (size_t k = 0; k < specs.size(); ++k) {
         if (name + "." + specs[k].name != group.names[i]) continue;
@@ -171,6 +176,10 @@ void join_ties(
         model.layers[layer].tied_to.push_back(owner->second);
       }
     }
+    if (first.size() == 1) continue;
+    PlannedTie tie{.numel = numel};
+    for (const auto& [stage, layer] : first) tie.layers.push_back(layer);
+    model.ties.push_back(tie);
   }
   for (auto& layer : model.layers) {
     std::erase_if(layer.parameters, [](const auto& one) {

@@ -66,11 +66,19 @@ struct PlannedLayer {
   std::array<std::vector<PlannedCalls>, 3> backward_calls;
 };
 
+/// A parameter that several stages use; each has its own, and their gradients are
+/// summed when a step's backwards have ended.
+struct PlannedTie {
+  std::vector<size_t> layers;  // the first of each stage that has it
+  int64_t numel = 0;
+};
+
 /// What is counted once for a model and a batch, whatever is done about memory. Of
 /// tensor-parallel ranks it is the first one's, none has more.
 struct MemoryModel {
   std::vector<PlannedLayer> layers;  // the last one is the loss
   std::vector<size_t> boundaries;    // of stages; the loss is in the last
+  std::vector<PlannedTie> ties;      // across stages
   Schedule schedule;                 // of one rank where there is no pipeline
   int64_t master_bytes = 4;          // of an element of a parameter
   int64_t compute_bytes = 4;         // as layers see it

@@ -255,6 +255,7 @@ class StepWalk {
           action, first, done == schedule_.num_microbatches, last_half);
     }
     if (sharded_) finish_units();
+    sum_ties();
     tally_.moment("the optimizer's step");
     tally_.drop(MemoryKind::gradients, plain_gradients_);
     plain_gradients_ = 0;
@@ -375,6 +376,25 @@ class StepWalk {
             options_.pipeline_rank;
     if (sends) {
       call("send", "pp", "gradients", model_.layers[begin].input_bytes);
+    }
+  }
+
+  // What TiedParameters does: the others' gradients arrive, and a sum is made.
+  void sum_ties() {
+    for (const auto& tie : model_.ties) {
+      const auto own = std::count_if(
+          tie.layers.begin(), tie.layers.end(), [&](size_t layer) {
+            return contains(layers_, layer);
+          });
+      const auto others = static_cast<int64_t>(tie.layers.size()) - own;
+      if (own == 0 || others == 0) continue;
+      const int64_t bytes =
+          (tie.numel + shards_ - 1) / shards_ * model_.master_bytes;
+      tally_.moment(
+          "sum of tied gradients",
+          only(MemoryKind::working, (others + 1) * bytes));
+      call("send", "pp", "gradients of tied parameters", own * others * bytes,
+           own * others);
     }
   }
 

@@ -34,15 +34,27 @@ class DryRun : public testing::Test {
   std::string config(
       const std::string& more,
       const std::string& size =
-          "layers = 4\nhidden_size = 384\nheads = 6\n") {
-    const std::string path = folder_.path() + "/gpt.toml";
+          "layers = 4\nhidden_size = 384\nheads = 6\n",
+      const std::string& name = "gpt") {
+    const std::string path = folder_.path() + "/job.toml";
     std::ofstream(path)
-        << "[model]\nname = \"gpt\"\nvocab_size = 4096\nmax_positions = 128\n"
-        << size
+        << "[model]\nname = \"" << name << "\"\nvocab_size = 4096\n"
+        << "max_positions = 128\n" << size
         << "[data]\nname = \"text\"\nsources = "
            "[\"" ECHELON_SOURCE_DIR "/README.md\"]\nsequence = 128\n"
            "[train]\nsteps = 4\nbatch = 16\nrun = \""
         << folder_.path() << "/run\"\n"
+        << more;
+    return path;
+  }
+  std::string digits(
+      const std::string& name, int batch, const std::string& more) {
+    const std::string path = folder_.path() + "/job.toml";
+    std::ofstream(path)
+        << "[model]\nname = \"" << name << "\"\n"
+        << (name == "mlp" ? "hidden = [2048, 2048]\n" : "")
+        << "[data]\nname = \"digits\"\n[train]\nsteps = 4\nbatch = " << batch
+        << "\nrun = \"" << folder_.path() << "/run\"\n"
         << more;
     return path;
   }
@@ -63,20 +75,37 @@ struct Case {
   std::string name;
   std::string layout;
   std::string settings;
+  std::string model = "large gpt";
+  int ranks = 2;
+  /// Its tensors are much larger than what libraries allocate, so that the resident
+  /// set is near as well.
+  bool resident = true;
 };
 
-class MeasuredPeak : public DryRun, public testing::WithParamInterface<Case> {};
+class MeasuredPeak : public DryRun, public testing::WithParamInterface<Case> {
+ protected:
+  std::string config_of(const Case& one) {
+    const auto more = one.layout + one.settings;
+    if (one.model == "mlp") return digits("mlp", 512, more);
+    if (one.model == "resnet18") return digits("resnet18", 128, more);
+    if (one.model == "large gpt") {
+      return config(more, "layers = 8\nhidden_size = 512\nheads = 8\n");
+    }
+    const std::string small = "layers = 4\nhidden_size = 256\nheads = 4\n";
+    return one.model == "llama"
+        ? config(more, small + "intermediate_size = 768\n", "llama")
+        : config(more, small);
+  }
+};
 
-// Within a tenth: what the ranks hold at most, and of which kind. The gpt's tensors
-// are larger than what libraries allocate.
+// Within a tenth: what the ranks hold at most, and of which kind.
 TEST_P(MeasuredPeak, AgreesWithThePlan) {
-  const std::string path = config(
-      GetParam().layout + GetParam().settings,
-      "layers = 8\nhidden_size = 512\nheads = 8\n");
+  const std::string path = config_of(GetParam());
+  const auto ranks_of_job = std::to_string(GetParam().ranks);
   // Tokens are cut once, by the check of the command line.
   Command check({kEchelon, "train", path, "--check"}, cache());
   ASSERT_EQ(check.wait(), 0) << check.err();
-  Command ranks({kEchelon, "run", "-n", "2", "--", kRank, path}, cache());
+  Command ranks({kEchelon, "run", "-n", ranks_of_job, "--", kRank, path}, cache());
   ASSERT_EQ(ranks.wait(std::chrono::minutes(4)), 0) << ranks.err();
   int seen = 0;
   std::istringstream lines(ranks.out());
@@ -92,7 +121,7 @@ TEST_P(MeasuredPeak, AgreesWithThePlan) {
               << "meter / plan " << measured / planned << ", resident / plan "
               << resident / planned << "\n";
     EXPECT_NEAR(measured / planned, 1.0, 0.1);
-    EXPECT_NEAR(resident / planned, 1.0, 0.1);
+    if (GetParam().resident) EXPECT_NEAR(resident / planned, 1.0, 0.1);
     for (const MemoryKind kind : kMemoryKinds) {
       const std::string name(to_string(kind));
       EXPECT_NEAR(
@@ -101,7 +130,7 @@ TEST_P(MeasuredPeak, AgreesWithThePlan) {
           << name;
     }
   }
-  EXPECT_EQ(seen, 2);
+  EXPECT_EQ(seen, GetParam().ranks);
 }
 
 std::vector<Case> cases() {
@@ -119,6 +148,35 @@ std::vector<Case> cases() {
   }
   return all;
 }
+
+std::vector<Case> more_cases() {
+  const std::string plain = "[layout]\ndp = 2\n";
+  const std::string cut = "[layout]\nfsdp = 2\n";
+  const std::string bf16 = "[precision]\ncompute = \"bf16\"\n";
+  const auto memory = [](const std::string& setting) {
+    return "[memory]\n" + setting + "\n";
+  };
+  const std::string all = memory("recompute = \"all\"");
+  const std::string selective = memory("recompute = \"selective\"");
+  const std::string offload = memory("offload = \"optimizer\"");
+  return {
+      {"bf16_llama", cut, bf16, "llama", 2, false},
+      {"bf16_llama_all", plain, bf16 + all, "llama", 2, false},
+      {"float32_llama_all", cut, all, "llama", 2, false},
+      {"bf16_gpt_all", cut, bf16 + all, "gpt", 2, false},
+      {"bf16_gpt_selective", cut, bf16 + selective, "gpt", 2, false},
+      {"bf16_mlp", plain, bf16, "mlp", 2, false},
+      {"bf16_resnet18", plain, bf16, "resnet18", 2, false},
+      {"pp", "[layout]\npp = 2\n", "", "gpt", 2, false},
+      {"pp_bf16", "[layout]\npp = 2\n", bf16, "gpt", 2, false},
+      {"tp", "[layout]\ntp = 2\n", "", "gpt"},
+      {"hybrid", "[layout]\ndp = 2\nfsdp = 2\n", "", "gpt", 4},
+      {"offload", cut, offload, "gpt"}};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, MeasuredPeak, testing::ValuesIn(more_cases()),
+    [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(
     Stages, MeasuredPeak, testing::ValuesIn(cases()),
