@@ -3,7 +3,7 @@
 //
 //   CheckpointReader reader("runs/first/checkpoints/step-00000100");
 //   const SavedTensor* tensor = reader.manifest().find("fc.weight");
-//   reader.read(*tensor, box, bytes);
+//   reader.read({{.tensor = tensor, .box = box, .to = bytes}, …});
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,24 @@
 
 namespace echelon {
 
+/// What to read, and where to: element i of the box goes to element
+/// sum(i[d] * strides[d]) of `to`. No strides: row-major.
+struct BoxRead {
+  const SavedTensor* tensor = nullptr;  // of the reader's manifest
+  Box box;                              // inside of tensor->shape
+  std::byte* to = nullptr;
+  std::vector<int64_t> strides;
+};
+
 class CheckpointReader {
  public:
   /// Reads the manifest; files are opened when they are needed. Throws
   /// CheckpointError as parse_manifest, for a folder that is no checkpoint, and for
   /// files that are missing or of another length.
-  explicit CheckpointReader(const std::string& folder);
+  ///
+  ///   threads  that read and verify, the caller's among them; 0: as the machine
+  ///            has processors, at most 4
+  explicit CheckpointReader(const std::string& folder, int threads = 0);
   ~CheckpointReader();
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;
@@ -30,13 +42,18 @@ class CheckpointReader {
   const std::string& folder() const;
   const CheckpointManifest& manifest() const;
 
-  /// Copies the elements of `box` (inside of tensor.shape) to `to`, row-major.
-  /// Reads the blocks of the files that have some of them and no others, each once
-  /// as long as reads go through the tensors in the manifest's order. Throws
-  /// CheckpointError: file, tensor, offset, what was expected.
+  /// Reads the blocks of the files that have something of the boxes, and the headers
+  /// of those files, and nothing else; each block once, in the order of the files,
+  /// whatever the order of the boxes. So all that a rank needs is best read by one
+  /// call. The boxes' memory must not overlap.
   ///
-  /// One thread at a time.
-  void read(const SavedTensor& tensor, const Box& box, std::byte* to);
+  /// Throws CheckpointError: file, tensor, offset, what was expected and found; the
+  /// boxes' memory may then hold anything. ConfigError for a box outside of its
+  /// tensor. One thread at a time.
+  void read(const std::vector<BoxRead>& boxes);
+  void read(const SavedTensor& tensor, const Box& box, std::byte* to) {
+    read({{.tensor = &tensor, .box = box, .to = to}});
+  }
 
   /// Read from files until now, the manifest left out.
   int64_t bytes_read() const;
@@ -51,15 +68,18 @@ struct Damage {
   std::string file;
   std::string tensor;   // the first that it concerns; empty: the file's header
   int64_t offset = 0;   // in the file
-  std::string what;
+  std::string what;     // a sentence that names all of these
 };
 
-/// Reads all of a checkpoint, and says what is wrong. Throws CheckpointError when
-/// the manifest itself cannot be trusted.
+/// Reads all of a checkpoint, and says what is wrong, in the order of the files.
+/// Throws CheckpointError when the manifest itself cannot be trusted.
 ///
-///   progress  called now and then with the bytes of files that are done
+///   progress  called now and then, by the caller's thread, with the bytes of files
+///             that are done
+///   threads   as of CheckpointReader
 std::vector<Damage> verify_checkpoint(
     const std::string& folder,
-    const std::function<void(int64_t)>& progress = {});
+    const std::function<void(int64_t)>& progress = {},
+    int threads = 0);
 
 }  // namespace echelon

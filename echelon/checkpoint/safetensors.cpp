@@ -301,32 +301,6 @@ void check_cover(
   }
 }
 
-uint64_t
-header_bytes(std::span<const std::byte> file, const std::string& path) {
-  if (file.size() < 8) {
-    throw CheckpointError(
-        path + ": " + std::to_string(file.size()) +
-        " bytes long; a safetensors file has 8 or more");
-  }
-  uint64_t length = 0;
-  for (int i = 7; i >= 0; --i) {
-    length = length << 8 | static_cast<uint64_t>(file[static_cast<size_t>(i)]);
-  }
-  if (length > kMaxHeaderBytes) {
-    throw CheckpointError(
-        path + ": its first 8 bytes announce a header of " +
-        std::to_string(length) + " bytes; the limit is " +
-        std::to_string(kMaxHeaderBytes) + "; is this a safetensors file?");
-  }
-  if (length > file.size() - 8) {
-    throw CheckpointError(
-        path + ": its header should be " + std::to_string(length) +
-        " bytes long, but the file ends after " +
-        std::to_string(file.size() - 8) + "; it may be cut off");
-  }
-  return length;
-}
-
 }  // namespace
 
 uint64_t dtype_bytes(std::string_view dtype) {
@@ -384,9 +358,45 @@ std::string in_quotes(std::string_view text) {
   return "\"" + printable(text) + "\"";
 }
 
+uint64_t head_bytes(
+    std::span<const std::byte> first,
+    uint64_t file_bytes,
+    const std::string& path) {
+  if (file_bytes < 8 || first.size() < 8) {
+    throw CheckpointError(
+        path + ": " + std::to_string(file_bytes) +
+        " bytes long; a safetensors file has 8 or more");
+  }
+  uint64_t length = 0;
+  for (int i = 7; i >= 0; --i) {
+    length = length << 8 | static_cast<uint64_t>(first[static_cast<size_t>(i)]);
+  }
+  if (length > kMaxHeaderBytes) {
+    throw CheckpointError(
+        path + ": its first 8 bytes announce a header of " +
+        std::to_string(length) + " bytes; the limit is " +
+        std::to_string(kMaxHeaderBytes) + "; is this a safetensors file?");
+  }
+  if (length > file_bytes - 8) {
+    throw CheckpointError(
+        path + ": its header should be " + std::to_string(length) +
+        " bytes long, but the file ends after " +
+        std::to_string(file_bytes - 8) + "; it may be cut off");
+  }
+  return 8 + length;
+}
+
 Header parse(std::span<const std::byte> file, const std::string& path) {
-  const uint64_t length = header_bytes(file, path);
-  const auto* text = reinterpret_cast<const char*>(file.data()) + 8;
+  const uint64_t head = head_bytes(file, file.size(), path);
+  return parse_head(file.first(head), file.size(), path);
+}
+
+Header parse_head(
+    std::span<const std::byte> head,
+    uint64_t file_bytes,
+    const std::string& path) {
+  const uint64_t length = head.size() - 8;
+  const auto* text = reinterpret_cast<const char*>(head.data()) + 8;
   if (length == 0 || text[0] != '{') {
     throw CheckpointError(
         path + ": its header must begin with '{'; is this a safetensors file?");
@@ -400,9 +410,9 @@ Header parse(std::span<const std::byte> file, const std::string& path) {
   nlohmann::json::sax_parse(text, text + length, &reader);
 
   Header header;
-  header.data_begin = 8 + length;
+  header.data_begin = head.size();
   header.metadata = std::move(reader.metadata);
-  const uint64_t data_bytes = file.size() - header.data_begin;
+  const uint64_t data_bytes = file_bytes - header.data_begin;
   for (auto& raw : reader.tensors) {
     check_tensor(raw, data_bytes, path);
     raw.info.begin = raw.offsets[0];

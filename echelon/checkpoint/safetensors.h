@@ -57,6 +57,17 @@ std::string shape_string(std::span<const int64_t> shape);
 /// the shape says, no overlap, no gap, nothing behind the last tensor).
 Header parse(std::span<const std::byte> file, const std::string& path);
 
+/// How many bytes of a file of `file_bytes` come before its data, from its first 8
+/// (or as many as it has). Throws as parse().
+uint64_t
+head_bytes(std::span<const std::byte> first, uint64_t file_bytes,
+           const std::string& path);
+/// parse() from the head_bytes() alone.
+Header parse_head(
+    std::span<const std::byte> head,
+    uint64_t file_bytes,
+    const std::string& path);
+
 /// A file, mapped for reading. Moves, does not copy. The spans that it gives
 /// live as long as it does. Who shortens the file meanwhile ends the process
 /// (SIGBUS); files written by write() are replaced, never changed.

@@ -1,4 +1,4 @@
-// What the reader and the writer of safetensors files share. Not for others.
+// What the readers and writers of safetensors files share. Not for others.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "echelon/checkpoint/safetensors.h"
 
 namespace echelon::safetensors {
 
@@ -18,5 +21,17 @@ tensor_bytes(std::span<const int64_t> shape, uint64_t width);
 std::string printable(std::string_view text);
 std::string in_quotes(std::string_view text);
 std::string known_dtypes();
+
+/// A file that holds `tensors`, as write() makes it: the bytes of `head`, then
+/// those of the tensors in `order`. Borrows them. Throws ConfigError.
+struct FilePlan {
+  std::string head;
+  std::vector<const TensorBytes*> order;
+  uint64_t bytes = 0;  // of the file
+};
+FilePlan plan_file(
+    const std::string& path,
+    const std::vector<TensorBytes>& tensors,
+    const Metadata& metadata);
 
 }  // namespace echelon::safetensors

@@ -1,16 +1,8 @@
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "echelon/checkpoint/new_file.h"
 #include "echelon/checkpoint/safetensors.h"
 #include "echelon/checkpoint/safetensors_text.h"
 #include "echelon/error.h"
@@ -91,111 +83,36 @@ std::string header_text(
   return text;
 }
 
-/// A file under another name until commit(); removed when that is not reached.
-class NewFile {
- public:
-  NewFile(const std::string& path, uint64_t bytes)
-      : path_(path), bytes_(bytes) {
-    folder_ = std::filesystem::path(path).parent_path().string();
-    if (folder_.empty()) folder_ = ".";
-    for (int attempt = 0; fd_ < 0; ++attempt) {
-      part_ = path + ".part-" + std::to_string(::getpid()) + "-" +
-              std::to_string(attempt);
-      fd_ =
-          ::open(part_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (fd_ < 0 && (errno != EEXIST || attempt == 1000)) {
-        part_.clear();
-        fail("creating it", errno);
-      }
-    }
-    // A disk that is too full is found before anything is written. Not every
-    // file system can say; then write() will.
-    if (::fallocate(fd_, 0, 0, static_cast<off_t>(bytes)) != 0 &&
-        errno != EOPNOTSUPP && errno != ENOSYS && errno != EINTR) {
-      fail("making room for it", errno);
-    }
-  }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
-  ~NewFile() { discard(); }
-
-  void append(const void* data, size_t bytes) {
-    const auto* from = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t written =
-          ::write(fd_, from, std::min<size_t>(bytes, size_t{1} << 30));
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) fail("writing it", written == 0 ? ENOSPC : errno);
-      from += written;
-      bytes -= static_cast<size_t>(written);
-    }
-  }
-
-  void commit() {
-    if (::fsync(fd_) != 0) fail("syncing it", errno);
-    if (::close(std::exchange(fd_, -1)) != 0) fail("closing it", errno);
-    if (::rename(part_.c_str(), path_.c_str()) != 0) fail("renaming it", errno);
-    part_.clear();
-    const int folder =
-        ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (folder < 0) return;  // a folder may be writable but not readable
-    const int synced = ::fsync(folder);
-    const int error = errno;
-    ::close(folder);
-    if (synced != 0 && error != EINVAL) fail("syncing its folder", error);
-  }
-
- private:
-  void discard() {
-    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-    if (!part_.empty()) ::unlink(part_.c_str());
-    part_.clear();
-  }
-
-  [[noreturn]] void fail(const std::string& doing, int error) {
-    discard();
-    struct statvfs disk = {};
-    std::string free = "unknown";
-    if (::statvfs(folder_.c_str(), &disk) == 0) {
-      free =
-          std::to_string(static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize);
-    }
-    throw CheckpointError(
-        path_ + ": " + doing + " failed: " + std::strerror(error) +
-        "; it needs " + std::to_string(bytes_) + " bytes, " + free +
-        " are free in " + folder_ + "; nothing was left behind");
-  }
-
-  std::string path_;
-  std::string folder_;
-  std::string part_;
-  uint64_t bytes_;
-  int fd_ = -1;
-};
-
 }  // namespace
+
+FilePlan plan_file(
+    const std::string& path,
+    const std::vector<TensorBytes>& tensors,
+    const Metadata& metadata) {
+  check(path, tensors);
+  FilePlan plan;
+  plan.order = in_file_order(tensors);
+  const std::string header = header_text(path, plan.order, metadata);
+  for (size_t i = 0; i < 8; ++i) {
+    plan.head += static_cast<char>(header.size() >> (8 * i));
+  }
+  plan.head += header;
+  plan.bytes = plan.head.size();
+  for (const auto* tensor : plan.order) plan.bytes += tensor->bytes.size();
+  return plan;
+}
 
 void write(
     const std::string& path,
     const std::vector<TensorBytes>& tensors,
     const Metadata& metadata) {
-  check(path, tensors);
-  const auto order = in_file_order(tensors);
-  const std::string header = header_text(path, order, metadata);
-  uint64_t total = 8 + header.size();
-  for (const auto* tensor : order) total += tensor->bytes.size();
-
-  NewFile file(path, total);
-  char length[8];
-  for (size_t i = 0; i < 8; ++i) {
-    length[i] = static_cast<char>(header.size() >> (8 * i));
-  }
-  file.append(length, 8);
-  file.append(header.data(), header.size());
-  for (const auto* tensor : order) {
+  const FilePlan plan = plan_file(path, tensors, metadata);
+  NewFile file(path, plan.bytes, NewFile::Under::beside);
+  file.append(plan.head.data(), plan.head.size());
+  for (const auto* tensor : plan.order) {
     file.append(tensor->bytes.data(), tensor->bytes.size());
   }
-  file.commit();
+  file.move_into_place();
 }
 
 }  // namespace echelon::safetensors
