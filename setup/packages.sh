@@ -9,7 +9,7 @@ packages=(
   libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libxxhash-dev
   libturbojpeg0-dev libjpeg62-turbo-dev libpng-dev zlib1g-dev
   libicu-dev libsentencepiece-dev
-  libgtest-dev libgmock-dev iproute2
+  libgtest-dev libgmock-dev iproute2 strace
 )
 
 if ! command -v dpkg-query >/dev/null; then
