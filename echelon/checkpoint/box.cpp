@@ -277,7 +277,17 @@ Indices first_hole(const Indices& shape, std::vector<const Box*> boxes) {
   return hole;
 }
 
-bool is_inside(const Box& box, const Indices& shape) {
+}  // namespace
+
+int64_t Box::numel() const {
+  return product(sizes);
+}
+
+Box whole_box(const std::vector<int64_t>& shape) {
+  return {Indices(shape.size(), 0), shape};
+}
+
+bool is_inside(const Box& box, const std::vector<int64_t>& shape) {
   if (box.offset.size() != shape.size() || box.sizes.size() != shape.size()) {
     return false;
   }
@@ -288,16 +298,6 @@ bool is_inside(const Box& box, const Indices& shape) {
     }
   }
   return true;
-}
-
-}  // namespace
-
-int64_t Box::numel() const {
-  return product(sizes);
-}
-
-Box whole_box(const std::vector<int64_t>& shape) {
-  return {Indices(shape.size(), 0), shape};
 }
 
 std::optional<Box> overlap(const Box& a, const Box& b) {

@@ -24,6 +24,10 @@ struct Box {
 
 Box whole_box(const std::vector<int64_t>& shape);
 
+/// Whether the box, of any numbers, is a box of a tensor of that shape. The
+/// functions below take none that is not.
+bool is_inside(const Box& box, const std::vector<int64_t>& shape);
+
 /// What both have; none when that is nothing.
 std::optional<Box> overlap(const Box& a, const Box& b);
 

@@ -2,7 +2,6 @@
 // doc/checkpoint_format.md describes the format. Free of LibTorch.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "echelon/checkpoint/box.h"
+#include "echelon/checkpoint/content_hash.h"
 
 namespace echelon {
 
@@ -35,7 +35,7 @@ struct SavedTensor {
   std::string dtype;           // as safetensors names it: "F32"
   std::vector<int64_t> shape;  // of the whole tensor
   std::vector<SavedSlice> slices;  // each element in one
-  std::array<uint64_t, 2> hash{};  // content_hash.h: the same for any slices
+  ContentHash hash{};  // the same for any slices
   bool operator==(const SavedTensor&) const = default;
 };
 
@@ -75,22 +75,25 @@ struct CheckpointManifest {
   /// layout that wrote it: content_hash() of the rest.
   std::string content_hash;
 
-  /// Null when there is none of that name.
+  /// Null when there is none of that name. Looks at one after the other.
   const SavedTensor* find(const std::string& name) const;
   bool operator==(const CheckpointManifest&) const = default;
 };
 
-/// Of everything that training's further course depends on.
+/// Of everything that training's further course depends on: step, position, seed,
+/// loss scale, and of all tensors but random state name, kind, dtype, shape, hash.
 std::string content_hash(const CheckpointManifest& manifest);
 
-/// Ends with a checksum of all that is before it.
+/// A line for each tensor and file; ends with a checksum of all that is before it.
+/// Throws CheckpointError for texts that are not UTF-8, and checks nothing else.
 std::string to_json(const CheckpointManifest& manifest);
 
 /// Throws CheckpointError, naming `path`, the place, the value and the rule, for
 /// everything that to_json() would not have written: broken JSON, a wrong checksum,
 /// unknown or doubled keys, a newer version, shapes whose product overflows, slices
 /// outside of their tensor, that overlap or leave holes, files whose names have
-/// slashes or dots in front, numbers of blocks that do not match.
+/// slashes or dots in front, numbers of blocks that do not match, hashes that are
+/// not those of what they are of.
 CheckpointManifest
 parse_manifest(const std::string& text, const std::string& path);
 
@@ -103,9 +106,10 @@ struct RankPart {
 std::string to_json(const RankPart& part);
 RankPart parse_rank_part(const std::string& text, const std::string& path);
 
-/// Adds the parts of all ranks, rank 0's first, to a manifest that has the rest, and
-/// sets its content hash. Throws CheckpointError for tensors that differ in dtype or
-/// shape, holes and overlaps.
+/// Adds the parts of all ranks, rank 0's first, to a manifest that has the rest, in
+/// place of tensors and files that it had, and sets its hashes. Throws CheckpointError
+/// for tensors that differ in kind, dtype or shape, and for all else that
+/// parse_manifest refuses in them, holes and overlaps among it.
 void add_parts(
     CheckpointManifest& manifest, const std::vector<RankPart>& parts);
 
