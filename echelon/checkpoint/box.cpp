@@ -306,14 +306,18 @@ std::optional<Box> overlap(const Box& a, const Box& b) {
         "overlap: boxes " + box_string(a) + " and " + box_string(b) +
         " have different numbers of dimensions");
   }
+  for (size_t d = 0; d < a.offset.size(); ++d) {
+    if (std::max(a.offset[d], b.offset[d]) >=
+        std::min(a.offset[d] + a.sizes[d], b.offset[d] + b.sizes[d])) {
+      return std::nullopt;
+    }
+  }
   Box both = a;
   for (size_t d = 0; d < a.offset.size(); ++d) {
-    const int64_t begin = std::max(a.offset[d], b.offset[d]);
     const int64_t end =
         std::min(a.offset[d] + a.sizes[d], b.offset[d] + b.sizes[d]);
-    if (begin >= end) return std::nullopt;
-    both.offset[d] = begin;
-    both.sizes[d] = end - begin;
+    both.offset[d] = std::max(a.offset[d], b.offset[d]);
+    both.sizes[d] = end - both.offset[d];
   }
   return both;
 }
