@@ -445,9 +445,15 @@ File::File(const std::string& path) : path_(path) {
   }
   map_bytes_ = static_cast<size_t>(status.st_size);
   if (map_bytes_ > 0) {
-    // Private and writable: a tensor that shares it may be changed in memory.
-    void* map =
-        ::mmap(nullptr, map_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    // Private and writable: a tensor that shares it may be changed in memory. The
+    // file may be larger than the memory for all that.
+    void* map = ::mmap(
+        nullptr,
+        map_bytes_,
+        PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_NORESERVE,
+        fd,
+        0);
     if (map == MAP_FAILED) {
       const int error = errno;
       ::close(fd);
@@ -508,6 +514,14 @@ const TensorInfo& File::at(const std::string& name) const {
 
 std::span<const std::byte> File::bytes(const TensorInfo& tensor) const {
   return {map_ + header_.data_begin + tensor.begin, tensor.end - tensor.begin};
+}
+
+void File::forget(std::span<const std::byte> bytes) const {
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(bytes.data()) / page * page;
+  const auto end = reinterpret_cast<uintptr_t>(bytes.data() + bytes.size());
+  // Advice: where it is not taken, the pages stay.
+  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 }  // namespace echelon::safetensors

@@ -90,6 +90,9 @@ class File {
   /// The bytes of one of tensors(). Aligned to the dtype if the writer was
   /// ours; the format itself promises nothing.
   std::span<const std::byte> bytes(const TensorInfo& tensor) const;
+  /// Lets go of the memory that holds these bytes of the file; reading them again
+  /// gives the same. Whoever has changed them through load_tensor() loses that.
+  void forget(std::span<const std::byte> bytes) const;
 
  private:
   std::string path_;

@@ -1,15 +1,16 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
 
 #include "echelon/cli/command_line.h"
+#include "echelon/cli/new_folder.h"
 #include "echelon/config/document.h"
 #include "echelon/config/section.h"
 #include "echelon/error.h"
 #include "echelon/models/check_weights.h"
 #include "echelon/models/hugging_face.h"
+#include "echelon/models/mapped_tensors.h"
 
 namespace echelon::cli {
 namespace {
@@ -45,73 +46,71 @@ std::string in_toml(const fs::path& path) {
   return config::toml_text(std::string_view(path.string()));
 }
 
-void check_out(const fs::path& out) {
-  std::error_code error;
-  if (fs::exists(out, error) && !fs::is_empty(out, error)) {
-    throw ConfigError(
-        out.string() + ": is there already; name a new folder");
-  }
-  const auto parent = fs::absolute(out).parent_path();
-  if (!fs::is_directory(parent, error)) {
-    throw ConfigError(
-        out.string() + ": there is no folder " + parent.string() +
-        "; make it first");
-  }
-}
-
 // The model of a folder, in the dtype that holds its weights.
-ModelOptions model_of(
-    const std::string& folder, std::vector<ParameterInfo>& parameters) {
-  auto options =
+struct FolderModel {
+  ModelOptions options;
+  std::vector<ParameterInfo> parameters;
+  std::unique_ptr<TensorSource> weights;
+};
+
+FolderModel model_of(const std::string& folder) {
+  FolderModel model;
+  auto& options = model.options;
+  options =
       hugging_face::read_config((fs::path(folder) / "config.json").string());
   const auto list = [&] {
     return list_language_parameters(
         language_model_shape(options, options.vocab_size), options.dtype);
   };
-  parameters = list();
-  const WeightsSource weights(folder, base_prefix({parameters.front().name,
-                                                   parameters.back().name}));
-  for (const auto& [name, tensor] : weights.tensors()) {
-    if (tensor.info->dtype == "F64") options.dtype = "float64";
+  model.parameters = list();
+  model.weights = std::make_unique<MappedTensors>(WeightsSource(
+      folder,
+      base_prefix(
+          {model.parameters.front().name, model.parameters.back().name})));
+  for (const auto& tensor : model.weights->tensors()) {
+    if (tensor.dtype == "F64") options.dtype = "float64";
   }
-  parameters = list();
-  return options;
+  model.parameters = list();
+  check_weights(model.weights->tensors(), model.parameters, folder);
+  return model;
 }
 
-void write_text(const fs::path& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  if (!out.flush()) {
-    throw CheckpointError(path.string() + ": cannot be written");
+// Copies the folder's tokenizer, if it has one; the lines of config.toml for it.
+std::string
+copy_tokenizer(const fs::path& folder, const NewFolder& out, const fs::path& to) {
+  std::error_code error;
+  const auto tokenizer = folder / "tokenizer.json";
+  if (!fs::exists(tokenizer, error)) return "";
+  fs::copy_file(tokenizer, out.path() / "tokenizer.json", error);
+  if (error) {
+    throw CheckpointError(
+        tokenizer.string() + ": cannot be copied to " + to.string() + ": " +
+        error.message());
   }
+  return "\n[data]\nname = \"text\"\ntokenizer = " +
+         in_toml(to / "tokenizer.json") + "\n";
 }
 
 int import_folder(const ImportArguments& arguments) {
-  const fs::path out(arguments.out);
-  check_out(out);
-  std::vector<ParameterInfo> parameters;
-  auto options = model_of(arguments.folder, parameters);
-  check_weights(arguments.folder, parameters, arguments.folder);
-  const WeightsSource weights(
-      arguments.folder,
-      base_prefix({parameters.front().name, parameters.back().name}));
-  const auto tensors = hugging_face::owned_tensors(weights, parameters);
-
-  const auto file = fs::absolute(out) / "checkpoints" / "last.safetensors";
-  fs::create_directories(file.parent_path());
-  safetensors::write(file.string(), tensors, {{"format", "pt"}});
-  options.weights = file.string();
-  std::string config = model_table(options);
-  const auto tokenizer = fs::path(arguments.folder) / "tokenizer.json";
-  std::error_code error;
-  if (fs::exists(tokenizer, error)) {
-    const auto copy = fs::absolute(out) / "tokenizer.json";
-    fs::copy_file(tokenizer, copy);
-    config += "\n[data]\nname = \"text\"\ntokenizer = " + in_toml(copy) + "\n";
-  }
-  write_text(out / "config.toml", config);
-  std::cout << "wrote " << (out / "config.toml").string() << ": a "
-            << options.name << " of " << num_parameters(parameters)
+  NewFolder out(arguments.out);
+  auto model = model_of(arguments.folder);
+  const auto tensors =
+      hugging_face::owned_tensors(*model.weights, model.parameters);
+  fs::create_directory(out.path() / "checkpoints");
+  const fs::path file = "checkpoints/last.safetensors";
+  write_tensors(
+      (out.path() / file).string(),
+      *model.weights,
+      tensors,
+      {{"format", "pt"}});
+  const auto place = fs::absolute(arguments.out).lexically_normal();
+  model.options.weights = (place / file).string();
+  const auto data = copy_tokenizer(arguments.folder, out, place);
+  out.write("config.toml", model_table(model.options) + data);
+  out.move_into_place();
+  std::cout << "wrote " << (fs::path(arguments.out) / "config.toml").string()
+            << ": a " << model.options.name << " of "
+            << num_parameters(model.parameters)
             << " parameters, with its weights\n"
             << "to train it, add what it reads ([data]) and how long ([train])\n";
   return 0;

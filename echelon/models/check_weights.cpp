@@ -1,6 +1,7 @@
 #include "echelon/models/check_weights.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "echelon/config/nearest.h"
@@ -28,16 +29,18 @@ bool may_be_missing(const ParameterInfo& parameter) {
          parameter.name.ends_with("num_batches_tracked");
 }
 
+using ByName = std::map<std::string, const TensorFacts*>;
+
 // A tied parameter is wanted by the name that owns it; any other will do.
 bool has_tied(
-    const WeightsSource& weights,
+    const ByName& tensors,
     const std::vector<ParameterInfo>& parameters,
     const ParameterInfo& parameter) {
   if (!parameter.tied_to.empty()) return true;
   return std::any_of(
       parameters.begin(), parameters.end(), [&](const ParameterInfo& other) {
         return other.tied_to == parameter.name &&
-               weights.find(other.name) != nullptr;
+               tensors.contains(other.name);
       });
 }
 
@@ -53,27 +56,40 @@ std::vector<std::string> weights_differences(
     const WeightsSource& weights,
     const std::vector<ParameterInfo>& parameters,
     const std::function<bool(const std::string& name)>& expected) {
+  std::vector<TensorFacts> tensors;
+  for (const auto& [name, tensor] : weights.tensors()) {
+    tensors.push_back({name, tensor.info->dtype, tensor.info->shape});
+  }
+  return weights_differences(tensors, parameters, expected);
+}
+
+std::vector<std::string> weights_differences(
+    const std::vector<TensorFacts>& tensors,
+    const std::vector<ParameterInfo>& parameters,
+    const std::function<bool(const std::string& name)>& expected) {
+  ByName there;
+  for (const auto& tensor : tensors) there[tensor.name] = &tensor;
   std::vector<std::string> lines;
   std::vector<std::string> unused;
   std::set<std::string> wanted;
   for (const auto& parameter : parameters) wanted.insert(parameter.name);
-  for (const auto& [name, tensor] : weights.tensors()) {
+  for (const auto& [name, tensor] : there) {
     if (wanted.count(name) > 0) continue;
     if (expected && expected(name)) continue;
     unused.push_back(name);
   }
   for (const auto& parameter : parameters) {
-    const auto* found = weights.find(parameter.name);
-    if (found == nullptr) {
+    const auto found = there.find(parameter.name);
+    if (found == there.end()) {
       if (may_be_missing(parameter)) continue;
-      if (has_tied(weights, parameters, parameter)) continue;
+      if (has_tied(there, parameters, parameter)) continue;
       const std::string guess = config::nearest(parameter.name, unused);
       lines.push_back(
           quoted(parameter.name) + " is missing" +
           (guess.empty() ? "" : "; the file has " + quoted(guess)));
       continue;
     }
-    const auto* tensor = found->info;
+    const TensorFacts* tensor = found->second;
     if (tensor->shape != parameter.shape) {
       lines.push_back(
           quoted(parameter.name) + " has shape " + shape_string(tensor->shape) +
@@ -93,6 +109,24 @@ std::vector<std::string> weights_differences(
   return lines;
 }
 
+namespace {
+
+void throw_differences(
+    const std::vector<std::string>& lines, const std::string& place) {
+  if (lines.empty()) return;
+  const size_t shown = lines.size() <= 4 ? lines.size() : 3;
+  std::string text = place + ": does not fit the model in " +
+                     std::to_string(lines.size()) +
+                     (lines.size() == 1 ? " place:" : " places:");
+  for (size_t i = 0; i < shown; ++i) text += "\n  " + lines[i];
+  if (shown < lines.size()) {
+    text += "\n  and " + std::to_string(lines.size() - shown) + " more";
+  }
+  throw DataError(text);
+}
+
+}  // namespace
+
 void check_weights(
     const std::string& path,
     const std::vector<ParameterInfo>& parameters,
@@ -104,16 +138,14 @@ void check_weights(
   } catch (const Error& error) {
     throw DataError(place + ": " + error.what());
   }
-  if (lines.empty()) return;
-  const size_t shown = lines.size() <= 4 ? lines.size() : 3;
-  std::string text = place + ": does not fit the model in " +
-                     std::to_string(lines.size()) +
-                     (lines.size() == 1 ? " place:" : " places:");
-  for (size_t i = 0; i < shown; ++i) text += "\n  " + lines[i];
-  if (shown < lines.size()) {
-    text += "\n  and " + std::to_string(lines.size() - shown) + " more";
-  }
-  throw DataError(text);
+  throw_differences(lines, place);
+}
+
+void check_weights(
+    const std::vector<TensorFacts>& tensors,
+    const std::vector<ParameterInfo>& parameters,
+    const std::string& place) {
+  throw_differences(weights_differences(tensors, parameters), place);
 }
 
 }  // namespace echelon

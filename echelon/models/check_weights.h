@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/checkpoint/tensor_stream.h"
 #include "echelon/models/parameter_list.h"
 #include "echelon/models/weights_source.h"
 
@@ -23,14 +24,23 @@ std::vector<std::string> weights_differences(
     const WeightsSource& weights,
     const std::vector<ParameterInfo>& parameters,
     const std::function<bool(const std::string& name)>& expected = {});
+std::vector<std::string> weights_differences(
+    const std::vector<TensorFacts>& tensors,
+    const std::vector<ParameterInfo>& parameters,
+    const std::function<bool(const std::string& name)>& expected = {});
 
 /// Throws DataError that lists the first of them, five lines at most, or that
 /// the file is missing or malformed.
 ///
-///   path   a safetensors file or a Hugging Face folder
-///   place  how each message begins, "first.toml:3:11: [model] weights = …"
+///   path     a safetensors file or a Hugging Face folder
+///   tensors  what there is of it
+///   place    how each message begins, "first.toml:3:11: [model] weights = …"
 void check_weights(
     const std::string& path,
+    const std::vector<ParameterInfo>& parameters,
+    const std::string& place);
+void check_weights(
+    const std::vector<TensorFacts>& tensors,
     const std::vector<ParameterInfo>& parameters,
     const std::string& place);
 

@@ -5,9 +5,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "echelon/checkpoint/float_convert.h"
 #include "echelon/error.h"
 
 namespace echelon::hugging_face {
@@ -250,12 +252,43 @@ void write_text(const fs::path& path, const std::string& text) {
   }
 }
 
-bool same_value(
-    const WeightsSource::Tensor& a, const WeightsSource::Tensor& b) {
-  const auto left = a.file->bytes(*a.info);
-  const auto right = b.file->bytes(*b.info);
-  return a.info->dtype == b.info->dtype && a.info->shape == b.info->shape &&
-         std::equal(left.begin(), left.end(), right.begin(), right.end());
+// What messages and the reading by pieces need of a tensor of a source.
+struct Found {
+  size_t number = 0;
+  const TensorFacts* facts = nullptr;
+};
+
+constexpr int64_t kComparedElements = 1 << 20;
+
+bool same_value(TensorSource& source, const Found& a, const Found& b) {
+  if (a.facts->dtype != b.facts->dtype || a.facts->shape != b.facts->shape) {
+    return false;
+  }
+  const auto width = safetensors::dtype_bytes(a.facts->dtype);
+  std::vector<std::byte> left(kComparedElements * width);
+  std::vector<std::byte> right(left.size());
+  const int64_t numel = a.facts->numel();
+  for (int64_t begin = 0; begin < numel; begin += kComparedElements) {
+    const IndexRange range = {
+        begin, std::min(numel, begin + kComparedElements)};
+    source.read(
+        {{a.number, range, left.data()}, {b.number, range, right.data()}});
+    const auto bytes = static_cast<size_t>(range.size()) * width;
+    if (!std::equal(left.data(), left.data() + bytes, right.data())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void check_room(const std::string& folder, int64_t bytes) {
+  std::error_code error;
+  const auto room = fs::space(folder, error);
+  if (error || room.available >= static_cast<uintmax_t>(bytes)) return;
+  throw CheckpointError(
+      folder + ": the weights need " + std::to_string(bytes) + " bytes, " +
+      std::to_string(room.available) +
+      " are free there; make room, or name a folder on another disk");
 }
 
 std::string shard_name(size_t number, size_t count) {
@@ -329,49 +362,57 @@ pack_shards(const std::vector<int64_t>& bytes, int64_t max_bytes) {
   return shards;
 }
 
-std::vector<safetensors::TensorBytes> owned_tensors(
-    const WeightsSource& weights,
-    const std::vector<ParameterInfo>& parameters) {
-  std::vector<safetensors::TensorBytes> tensors;
+std::vector<TensorToWrite> owned_tensors(
+    TensorSource& source,
+    const std::vector<ParameterInfo>& parameters,
+    const std::string& dtype) {
+  std::map<std::string, Found> there;
+  for (size_t i = 0; i < source.tensors().size(); ++i) {
+    there[source.tensors()[i].name] = {i, &source.tensors()[i]};
+  }
+  std::vector<TensorToWrite> tensors;
   for (const auto& parameter : parameters) {
     if (!parameter.tied_to.empty()) continue;
     std::vector<std::string> names = {parameter.name};
     for (const auto& other : parameters) {
       if (other.tied_to == parameter.name) names.push_back(other.name);
     }
-    const WeightsSource::Tensor* first = nullptr;
+    const Found* first = nullptr;
     for (const auto& name : names) {
-      const auto* found = weights.find(name);
-      if (found == nullptr) continue;
-      if (first == nullptr) first = found;
-      if (same_value(*first, *found)) continue;
+      const auto found = there.find(name);
+      if (found == there.end()) continue;
+      if (first == nullptr) {
+        first = &found->second;
+        continue;
+      }
+      if (same_value(source, *first, found->second)) continue;
       throw DataError(
-          weights.path() + ": \"" + names[0] + "\" and \"" + name +
+          source.path() + ": \"" + names[0] + "\" and \"" + name +
           "\" differ, but are tied in the model; leave one of them out");
     }
     if (first == nullptr) {
-      throw DataError(weights.path() + ": has no \"" + parameter.name + "\"");
+      throw DataError(source.path() + ": has no \"" + parameter.name + "\"");
     }
-    tensors.push_back(
-        {parameter.name,
-         first->info->dtype,
-         first->info->shape,
-         first->file->bytes(*first->info)});
+    const auto& own = first->facts->dtype;
+    const bool converts = !dtype.empty() && is_float_dtype(own);
+    tensors.push_back({first->number, parameter.name, converts ? dtype : own});
   }
   return tensors;
 }
 
 std::vector<std::string> write_weights(
-    const std::vector<safetensors::TensorBytes>& tensors,
+    TensorSource& source,
+    const std::vector<TensorToWrite>& tensors,
     const std::string& folder,
     int64_t max_shard_bytes) {
   const safetensors::Metadata metadata = {{"format", "pt"}};
   std::vector<int64_t> bytes;
   int64_t total = 0;
   for (const auto& tensor : tensors) {
-    bytes.push_back(static_cast<int64_t>(tensor.bytes.size()));
+    bytes.push_back(bytes_to_write(source, tensor));
     total += bytes.back();
   }
+  check_room(folder, total);
   const auto shards = pack_shards(bytes, max_shard_bytes);
   std::vector<std::string> files;
   ordered_json weight_map = ordered_json::object();
@@ -379,10 +420,10 @@ std::vector<std::string> write_weights(
     const auto name = shards.size() == 1 ? "model.safetensors"
                                          : shard_name(i + 1, shards.size());
     const auto [begin, end] = shards[i];
-    const std::vector<safetensors::TensorBytes> part(
+    const std::vector<TensorToWrite> part(
         tensors.begin() + static_cast<int64_t>(begin),
         tensors.begin() + static_cast<int64_t>(end));
-    safetensors::write((fs::path(folder) / name).string(), part, metadata);
+    write_tensors((fs::path(folder) / name).string(), source, part, metadata);
     for (const auto& tensor : part) weight_map[tensor.name] = name;
     files.push_back(name);
   }

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/checkpoint/tensor_stream.h"
 #include "echelon/models/language_model.h"
 #include "echelon/models/options.h"
-#include "echelon/models/weights_source.h"
 
 namespace echelon::hugging_face {
 
@@ -45,20 +45,24 @@ std::string generation_config(const ConfigText& text = {});
 std::vector<std::pair<size_t, size_t>>
 pack_shards(const std::vector<int64_t>& bytes, int64_t max_bytes);
 
-/// The tensors of `parameters` in `weights`, in that order; they borrow from it.
-/// A tied one is there under the name that owns it alone, whatever name it has in
-/// `weights`. Throws DataError where weights have a tied one under two names with
-/// different values, or where one is missing.
-std::vector<safetensors::TensorBytes> owned_tensors(
-    const WeightsSource& weights,
-    const std::vector<ParameterInfo>& parameters);
+/// The tensors of `parameters` in `source`, in that order, under the names that own
+/// tied ones, whatever names they have in `source`. Throws DataError where it has a
+/// tied one under two names with different values, or where one is missing.
+///
+///   dtype  to write floating-point ones in, as safetensors names it; empty: as
+///          they are
+std::vector<TensorToWrite> owned_tensors(
+    TensorSource& source,
+    const std::vector<ParameterInfo>& parameters,
+    const std::string& dtype = "");
 
 /// Writes them into `folder`, which exists: as model.safetensors, or, where that
 /// would be larger than `max_shard_bytes`, as shards with
-/// model.safetensors.index.json. Nothing is converted. Throws CheckpointError when
-/// the disk does not take it. Returns the names of the files.
+/// model.safetensors.index.json. Throws as write_tensors, and CheckpointError when
+/// the disk has not so much left. Returns the names of the files.
 std::vector<std::string> write_weights(
-    const std::vector<safetensors::TensorBytes>& tensors,
+    TensorSource& source,
+    const std::vector<TensorToWrite>& tensors,
     const std::string& folder,
     int64_t max_shard_bytes);
 

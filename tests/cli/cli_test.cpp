@@ -399,18 +399,51 @@ TEST_F(CommandLine, VerifysVerdictIsItsLastWord) {
   EXPECT_THAT(run("verify first.toml -n 1").err, HasSubstr("DataError: no data"));
 }
 
-TEST_F(CommandLine, ExportPassesItsArguments) {
+TEST_F(CommandLine, ExportsOneFile) {
   EXPECT_EQ(
       run("export runs/first out.safetensors").err,
       "runs/first: is no run folder, it has no config.toml; name the "
       "folder that `echelon train` wrote\n");
-  write(folder_ / "runs/first/config.toml", "");
+  const auto run_folder = folder_ / "runs/first";
+  write(run_folder / "config.toml", "");
+  EXPECT_THAT(
+      run("export runs/first out.safetensors").err,
+      HasSubstr("has no checkpoints/last.safetensors"));
+  fs::create_directories(run_folder / "checkpoints");
+  const float numbers[2] = {1, 3.0e38f};
+  const int64_t count = 7;
+  safetensors::write(
+      run_folder / "checkpoints/last.safetensors",
+      {{"fc.weight", "F32", {2}, std::as_bytes(std::span(numbers))},
+       {"steps", "I64", {}, std::as_bytes(std::span(&count, 1))}},
+      {{"format", "pt"}});
+  const auto exported = run("export runs/first out.safetensors");
   EXPECT_EQ(
-      run("export runs/first out.safetensors").out,
-      "rank none of none: export runs/first out.safetensors\n");
+      exported.out,
+      "wrote out.safetensors: 2 tensors, from "
+      "runs/first/checkpoints/last.safetensors\n")
+      << exported.err;
+  EXPECT_EQ(
+      read(folder_ / "out.safetensors"),
+      read(run_folder / "checkpoints/last.safetensors"));
+  EXPECT_EQ(
+      run("export runs/first half.safetensors --dtype bfloat16").exit_code, 0);
+  const safetensors::File half(folder_ / "half.safetensors");
+  EXPECT_EQ(half.at("fc.weight").dtype, "BF16");
+  EXPECT_EQ(half.at("steps").dtype, "I64");
+  const auto refused = run("export runs/first x.safetensors --dtype float16");
+  EXPECT_EQ(refused.exit_code, 3);
+  EXPECT_THAT(
+      refused.err,
+      HasSubstr("tensor \"fc.weight\": 3e+38 at [1] is beyond what F16"));
+  EXPECT_FALSE(fs::exists(folder_ / "x.safetensors"));
+  EXPECT_THAT(
+      run("export runs/first x.safetensors --dtype bf16").err,
+      HasSubstr("--dtype bf16: must be float32, bfloat16"));
   EXPECT_THAT(
       run("export runs/first nowhere/out.safetensors").err,
       HasSubstr("make it first"));
+  EXPECT_THAT(run("export runs/first runs").err, HasSubstr("is a folder"));
 }
 
 // A tiny GPT-2 as transformers saves it, of zeros.
@@ -457,7 +490,8 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   EXPECT_EQ(exported.exit_code, 0) << exported.err;
   EXPECT_EQ(
       exported.out,
-      "wrote back: config.json, model.safetensors; 328 parameters\n");
+      "wrote back: config.json, model.safetensors; 328 parameters in float32, "
+      "from ours/checkpoints/last.safetensors\n");
   EXPECT_EQ(run("import back again").exit_code, 0);
   EXPECT_TRUE(fs::exists(folder_ / "again/tokenizer.json"));
   EXPECT_EQ(
@@ -467,6 +501,13 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
       run("export ours shards --format huggingface --max-shard-bytes 300").out,
       HasSubstr("shards of weights"));
   EXPECT_EQ(run("import shards more").exit_code, 0);
+  EXPECT_EQ(
+      run("export ours half --format huggingface --dtype bfloat16").exit_code,
+      0);
+  EXPECT_EQ(
+      json::parse(read(folder_ / "half/config.json"))["torch_dtype"],
+      "bfloat16");
+  EXPECT_EQ(run("import half from_half").exit_code, 0);
 
   EXPECT_THAT(
       run("export ours back --format huggingface").err,
@@ -489,6 +530,9 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   EXPECT_EQ(missing.exit_code, 3);
   EXPECT_THAT(missing.err, HasSubstr("is missing, but model.safetensors.index"));
   EXPECT_FALSE(fs::exists(folder_ / "other"));
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".part-")));
+  }
 }
 
 TEST_F(CommandLine, CompareNeedsRunsThatEnded) {

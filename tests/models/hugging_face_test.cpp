@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "echelon/error.h"
+#include "echelon/models/mapped_tensors.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -178,11 +180,11 @@ TEST(HuggingFaceWeights, ShardsAndTiedNamesComeBack) {
       path,
       {{"lm_head.weight", "F32", {2, 2}, bytes},
        {"transformer.ln_f.weight", "F32", {4}, bytes}});
-  const WeightsSource weights(path);
+  MappedTensors weights{WeightsSource(path)};
   const auto tensors = owned_tensors(weights, parameters);
   folder.make_folder("out");
   EXPECT_THAT(
-      write_weights(tensors, folder.path("out"), 16),
+      write_weights(weights, tensors, folder.path("out"), 16),
       ElementsAre(
           "model-00001-of-00002.safetensors",
           "model-00002-of-00002.safetensors",
@@ -193,6 +195,21 @@ TEST(HuggingFaceWeights, ShardsAndTiedNamesComeBack) {
   const auto index = json::parse(
       read_file(folder.path("out/model.safetensors.index.json")));
   EXPECT_EQ(index["metadata"]["total_size"], 32);
+
+  // Two tensors of 8 bytes each in half of the dtype's width.
+  folder.make_folder("half");
+  EXPECT_THAT(
+      write_weights(
+          weights,
+          owned_tensors(weights, parameters, "BF16"),
+          folder.path("half"),
+          16),
+      ElementsAre("model.safetensors"));
+  const safetensors::File half(folder.path("half/model.safetensors"));
+  const auto words = half.bytes(half.at("transformer.wte.weight"));
+  EXPECT_THAT(
+      std::span(reinterpret_cast<const uint16_t*>(words.data()), 4),
+      ElementsAre(0x3f80, 0x4000, 0x4040, 0x4080));
 
   const float others[4] = {1, 2, 3, 5};
   safetensors::write(
@@ -205,7 +222,10 @@ TEST(HuggingFaceWeights, ShardsAndTiedNamesComeBack) {
        {"transformer.ln_f.weight", "F32", {4}, bytes}});
   EXPECT_THAT(
       error_text<DataError>(
-          [&] { owned_tensors(WeightsSource(path), parameters); }),
+          [&] {
+            MappedTensors two{WeightsSource(path)};
+            owned_tensors(two, parameters);
+          }),
       HasSubstr("\"transformer.wte.weight\" and \"lm_head.weight\" differ, but "
                 "are tied"));
 }

@@ -1,0 +1,94 @@
+#include "echelon/cli/new_folder.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "echelon/error.h"
+
+namespace echelon::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void
+fail(const fs::path& path, const std::string& doing, const std::string& why) {
+  throw CheckpointError(
+      path.string() + ": " + doing + " failed: " + why +
+      "; nothing was left behind");
+}
+
+void synchronise(const fs::path& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int synced = file < 0 ? -1 : ::fsync(file);
+  const int error = errno;
+  if (file >= 0) ::close(file);
+  // Some file systems know no fsync of a folder.
+  if (synced != 0 && error != EINVAL) {
+    fail(path, "syncing it", std::strerror(error));
+  }
+}
+
+// "a/b" of "a/b/".
+fs::path without_slash(const fs::path& path) {
+  const auto whole = fs::absolute(path).lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
+}  // namespace
+
+void check_parent(const fs::path& out) {
+  std::error_code error;
+  const auto parent = without_slash(out).parent_path();
+  if (fs::is_directory(parent, error)) return;
+  throw ConfigError(
+      out.string() + ": there is no folder " + parent.string() +
+      "; make it first");
+}
+
+NewFolder::NewFolder(const fs::path& out) : out_(without_slash(out)) {
+  std::error_code error;
+  const bool empty =
+      fs::is_directory(out_, error) && fs::is_empty(out_, error);
+  if (fs::exists(fs::symlink_status(out_, error)) && !empty) {
+    throw ConfigError(out.string() + ": is there already; name a new folder");
+  }
+  check_parent(out);
+  const auto part =
+      out_.parent_path() / ("." + out_.filename().string() + ".part-" +
+                            std::to_string(::getpid()));
+  fs::remove_all(part, error);  // of another process that had this number
+  if (!fs::create_directory(part, error) || error) {
+    fail(out, "making the folder", error.message());
+  }
+  part_ = part;
+}
+
+NewFolder::~NewFolder() {
+  std::error_code ignored;
+  if (!part_.empty()) fs::remove_all(part_, ignored);
+}
+
+void NewFolder::write(const std::string& name, const std::string& text) const {
+  std::ofstream file(part_ / name, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) fail(out_ / name, "writing it", std::strerror(errno));
+}
+
+void NewFolder::move_into_place() {
+  for (const auto& entry : fs::recursive_directory_iterator(part_)) {
+    synchronise(entry.path());
+  }
+  synchronise(part_);
+  std::error_code error;
+  fs::rename(part_, out_, error);
+  if (error) fail(out_, "renaming it", error.message());
+  part_.clear();
+  synchronise(out_.parent_path());
+}
+
+}  // namespace echelon::cli
