@@ -61,6 +61,11 @@ class Sgd : public Optimizer {
     return state;
   }
 
+  std::vector<OptimizerStateKind> state_kinds() const override {
+    if (momentum_ == 0.0) return {};
+    return {{.name = "momentum"}};
+  }
+
  private:
   void update(const Batch& batch, double rate, double decay) override {
     // A buffer that starts at zero makes the first step like any other:
@@ -132,6 +137,13 @@ class Adam : public Optimizer {
     append_state(state, groups(), "exp_avg_sq", exp_avg_sq_);
     append_state(state, groups(), "step", steps_);
     return state;
+  }
+
+  std::vector<OptimizerStateKind> state_kinds() const override {
+    return {
+        {.name = "exp_avg"},
+        {.name = "exp_avg_sq"},
+        {.name = "step", .is_number = true}};
   }
 
  private:

@@ -23,6 +23,12 @@ struct ParameterGroup {
   double weight_decay = 0.0;
 };
 
+/// One kind of an optimizer's state.
+struct OptimizerStateKind {
+  std::string name;
+  bool is_number = false;  // one for a parameter; else of the parameter's shape
+};
+
 /// How zero_grad() clears gradients.
 enum class ZeroGrad {
   set_to_none,  // frees them; the next backward pass makes new ones
@@ -58,6 +64,8 @@ class Optimizer {
   /// tensors, all there from the start (zeros), so a checkpoint can write them
   /// and load_state() fill them in place.
   virtual NamedTensors state() const = 0;
+  /// The kinds of state(), also where there are no parameters.
+  virtual std::vector<OptimizerStateKind> state_kinds() const = 0;
   /// Copies values into state(). Throws CheckpointError that lists every name
   /// that is missing, unknown or of another shape, and then changes nothing.
   void load_state(const NamedTensors& values);

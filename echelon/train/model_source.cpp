@@ -57,12 +57,13 @@ void list_tensors(ModelSource& source, const std::string& dtype) {
     for (const auto& [own_name, tensor] : state_dict(*layer.module)) {
       const std::string name = definition.name + "." + own_name;
       if (source.first_names.count(name) > 0) continue;
+      const bool is_parameter = parameters.contains(own_name);
+      if (is_parameter && !tensor.requires_grad()) source.frozen.insert(name);
       source.parameters.push_back(
           {.name = name,
            .shape = tensor.sizes().vec(),
-           .kind = parameters.contains(own_name)
-                       ? ParameterInfo::Kind::parameter
-                       : ParameterInfo::Kind::buffer,
+           .kind = is_parameter ? ParameterInfo::Kind::parameter
+                                : ParameterInfo::Kind::buffer,
            .dtype = tensor.is_floating_point() ? dtype : "int64"});
     }
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct ModelSource {
   int64_t classes = 0;  // that it tells apart, or words
   /// The other names of tied parameters, and the first one of each.
   std::map<std::string, std::string> first_names;
+  /// Parameters without requires_grad: optimizers keep no state of them.
+  std::set<std::string> frozen;
 
   /// The name in `parameters` of the tensor that a part calls `name`.
   const std::string& first_name(const std::string& name) const;

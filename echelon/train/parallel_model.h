@@ -66,6 +66,9 @@ class ParallelModel {
   /// After each update: forward sees the new values. `updated`: false when the
   /// step was skipped.
   virtual void after_update(bool updated) {}
+  /// After values were written into parts() and buffers(), on every rank and
+  /// between steps: forward sees them.
+  virtual void after_load() {}
 
   /// For the norm of all gradients, as they are now. Nothing when all of the
   /// model is here.

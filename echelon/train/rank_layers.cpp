@@ -224,4 +224,8 @@ void RankLayers::after_update(bool updated) {
   if (units_) units_->after_update(updated);
 }
 
+void RankLayers::after_load() {
+  if (units_) units_->after_load();
+}
+
 }  // namespace echelon

@@ -1,80 +1,112 @@
 // What a rank saves of its training, and filling it from a checkpoint of any layout.
+//
+//   StateSnapshot snapshot;                       // one for all saves of a rank
+//   snapshot.take(parts_to_save(state, source, world, groups));
+//   write_rank_file(folder, rank_file_name(rank), snapshot.slices());
+//
+//   CheckpointReader reader(folder);
+//   for (const auto& line : load_state(state, reader, source, world, groups)) …
+//
+// Names are those of the whole model, tied parameters by the first of theirs; the
+// optimizer's state is "PARAMETER/exp_avg" and alike, of the parameter's shape, and
+// "PARAMETER/step", one number; random state is "random/cpu/RANK" and, with a GPU,
+// "random/cuda/RANK".
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
-#include <memory>
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "echelon/checkpoint/box.h"
+#include "echelon/checkpoint/manifest.h"
+#include "echelon/checkpoint/rank_file.h"
 #include "echelon/checkpoint/reader.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/train/step.h"
 
 namespace echelon {
 
-/// One tensor of a rank, and where its elements belong in the whole one.
+/// What is here of one tensor of the whole model.
 struct StatePart {
-  std::string name;            // as in a manifest
+  std::string name;  // as in a manifest
   SavedKind kind = SavedKind::parameter;
   std::vector<int64_t> shape;  // of the whole tensor
-  torch::Tensor tensor;        // the live one; boxes' strides are of its row-major
-                               // elements
-  std::vector<PlacedBox> boxes;
+  /// The live one. Boxes are placed among its elements in row-major order,
+  /// whatever its own strides are.
+  torch::Tensor tensor;
+  std::vector<PlacedBox> boxes;  // none that are empty
 };
 
-/// Everything that the run's further course depends on, of this rank.
+/// What this rank writes: with those of the other ranks each element of the model
+/// once. Ranks that have the same share the work, each an equal number of bytes;
+/// which of them writes what does not depend on values.
 ///
-///   parts_to_save  each element of the model on one rank of the world, as evenly
-///                  shared as can be: copies share the work
-///   parts_to_load  all that this rank has
+///   parameters, optimizer's state   of parts that overlap between tensor-parallel
+///                                   ranks, those that own them write them
+///   buffers   the first data-parallel rank writes them: others may have added
+///             statistics of their own samples, which the next forward replaces
+///   random state  each rank its own
 ///
-/// Parameters (master copies), buffers, the optimizer's state ("PARAMETER/exp_avg",
-/// "…/step" a scalar for each parameter), by the first name of tied ones; the random
-/// state of this rank ("random/RANK").
+/// No rank communicates. State of parameters that are not trained is left out.
 std::vector<StatePart> parts_to_save(
     const TrainingState& state,
     const ModelSource& source,
-    World& world,
-    const MeshGroups& groups);
-std::vector<StatePart> parts_to_load(
-    const TrainingState& state,
-    const ModelSource& source,
-    World& world,
+    const World& world,
     const MeshGroups& groups);
 
-/// Host copies of what is to be written; memory is used again by the next one.
+/// All that this rank has, random state left out, in the model's order. Parameters
+/// of one flat shard share their "step"; parameters that are tied across pipeline
+/// stages, or within one rank, all come by their first name.
+std::vector<StatePart>
+parts_to_load(const TrainingState& state, const ModelSource& source);
+
+/// Host copies of what is to be written, in memory that is used again.
 class StateSnapshot {
  public:
-  /// Copies; pinned memory where the parts are on a GPU. On return training may go
-  /// on.
+  /// Copies, into pinned memory where a part is on a GPU, and waits until that is
+  /// done: training may go on then. What the last take() gave is overwritten.
+  /// Throws Error when the host has not so much memory, with the bytes.
   void take(const std::vector<StatePart>& parts);
-  /// Of the last take(); they live until the next.
+
+  /// Of the last take(); what they point to lives until the next.
   const std::vector<SliceBytes>& slices() const { return slices_; }
-  int64_t bytes() const;
+  /// Of all slices.
+  int64_t bytes() const { return bytes_; }
 
  private:
-  torch::Tensor memory_;  // bytes
+  torch::Tensor memory_;
   std::vector<SliceBytes> slices_;
+  int64_t bytes_ = 0;
 };
 
-/// Compares names, kinds, shapes and dtypes of the model with a manifest's. Throws
-/// CheckpointError that lists all that are missing, unexpected or of another shape;
-/// random state and the state of an optimizer that is not asked for are no concern.
-/// Floating-point dtypes may differ: values are converted.
+/// Compares names, kinds, shapes and dtypes of parameters, buffers and the state of
+/// `optimizer` with a manifest's. Throws CheckpointError that lists every one that
+/// is missing, unexpected, or other than here. Floating-point dtypes may differ:
+/// values are converted. Random state is no concern, nor state that this optimizer
+/// does not keep.
 void check_state(
     const CheckpointManifest& manifest,
     const ModelSource& source,
     const Optimizer& optimizer);
 
-/// Fills this rank's parts, reading only what it needs, and lets the model see them.
-/// Every rank of the world calls. Returns what could not be taken over, a line each
-/// (random state of another number of ranks, say). Throws CheckpointError.
+/// Fills this rank's parts, reading only what it needs, and lets the model see
+/// them; the checkpoint may be of any layout. Every rank of `groups` calls it, and
+/// between steps.
+///
+/// Returns, the same on all ranks, what could not be taken over as it was saved, a
+/// line each: random state of another number of ranks, parameters of one flat shard
+/// that were updated another number of times each (the largest counts).
+///
+/// Throws CheckpointError on every rank when it fails on one: what check_state says,
+/// or what the reader found. The state is a mixture then, to be filled from another
+/// checkpoint or given up.
 std::vector<std::string> load_state(
     TrainingState& state,
     CheckpointReader& reader,
     const ModelSource& source,
-    World& world,
+    const World& world,
     const MeshGroups& groups);
 
 }  // namespace echelon

@@ -82,6 +82,7 @@ class ShardedModel : public ParallelModel {
     return layers_.optimizer_groups(weight_decay);
   }
   void after_update(bool updated) override { layers_.after_update(updated); }
+  void after_load() override { layers_.after_load(); }
 
   std::optional<SharedOutGradients> shared_out_gradients() const override {
     return counted_.shared_out(

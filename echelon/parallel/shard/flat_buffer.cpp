@@ -214,9 +214,16 @@ void FlatBuffer::release() {
 }
 
 void FlatBuffer::after_update() {
-  if (!trainable_ && around_.keeps_whole()) return;
+  if (trainable_) {
+    after_load();
+  } else if (!around_.keeps_whole()) {
+    release();
+  }
+}
+
+void FlatBuffer::after_load() {
   release();
-  if (low_.defined() && trainable_) low_.copy_(master_, /*non_blocking=*/true);
+  if (low_.defined()) low_.copy_(master_, /*non_blocking=*/true);
 }
 
 // ------------------------------------------------------------------ gradients

@@ -96,6 +96,8 @@ class FlatBuffer {
   void release();
   /// The master copy was updated.
   void after_update();
+  /// It got other values, which a frozen one gets in no other way.
+  void after_load();
 
   // Gradients ----------------------------------------------------------------
 

@@ -237,6 +237,23 @@ void ShardedUnits::Impl::use_in_backward(size_t set) {
   gathered->use_by_node(set, current_node(), reducer->last());
 }
 
+void ShardedUnits::Impl::renew(void (FlatBuffer::*changed)()) {
+  gathered->forget();
+  for (const auto& unit : units) {
+    for (const auto& flat : unit->flats) ((*flat).*changed)();
+  }
+  // What is kept, or held by somebody, comes anew.
+  const bool all = surroundings->keeps_whole();
+  for (const auto& unit : units) {
+    if (!all && unit->pins == 0) continue;
+    for (const auto& flat : unit->flats) flat->start_gather();
+  }
+  for (const auto& unit : units) {
+    if (unit->pins == 0) continue;
+    for (const auto& flat : unit->flats) flat->finish_gather();
+  }
+}
+
 // --------------------------------------------------------------------- public
 
 ShardedUnits::Gathered::Gathered(
@@ -375,21 +392,15 @@ void ShardedUnits::after_update(bool updated) {
   if (!impl_->reducer) return;
   const torch::NoGradGuard no_grad;
   impl_->reducer->clear();
-  if (!updated) return;
-  impl_->gathered->forget();
-  for (const auto& unit : impl_->units) {
-    for (const auto& flat : unit->flats) flat->after_update();
-  }
-  // What is kept, or held by somebody, comes anew.
-  const bool all = impl_->surroundings->keeps_whole();
-  for (const auto& unit : impl_->units) {
-    if (!all && unit->pins == 0) continue;
-    for (const auto& flat : unit->flats) flat->start_gather();
-  }
-  for (const auto& unit : impl_->units) {
-    if (unit->pins == 0) continue;
-    for (const auto& flat : unit->flats) flat->finish_gather();
-  }
+  if (updated) impl_->renew(&FlatBuffer::after_update);
+}
+
+void ShardedUnits::after_load() {
+  std::lock_guard lock(impl_->mutex);
+  if (!impl_->reducer) return;
+  const torch::NoGradGuard no_grad;
+  impl_->reducer->clear();
+  impl_->renew(&FlatBuffer::after_load);
 }
 
 std::vector<ShardedUnits::FlatShard> ShardedUnits::flat_shards() const {

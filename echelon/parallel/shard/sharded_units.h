@@ -159,6 +159,9 @@ class ShardedUnits {
   /// Gradients are dropped. `updated`: false for a step that is skipped: nothing
   /// else happens.
   void after_update(bool updated = true);
+  /// The same after values were written into parts(), those of frozen parameters
+  /// too.
+  void after_load();
 
   /// Flat shards for the optimizer, by unit, in two kinds: those that weight decay
   /// applies to (of parameters of two and more dimensions), and the others. What

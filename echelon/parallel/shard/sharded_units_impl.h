@@ -33,6 +33,9 @@ struct ShardedUnits::Impl : std::enable_shared_from_this<Impl> {
   void use(size_t set);
   void use_in_backward(size_t set);
 
+  // Whole parameters that are kept come anew, others are forgotten.
+  void renew(void (sharding::FlatBuffer::*changed)());
+
   // Parameters have to be gathered for backward.
   bool gathers_again() const { return !gathered->keeps(); }
   std::vector<size_t> all() const;

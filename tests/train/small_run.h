@@ -1,0 +1,201 @@
+// Small models in all layouts, trained step by step: what tests of saving share.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "echelon/data/loader.h"
+#include "echelon/train/saved_state.h"
+#include "tests/data/make_tokens.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+
+/// A model and a layout, and what is special about it.
+struct SmallCase {
+  std::string name;
+  Job job;
+};
+
+inline std::string write_tokens(TempFolder& folder) {
+  std::vector<uint16_t> ids;
+  for (uint32_t i = 0; i < 600; ++i) {
+    ids.push_back(static_cast<uint16_t>((i * i * 7 + i / 3) % 59));
+  }
+  return folder.write("tokens.bin", raw_bytes(ids));
+}
+
+/// Five heads, one matrix for words in and out, and sizes that no degree divides.
+inline Job small_gpt(const std::string& tokens) {
+  Job job;
+  job.model.name = "gpt";
+  job.model.layers = 2;
+  job.model.hidden_size = 20;
+  job.model.heads = 5;
+  job.model.intermediate_size = 45;
+  job.model.vocab_size = 67;
+  job.model.max_positions = 12;
+  job.model.dtype = "float64";
+  job.data.name = "text";
+  job.data.sources = {tokens};
+  job.data.vocab_size = 67;
+  job.data.sequence = 11;
+  job.train.batch = 8;
+  job.train.steps = 8;
+  job.optimizer.name = "adamw";
+  job.optimizer.learning_rate = 1e-3;
+  job.optimizer.weight_decay = 0.1;
+  return job;
+}
+
+inline Job small_mlp() {
+  Job job;
+  job.model.name = "mlp";
+  job.model.hidden = {17, 13, 11, 7};
+  job.model.dtype = "float64";
+  job.train.batch = 12;
+  job.train.steps = 8;
+  job.optimizer.name = "sgd";
+  job.optimizer.momentum = 0.9;
+  job.optimizer.learning_rate = 0.01;
+  return job;
+}
+
+/// A rank's model, its data and its place in both.
+class SmallRun {
+ public:
+  SmallRun(const Job& job, World& world, const LayerFactory& layers = {})
+      : job_(job),
+        data_(open_data(job.data, 0)),
+        world(world),
+        groups(world, job.layout),
+        source(layers ? model_source(job, layers, data_.train->spec())
+                      : model_source(job, data_.train->spec())),
+        state(job_, {source, world, groups}, job.train.steps),
+        loader_(*data_.train, loader_options()) {}
+
+  /// Steps [from, to) of the run, whoever did those before.
+  void train(int64_t from, int64_t to) {
+    for (; next_ < from; ++next_) loader_.next();
+    for (; next_ < to; ++next_) {
+      const auto batch = loader_.next();
+      state.model().forward_backward(*batch, counts_units(*data_.train));
+      state.update(next_, false, nullptr);
+    }
+  }
+
+ private:
+  LoaderOptions loader_options() const {
+    LoaderOptions options;
+    options.samples = data_.train_samples;
+    options.global_batch = job_.train.batch;
+    options.rank = groups.data_index();
+    options.num_ranks = groups.data().size();
+    options.seed = 1;
+    options.sample_keys = draws_masks(job_, data_.train->spec());
+    return options;
+  }
+
+  const Job job_;
+  const TrainingData data_;
+
+ public:
+  World& world;
+  MeshGroups groups;
+  ModelSource source;
+  TrainingState state;
+
+ private:
+  Loader loader_;
+  int64_t next_ = 0;
+};
+
+inline void on_ranks(
+    const Job& job,
+    const std::function<void(SmallRun&)>& body,
+    const LayerFactory& layers = {}) {
+  run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+    at::set_num_threads(1);
+    SmallRun run(job, world, layers);
+    body(run);
+  });
+}
+
+/// What a rank has of one tensor, found without the code that is tested: parameters,
+/// buffers, and the optimizer's state, which lies as the parameter does in what the
+/// optimizer updates.
+inline std::vector<std::pair<std::string, ParameterPart>>
+parts_by_name(const SmallRun& run) {
+  std::vector<std::pair<std::string, ParameterPart>> all;
+  std::map<std::string, torch::Tensor> updated;
+  for (const auto& group : run.state.optimizer().groups()) {
+    for (const auto& [name, tensor] : group.parameters) updated[name] = tensor;
+  }
+  const auto states = run.state.optimizer().state();
+  for (const auto& part : run.state.model().parts()) {
+    const std::string& name = run.source.first_name(part.name);
+    all.emplace_back(name, part);
+    const auto* begin = static_cast<const char*>(part.value.const_data_ptr());
+    const int64_t bytes = static_cast<int64_t>(part.value.nbytes());
+    for (const auto& [state_name, state] : states) {
+      const size_t slash = state_name.rfind('/');
+      const auto& whole = updated.at(state_name.substr(0, slash));
+      const auto at = begin - static_cast<const char*>(whole.const_data_ptr());
+      if (bytes == 0 || at < 0 ||
+          at + bytes > static_cast<int64_t>(whole.nbytes())) {
+        continue;
+      }
+      ParameterPart beside = part;
+      const bool number = state.dim() == 0;
+      beside.value = number
+          ? state
+          : state.flatten()
+                .narrow(0, at / part.value.element_size(), part.value.numel())
+                .view(part.value.sizes());
+      if (number) beside.shard.reset(), beside.range.reset();
+      all.emplace_back(name + state_name.substr(slash), beside);
+    }
+  }
+  for (const auto& part : run.state.model().buffers()) {
+    all.emplace_back(run.source.first_name(part.name), part);
+  }
+  return all;
+}
+
+/// The layouts of the tests, of up to 6 ranks.
+inline std::vector<SmallCase> small_cases(const Job& base) {
+  std::vector<SmallCase> all;
+  const auto add = [&](const std::string& name, const Layout& layout) -> Job& {
+    all.push_back({name, base});
+    all.back().job.layout = layout;
+    return all.back().job;
+  };
+  add("one device", {});
+  add("dp=2", {.dp_replicate = 2});
+  for (const int64_t stage : {1, 2, 3}) {
+    add("fsdp=2 stage " + std::to_string(stage), {.dp_shard = 2}).shard.stage =
+        stage;
+  }
+  add("fsdp=3", {.dp_shard = 3});
+  add("dp=2,fsdp=2", {.dp_replicate = 2, .dp_shard = 2});
+  add("tp=2", {.tp = 2});
+  add("tp=3", {.tp = 3});
+  add("tp=3, sequence parallel", {.tp = 3}).tensor.sequence_parallel = true;
+  add("pp=2", {.pp = 2});
+  Job& interleaved = add("pp=2, interleaved", {.pp = 2});
+  interleaved.pipeline.schedule = "interleaved";
+  interleaved.pipeline.stages_per_rank = 2;
+  add("dp=2,pp=2", {.dp_replicate = 2, .pp = 2});
+  add("tp=2,pp=2", {.tp = 2, .pp = 2});
+  add("fsdp=2,tp=2", {.dp_shard = 2, .tp = 2});
+  add("fsdp=2,tp=3, sequence parallel", {.dp_shard = 2, .tp = 3})
+      .tensor.sequence_parallel = true;
+  add("fsdp=2,pp=2", {.dp_shard = 2, .pp = 2});
+  return all;
+}
+
+}  // namespace echelon
