@@ -1,3 +1,4 @@
+#include <chrono>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -6,6 +7,7 @@
 #include <cstdio>
 #include <ctime>
 #include <string>
+#include <thread>
 
 #include "echelon/checkpoint/folder.h"
 #include "echelon/checkpoint/folder_files.h"
@@ -44,6 +46,8 @@ std::string read_owner(int file) {
       error);
 }
 
+constexpr auto kDying = std::chrono::seconds(2);
+
 }  // namespace
 
 CheckpointLock::CheckpointLock(const std::filesystem::path& folder) {
@@ -51,9 +55,15 @@ CheckpointLock::CheckpointLock(const std::filesystem::path& folder) {
   const auto path = folder / "LOCK";
   file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (file_ < 0) folder_files::fail(path, "opening it", errno);
+  // A process that was killed gives it up a moment later.
+  const auto deadline = std::chrono::steady_clock::now() + kDying;
   while (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
     const int error = errno;
+    if (error == EWOULDBLOCK && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      continue;
+    }
     const std::string owner = read_owner(file_);
     ::close(file_);
     if (error != EWOULDBLOCK) refuse(path, error);

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "echelon/error.h"
@@ -12,26 +13,28 @@ namespace echelon::cli {
 
 namespace fs = std::filesystem;
 
-ScratchConfig::ScratchConfig(const Job& job) {
-  std::string name = (fs::temp_directory_path() / "echelon-XXXXXX").string();
-  if (::mkdtemp(name.data()) == nullptr) {
+ScratchFolder::ScratchFolder()
+    : path_((fs::temp_directory_path() / "echelon-XXXXXX").string()) {
+  if (::mkdtemp(path_.data()) == nullptr) {
     throw ConfigError(
-        name + ": cannot be made: " + std::strerror(errno) +
+        path_ + ": cannot be made: " + std::strerror(errno) +
         "; set TMPDIR to a folder that can be written");
   }
-  folder_ = name;
-  path_ = (folder_ / "config.toml").string();
+}
+
+ScratchFolder::~ScratchFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+ScratchConfig::ScratchConfig(const Job& job)
+    : path_(folder_.path() + "/config.toml") {
   std::ofstream file(path_);
   file << to_toml(job);
   file.close();
   if (!file) {
     throw ConfigError(path_ + ": cannot be written; is the disk full?");
   }
-}
-
-ScratchConfig::~ScratchConfig() {
-  std::error_code ignored;
-  fs::remove_all(folder_, ignored);
 }
 
 }  // namespace echelon::cli

@@ -2,25 +2,36 @@
 // object.
 #pragma once
 
-#include <filesystem>
 #include <string>
 
 #include "echelon/train/job.h"
 
 namespace echelon::cli {
 
-class ScratchConfig {
+/// A new folder for temporary files, which is gone with the object.
+class ScratchFolder {
  public:
-  /// Throws ConfigError when the folder for temporary files cannot be written.
-  explicit ScratchConfig(const Job& job);
-  ~ScratchConfig();
-  ScratchConfig(const ScratchConfig&) = delete;
-  ScratchConfig& operator=(const ScratchConfig&) = delete;
+  /// Throws ConfigError when none can be made.
+  ScratchFolder();
+  ~ScratchFolder();
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
 
   const std::string& path() const { return path_; }
 
  private:
-  std::filesystem::path folder_;
+  std::string path_;
+};
+
+class ScratchConfig {
+ public:
+  /// Throws ConfigError when the folder for temporary files cannot be written.
+  explicit ScratchConfig(const Job& job);
+
+  const std::string& path() const { return path_; }
+
+ private:
+  ScratchFolder folder_;
   std::string path_;
 };
 

@@ -11,6 +11,7 @@
 #include "echelon/cli/help.h"
 #include "echelon/cli/scratch_config.h"
 #include "echelon/cli/terminal.h"
+#include "echelon/checkpoint/folder.h"
 #include "echelon/error.h"
 #include "echelon/launch/launch.h"
 #include "echelon/train/run_folder.h"
@@ -62,6 +63,17 @@ int plan(const TrainArguments& arguments) {
   return counted.exit_code;
 }
 
+// Of a run that is taken up again.
+bool is_done(const Job& job, const JobFacts& facts) {
+  const auto latest = latest_checkpoint(
+      std::filesystem::path(job.train.run) / "checkpoints");
+  if (!latest || latest->step < facts.steps) return false;
+  std::cout << job.train.run << " has " << latest->step << " of " << facts.steps
+            << " steps; more of them (train.steps, train.epochs) go on from "
+               "there, --overwrite begins anew\n";
+  return true;
+}
+
 int train(const TrainArguments& arguments) {
   if (arguments.dry_run) return plan(arguments);
   if (arguments.json) {
@@ -71,11 +83,12 @@ int train(const TrainArguments& arguments) {
   }
   Job job = load(arguments.job);
   const JobFacts facts = check(arguments.job, job);
-  check_run_folder(job);
+  const bool goes_on = check_run_folder(job);
   if (arguments.check) {
     print_facts(job, facts);
     return 0;
   }
+  if (goes_on && is_done(job, facts)) return 0;
   const std::string program = find_echelon_train();
   job.model.classes = facts.classes;
   const std::string config = make_run_folder(job);
@@ -104,6 +117,7 @@ void add_train(CLI::App& app, Action& action) {
       "echelon train first.toml -n 2\n"
       "echelon train first.toml -n 2 --set train.steps=100 --overwrite\n"
       "echelon train first.toml --layout dp=4 --ranks threads\n"
+      "echelon train first.toml --resume runs/other   from its newest checkpoint\n"
       "echelon train first.toml --check        check all of it, start nothing\n"
       "echelon train first.toml --dry-run      what each rank would hold and send");
   auto arguments = std::make_shared<TrainArguments>();
@@ -112,6 +126,11 @@ void add_train(CLI::App& app, Action& action) {
       "--overwrite",
       arguments->job.overrides.overwrite,
       "replace the run folder if it exists");
+  command->add_option(
+      "--resume",
+      arguments->job.overrides.resume,
+      "go on from a run's folder or a checkpoint; auto (the run's own folder) or "
+      "never");
   command->add_flag(
       "--check",
       arguments->check,

@@ -14,6 +14,8 @@ struct VerifyArguments {
   JobArguments job;
   std::string steps;
   std::string tolerance;
+  bool resume = false;
+  std::string then;
   bool json = false;
   bool plant_error = false;
 };
@@ -32,14 +34,21 @@ double parse_tolerance(const std::string& text) {
   return value;
 }
 
-int verify(const VerifyArguments& arguments) {
-  Job job = load(arguments.job);
+Job checked(const JobArguments& arguments) {
+  Job job = load(arguments);
   if (job.train.steps == 0 && job.train.epochs == 0) job.train.steps = 1;
-  check(arguments.job, job);
+  check(arguments, job);
+  return job;
+}
 
+// Of one layout; `more`: arguments of echelon-train.
+int start(
+    const Job& job, const VerifyArguments& arguments,
+    const std::vector<std::string>& more) {
   std::vector<std::string> command = {find_echelon_train(), "verify"};
   const ScratchConfig config(job);
   command.push_back(config.path());
+  command.insert(command.end(), more.begin(), more.end());
   if (!arguments.steps.empty()) {
     parse_count("--steps", arguments.steps, 1, 1 << 30);
     command.insert(command.end(), {"--steps", arguments.steps});
@@ -65,6 +74,24 @@ int verify(const VerifyArguments& arguments) {
   return launch::run(options);
 }
 
+int verify(const VerifyArguments& arguments) {
+  if (arguments.resume != !arguments.then.empty()) {
+    throw ConfigError(
+        "echelon verify: --resume saves with --layout and goes on with --then; "
+        "give both, as in --resume --layout dp=2 --then tp=2");
+  }
+  const Job job = checked(arguments.job);
+  if (!arguments.resume) return start(job, arguments, {});
+  JobArguments second = arguments.job;
+  second.overrides.layout = arguments.then;
+  second.overrides.num_ranks = 0;
+  const Job then = checked(second);
+  const ScratchFolder folder;
+  const int failed = start(job, arguments, {"--save", folder.path()});
+  return failed != 0 ? failed
+                     : start(then, arguments, {"--resume", folder.path()});
+}
+
 }  // namespace
 
 void add_verify(CLI::App& app, Action& action) {
@@ -74,8 +101,16 @@ void add_verify(CLI::App& app, Action& action) {
       "gradient and every parameter, in float64");
   command->footer(
       "echelon verify first.toml -n 4\n"
-      "echelon verify first.toml --layout dp=2 --steps 5 --json");
+      "echelon verify first.toml --layout dp=2 --steps 5 --json\n"
+      "echelon verify first.toml --resume --layout dp=2 --then tp=2");
   auto arguments = std::make_shared<VerifyArguments>();
+  command->add_flag(
+      "--resume",
+      arguments->resume,
+      "save after the steps, go on with --then, and compare the steps after that "
+      "with those of one rank that never stopped");
+  command->add_option("--then", arguments->then, "--resume: the second layout")
+      ->type_name("LAYOUT");
   add_job_arguments(*command, arguments->job, true);
   command->add_option("--steps", arguments->steps, "steps that are compared")
       ->type_name("STEPS");

@@ -257,4 +257,28 @@ MetricsFile read_metrics(const std::filesystem::path& path) {
   return file;
 }
 
+void cut_metrics(const std::filesystem::path& path, int64_t step) {
+  const std::string text = read_text_file(path);
+  size_t begin = 0;
+  while (begin < text.size()) {
+    const size_t end = text.find('\n', begin);
+    if (end == std::string::npos) break;
+    MetricsFile line;
+    try {
+      read_line(std::string_view(text).substr(begin, end - begin), line);
+    } catch (const nlohmann::json::exception& error) {
+      throw DataError(
+          path.string() + ": no line of metrics (" + error.what() +
+          "); remove the line to go on");
+    }
+    if (!line.steps.empty() && line.steps[0].step > step) break;
+    if (!line.evaluations.empty() && line.evaluations[0].step > step) break;
+    begin = end + 1;
+  }
+  if (begin == text.size()) return;
+  if (::truncate(path.c_str(), static_cast<off_t>(begin)) != 0) {
+    fail(path, errno, 0);
+  }
+}
+
 }  // namespace echelon

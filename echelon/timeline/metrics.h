@@ -102,4 +102,8 @@ struct MetricsFile {
 /// that is no metrics, other than a last one without its end.
 MetricsFile read_metrics(const std::filesystem::path& path);
 
+/// Takes back what was written after `step` steps: cuts the file before the first
+/// line of a later one. Throws as read_metrics and MetricsWriter do.
+void cut_metrics(const std::filesystem::path& path, int64_t step);
+
 }  // namespace echelon

@@ -66,6 +66,13 @@ void apply(config::Document& document, const Overrides& overrides) {
   if (overrides.overwrite) {
     document.set("train", "overwrite", "true", "--overwrite");
   }
+  if (!overrides.resume.empty()) {
+    document.set(
+        "checkpoint",
+        "resume",
+        config::toml_text(std::string_view(overrides.resume)),
+        "--resume " + overrides.resume);
+  }
 }
 
 }  // namespace

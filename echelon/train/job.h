@@ -56,6 +56,7 @@ struct Overrides {
   int64_t num_ranks = 0;         // -n; without any degree, dp is this many
   std::string ranks;             // --ranks, "processes" or "threads"
   bool overwrite = false;        // --overwrite
+  std::string resume;            // --resume
 };
 
 /// Reads and checks each value by itself (check_job checks them together).

@@ -28,7 +28,7 @@ constexpr const char* kUsage =
     "usage: echelon-train train CONFIG [--threads N]\n"
     "       echelon-train plan CONFIG [--json] [--colours] [--columns N]\n"
     "       echelon-train verify CONFIG [--steps K] [--tolerance T] [--json]\n"
-    "                     [--threads N]\n"
+    "                     [--save FOLDER | --resume FOLDER] [--threads N]\n"
     "       echelon-train export RUN OUT\n"
     "       echelon-train sample RUN [--tokens N] [--temperature T] [--top-k K]\n"
     "                     [--top-p P] [--seed S] --prompt TEXT\n"
@@ -133,10 +133,12 @@ int run_train(Arguments& arguments) {
   install_stop_signals();
   const auto folder = std::filesystem::path(config).parent_path();
   bool interrupted = false;
+  bool preempted = false;
   with_world(threads, job.comm, [&](World& world) {
     const TrainResult result = train(job, world, folder);
     if (world.rank() != 0) return;
     interrupted = result.interrupted;
+    preempted = result.preempted;
     if (result.evaluation.samples > 0) {
       const auto& last = result.evaluation;
       std::printf("%s %.2f%s after %lld steps\n",
@@ -146,12 +148,14 @@ int run_train(Arguments& arguments) {
                   static_cast<long long>(result.steps));
     }
     if (result.interrupted) {
-      std::printf("stopped by the user after %lld steps\n",
+      std::printf("stopped by %s after %lld steps\n",
+                  result.preempted ? "SIGTERM" : "the user",
                   static_cast<long long>(result.steps));
     }
     std::printf("report: %s\n", (folder / "report.html").c_str());
     std::fflush(stdout);
   });
+  if (preempted) return static_cast<int>(ExitCode::preempted);
   return static_cast<int>(interrupted ? ExitCode::interrupted
                                       : ExitCode::done);
 }
@@ -180,10 +184,18 @@ int run_verify(Arguments& arguments) {
   options.tolerance = std::strtod(tolerance.c_str(), nullptr);
   options.plant_error = arguments.value("--plant-error-in", "");
   if (arguments.flag("--plant-error")) options.plant_error = "first";
+  options.resume = arguments.value("--resume", "");
+  const std::string save = arguments.value("--save", "");
   const bool json = arguments.flag("--json");
   const int64_t threads = arguments.number("--threads", 0);
   arguments.end();
   const Job job = load_job(config);
+  if (!save.empty()) {
+    with_world(threads, job.comm, [&](World& world) {
+      save_steps(job, world, options.steps, save);
+    });
+    return 0;
+  }
   bool passed = false;
   with_world(threads, job.comm, [&](World& world) {
     const VerifyResult result = verify(job, world, options);

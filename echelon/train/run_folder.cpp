@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "echelon/checkpoint/folder.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -43,15 +44,41 @@ void require_writable(const Job& job, const fs::path& folder) {
   }
 }
 
+bool has_checkpoints(const fs::path& run) {
+  return !list_checkpoints(run / "checkpoints").empty();
+}
+
+// The run's own are there; whether training goes on from the newest of them.
+void check_own_checkpoints(const Job& job) {
+  const fs::path run = job.train.run;
+  const std::string& from = job.checkpoint.resume;
+  if (from == "never") {
+    throw ConfigError(
+        place(job) +
+        ": exists; --overwrite replaces it, or name another folder");
+  }
+  std::error_code error;
+  if (from != "auto" && !fs::equivalent(from, run, error)) {
+    throw ConfigError(
+        place(job) + ": has checkpoints of its own, but resume = \"" + from +
+        "\" names others; --overwrite replaces them, --resume auto goes on from "
+        "them, or name another folder");
+  }
+}
+
 }  // namespace
 
-void check_run_folder(const Job& job) {
+bool check_run_folder(const Job& job) {
   const fs::path run = job.train.run;
+  const std::string& from = job.checkpoint.resume;
+  std::error_code unknown;
+  const bool same = fs::equivalent(from, run, unknown);
+  if (from != "auto" && from != "never" && !same) find_checkpoints(from);
   std::error_code error;
   const auto status = fs::symlink_status(run, error);
   if (!fs::exists(status)) {
     require_writable(job, existing_parent(run));
-    return;
+    return false;
   }
   if (fs::is_symlink(status) || !fs::is_directory(status)) {
     throw ConfigError(
@@ -64,20 +91,37 @@ void check_run_folder(const Job& job) {
           ": is a folder without config.toml, so no run of Echelon; it is left "
           "alone: name another one");
     }
+    const bool own = has_checkpoints(run);
+    // Whoever writes there is not disturbed.
+    if (fs::is_directory(run / "checkpoints", error)) {
+      const CheckpointLock lock(run / "checkpoints");
+    }
     if (!job.train.overwrite) {
+      if (!own) {
+        throw ConfigError(
+            place(job) +
+            ": exists and has no checkpoints to go on from; --overwrite replaces "
+            "it, or name another folder");
+      }
+      check_own_checkpoints(job);
+      require_writable(job, run);
+      return true;
+    }
+    if (same) {
       throw ConfigError(
-          place(job) +
-          ": exists; --overwrite replaces it, or name another folder");
+          place(job) + ": overwrite would remove what resume = \"" + from +
+          "\" names; leave one of them out");
     }
   }
   require_writable(job, run);
+  return false;
 }
 
 std::string make_run_folder(const Job& job) {
-  check_run_folder(job);
+  const bool goes_on = check_run_folder(job);
   const fs::path run = job.train.run;
   try {
-    fs::remove_all(run);
+    if (!goes_on) fs::remove_all(run);
     fs::create_directories(run);
   } catch (const fs::filesystem_error& error) {
     throw ConfigError(

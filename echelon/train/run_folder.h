@@ -7,14 +7,18 @@
 
 namespace echelon {
 
-/// Throws ConfigError when [train] run cannot be made: it exists (unless
-/// overwrite is set and it is a run folder: it has config.toml, or is empty),
-/// it is a file, or the disk does not let us write there. Changes nothing.
-void check_run_folder(const Job& job);
+/// Whether the run in [train] run goes on: it has checkpoints, and neither overwrite
+/// nor checkpoint.resume = "never" is set. Throws ConfigError when the folder cannot
+/// be made: it exists without checkpoints (unless overwrite is set and it is a run
+/// folder: it has config.toml, or is empty), it has some, but checkpoint.resume names
+/// others, it is a file, or the disk does not let us write there; CheckpointError
+/// when what checkpoint.resume names is no checkpoint, or another process writes
+/// there. Changes nothing.
+bool check_run_folder(const Job& job);
 
-/// check_run_folder, then removes an older run of that name, makes the folder
-/// and writes config.toml with all values as used, `overwrite` = false, so that
-/// running it again destroys nothing. Returns the path of config.toml.
+/// check_run_folder, then removes an older run of that name unless it goes on, makes
+/// the folder and writes config.toml with all values as used, `overwrite` = false, so
+/// that running it again destroys nothing. Returns the path of config.toml.
 std::string make_run_folder(const Job& job);
 
 }  // namespace echelon

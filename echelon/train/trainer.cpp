@@ -13,20 +13,28 @@
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/weights_file.h"
 #include "echelon/models/parameter_list.h"
 #include "echelon/train/describe_cut.h"
-#include "echelon/train/gather_state.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/report_writer.h"
+#include "echelon/train/resume.h"
+#include "echelon/train/saver.h"
 
 namespace echelon {
 namespace {
 
 std::atomic<int> stop_signals{0};
+std::atomic<bool> terminated{false};
 
 void on_stop_signal(int signal) {
+  if (signal == SIGTERM) terminated = true;
   if (stop_signals.fetch_add(1) > 0) std::_Exit(128 + signal);
+}
+
+bool saves(const Job& job) {
+  const auto& options = job.checkpoint;
+  return options.at_end || options.every_steps > 0 || options.every_minutes > 0;
 }
 
 int threads_per_rank(const Job& job, const World& world) {
@@ -42,10 +50,38 @@ struct StepSums {
   double samples = 0;
   double skipped = 0;
   bool stop = false;
+  bool preempted = false;  // by SIGTERM
+  SaverNews saver;
   int64_t bad_rank = -1;      // first rank whose loss is not finite
   int32_t slowest_rank = -1;
   double slowest_excess = 0;  // its work over the mean, less 1
 };
+
+/// "; kept in runs/first: metrics.jsonl": what a run that cannot go on writing
+/// has written.
+std::string what_is_kept(const std::filesystem::path& folder) {
+  std::string list;
+  for (const char* name :
+       {"metrics.jsonl", "checkpoints/last.safetensors", "timeline.json"}) {
+    std::error_code ignored;
+    if (std::filesystem::exists(folder / name, ignored)) {
+      list += (list.empty() ? "" : ", ") + std::string(name);
+    }
+  }
+  if (const auto last = latest_checkpoint(folder / "checkpoints")) {
+    list += (list.empty() ? "" : ", ") +
+            ("checkpoints/" + last->path.filename().string());
+  }
+  return list.empty() ? "" : "; kept in " + folder.string() + ": " + list;
+}
+
+// The first steps are not typical: buckets are cut anew, memory is new.
+int64_t first_recorded_step(
+    const Job& job, const Resume& resume, int64_t total_steps) {
+  const int64_t first =
+      resume.candidates.empty() ? 0 : resume.candidates.front().step;
+  return total_steps - first > job.train.timeline_steps + 3 ? first + 3 : first;
+}
 
 class Loop {
  public:
@@ -67,6 +103,11 @@ class Loop {
       const StepSums& sums, Position position, const StepUpdate& update,
       bool logged, double started, double data_seconds);
   void warn_of_slow_links() const;
+  void take_up(const CheckpointManifest& from);
+  CheckpointManifest where_we_are() const;
+  void save(const SaverNews& news);
+  void save_last();
+  bool evaluation_due() const;
   void evaluate();
   [[noreturn]] void fail_numeric(const Batch& batch, const StepSums& sums);
   void finish();
@@ -74,6 +115,9 @@ class Loop {
     return static_cast<double>(steady_now_ns() - begin_ns_) * 1e-9;
   }
   bool first() const { return world_.rank() == 0; }
+  int64_t evaluated_step() const {
+    return evaluations_.empty() ? -1 : evaluations_.back().step;
+  }
   int64_t epoch_samples() const {
     return static_cast<int64_t>(data_.train_samples.size());
   }
@@ -87,17 +131,25 @@ class Loop {
   int64_t total_steps_;
   ModelSource source_;
   std::vector<std::string> layers_;  // names
+  std::string samples_;  // what they are
+  Resume resume_;
   bool counts_tokens_;  // the objective's units; else they are samples
   std::shared_ptr<Recorder> recorder_;
   MemoryWatch memory_;
   TrainingState state_;
+  std::optional<Saver> saver_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<Progress> progress_;
   std::vector<StepMetrics> steps_;
   std::vector<EvaluationMetrics> evaluations_;
   int64_t begin_ns_ = steady_now_ns();
   int64_t step_ = 0;       // done
+  Position position_;      // behind them
   bool stop_ = false;
+  bool preempted_ = false;
+  SaverNews news_;         // of the last step
+  std::string save_error_;
+  int64_t saved_step_ = -1;  // by save_last()
   int64_t skipped_ = 0;        // samples
   int64_t skipped_steps_ = 0;  // that overflowed
   double window_loss_ = 0;   // summed since the last logged step
@@ -137,10 +189,13 @@ Loop::Loop(
           layers ? model_source(job, layers, data_.train->spec())
                  : model_source(job, data_.train->spec())),
       layers_(source_.layers.names()),
+      samples_(describe_samples(
+          job, static_cast<int64_t>(data_.train_samples.size()),
+          static_cast<int64_t>(data_.holdout_samples.size()))),
+      resume_(find_resume(job, folder_)),
       counts_tokens_(is_text(source_.sample)),
-      // The first steps are not typical: buckets are cut anew, memory is new.
       recorder_(std::make_shared<Recorder>(
-          world.rank(), total_steps_ > job.train.timeline_steps + 3 ? 3 : 0,
+          world.rank(), first_recorded_step(job, resume_, total_steps_),
           job.train.timeline_steps)),
       memory_(job, source_, world, groups_),
       state_(memory_.during("the model is built", [&] {
@@ -153,12 +208,41 @@ Loop::Loop(
              }},
             total_steps_);
       })) {
+  if (first()) warn_of_slow_links();
+  if (saves(job)) {
+    saver_.emplace(job, source_, world_, groups_, folder_, recorder_.get());
+  }
+  if (!resume_.candidates.empty()) {
+    take_up(resume(
+        resume_, job_, state_, source_, world_, groups_, samples_));
+  }
   if (!first()) return;
-  warn_of_slow_links();
   metrics_ = std::make_unique<MetricsWriter>(folder_ / "metrics.jsonl");
   ProgressOptions options = progress_options_for(1);
   options.every = job.train.log_every;
   progress_ = std::make_unique<Progress>(total_steps_, options);
+}
+
+void Loop::take_up(const CheckpointManifest& from) {
+  step_ = from.step;
+  skipped_steps_ = from.skipped_steps;
+  position_ = {from.epoch, from.consumed};
+  if (!first()) return;
+  std::printf(
+      "goes on from step %lld, saved with %s on %lld %s\n",
+      static_cast<long long>(step_), from.layout.c_str(),
+      static_cast<long long>(from.ranks), from.ranks == 1 ? "rank" : "ranks");
+  for (const auto& line : differences(from, job_, samples_, total_steps_)) {
+    std::printf("  %s\n", line.c_str());
+  }
+  std::fflush(stdout);
+  if (!resume_.own) return;
+  const auto path = folder_ / "metrics.jsonl";
+  if (!std::filesystem::exists(path)) return;
+  cut_metrics(path, step_);
+  MetricsFile before = read_metrics(path);
+  steps_ = std::move(before.steps);
+  evaluations_ = std::move(before.evaluations);
 }
 
 // Ranks that compute each layer together talk several times a layer.
@@ -202,19 +286,24 @@ TrainResult Loop::run() {
     recorder->add(std::move(span));
   });
   begin_ns_ = steady_now_ns();
-  for (int64_t epoch = 0; step_ < total_steps_ && !stop_; ++epoch) {
+  for (int64_t epoch = position_.epoch; step_ < total_steps_ && !stop_;
+       ++epoch) {
     loader_.start_epoch(epoch);
-    while (step_ < total_steps_ && !stop_) {
-      if (!one_step(loader_.position())) break;
-      const int64_t every = job_.train.eval_every;
-      if (every > 0 && step_ % every == 0) evaluate();
+    if (epoch == position_.epoch) loader_.seek(position_);
+    while (step_ < total_steps_ && !stop_ && one_step(loader_.position())) {
+      if (evaluation_due()) evaluate();
+      save(news_);
     }
-    if (job_.train.eval_every == 0 && !stop_) evaluate();
   }
-  if (evaluations_.empty() || evaluations_.back().step != step_) evaluate();
+  save_last();
+  if (!preempted_ && evaluated_step() != step_) evaluate();
   world_.history().on_end(nullptr);
   finish();
-  TrainResult result{.steps = step_, .interrupted = stop_};
+  if (!save_error_.empty()) {
+    throw CheckpointError(save_error_ + what_is_kept(folder_));
+  }
+  TrainResult result{
+      .steps = step_, .interrupted = stop_, .preempted = preempted_};
   if (!evaluations_.empty()) result.evaluation = evaluations_.back();
   return result;
 }
@@ -244,8 +333,11 @@ bool Loop::one_step(Position position) {
   const StepUpdate update = this->update(logged);
   ++step_;
   stop_ = sums.stop;
+  preempted_ = sums.preempted;
+  news_ = sums.saver;
   skipped_ += static_cast<int64_t>(sums.skipped);
   position.consumed += batch->global_count;
+  position_ = position;
   if (!update.updated) ++skipped_steps_;
   record(sums, position, update, logged, started, loaded - started);
   return true;
@@ -265,8 +357,9 @@ StepSums Loop::share_sums(
     const Score& score, int64_t skipped, double work_seconds) {
   const int64_t size = world_.size();
   const bool finite = std::isfinite(score.loss_sum);
-  // [loss, units, skipped, stop, samples, then per rank: work and whether finite]
-  constexpr int64_t kSums = 5;
+  // [loss, units, skipped, stop, samples, preempted, news of the saver, then per
+  // rank: work and whether finite]
+  constexpr int64_t kSums = 9;
   auto sums = torch::zeros({kSums + 2 * size}, torch::kFloat64);
   double* values = sums.data_ptr<double>();
   values[0] = finite ? score.loss_sum : 0;
@@ -274,6 +367,11 @@ StepSums Loop::share_sums(
   values[2] = static_cast<double>(skipped);
   values[3] = stop_signals.load() > 0 ? 1 : 0;
   values[4] = static_cast<double>(score.samples);
+  values[5] = terminated.load() ? 1 : 0;
+  const SaverNews news = saver_ ? saver_->news() : SaverNews{};
+  values[6] = news.ready;
+  values[7] = news.failed;
+  values[8] = news.request;
   values[kSums + world_.rank()] = work_seconds;
   values[kSums + size + world_.rank()] = finite ? 0 : 1;
   auto on_device = sums.to(world_.device());
@@ -288,6 +386,8 @@ StepSums Loop::share_sums(
   result.skipped = values[2];
   result.stop = values[3] > 0;
   result.samples = values[4];
+  result.preempted = values[5] > 0;
+  result.saver = {values[6], values[7], values[8]};
   double total = 0;
   double most = 0;
   for (int64_t rank = 0; rank < size; ++rank) {
@@ -353,6 +453,13 @@ void Loop::record(
        .skipped_steps = skipped_steps_});
 }
 
+bool Loop::evaluation_due() const {
+  if (stop_ || evaluated_step() == step_) return false;
+  const int64_t every = job_.train.eval_every;
+  return every > 0 ? step_ % every == 0
+                   : position_.consumed >= epoch_samples();
+}
+
 void Loop::evaluate() {
   if (data_.holdout_samples.empty()) return;
   const double started = seconds();
@@ -411,20 +518,6 @@ void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
   throw NumericError(message.str());
 }
 
-/// "; kept in runs/first: metrics.jsonl": what a run that cannot go on writing
-/// has written.
-std::string what_is_kept(const std::filesystem::path& folder) {
-  std::string list;
-  for (const char* name :
-       {"metrics.jsonl", "checkpoints/last.safetensors", "timeline.json"}) {
-    std::error_code ignored;
-    if (std::filesystem::exists(folder / name, ignored)) {
-      list += (list.empty() ? "" : ", ") + std::string(name);
-    }
-  }
-  return list.empty() ? "" : "; kept in " + folder.string() + ": " + list;
-}
-
 /// Runs `write`; an error of writing says what the folder holds all the same.
 template <class Write>
 void keeping(const std::filesystem::path& folder, const Write& write) {
@@ -443,17 +536,55 @@ void keeping(const std::filesystem::path& folder, const Write& write) {
   }
 }
 
+CheckpointManifest Loop::where_we_are() const {
+  CheckpointManifest now;
+  now.step = step_;
+  now.skipped_steps = skipped_steps_;
+  now.total_steps = total_steps_;
+  now.epoch = position_.epoch;
+  now.consumed = position_.consumed;
+  now.data = samples_;
+  if (!steps_.empty()) now.metrics["loss"] = steps_.back().loss;
+  if (!evaluations_.empty()) {
+    now.metrics["eval_loss"] = evaluations_.back().loss;
+    now.metrics["eval_accuracy"] = evaluations_.back().accuracy;
+  }
+  return now;
+}
+
+void Loop::save(const SaverNews& news) {
+  if (!saver_) return;
+  const auto before = saver_->last();
+  saver_->after_step(state_, where_we_are(), news);
+  if (first() && saver_->last() != before) {
+    progress_->message("saved " + saver_->last().string());
+  }
+}
+
+// What went wrong is told when everything else is written.
+void Loop::save_last() {
+  if (!saver_) return;
+  try {
+    if (stop_ || job_.checkpoint.at_end) {
+      saver_->save_and_wait(state_, where_we_are());
+      saved_step_ = step_;
+    } else {
+      saver_->wait();
+    }
+  } catch (const CheckpointError& error) {
+    save_error_ = error.what();
+  }
+}
+
 void Loop::finish() {
   if (first()) progress_->finish();
-  const auto folder = folder_ / "checkpoints";
-  const auto weights =
-      gather_state(
-          state_.model(), source_.parameters, groups_, world_.device());
-  if (first()) {
+  if (first() && saver_ && saved_step_ == step_) {
     keeping(folder_, [&] {
-      std::filesystem::create_directories(folder);
-      save_tensors(
-          (folder / "last.safetensors").string(), weights, {{"format", "pt"}});
+      std::vector<std::string> names;
+      for (const auto& info : source_.parameters) names.push_back(info.name);
+      CheckpointReader reader(saver_->last().string());
+      write_weights(
+          reader, (folder_ / "checkpoints/last.safetensors").string(), names);
     });
   }
   RunSummary summary;
@@ -462,7 +593,9 @@ void Loop::finish() {
   summary.evaluations = evaluations_;
   summary.skipped = skipped_;
   summary.skipped_steps = skipped_steps_;
-  if (stop_) summary.outcome = "stopped by the user";
+  if (stop_) {
+    summary.outcome = preempted_ ? "stopped by SIGTERM" : "stopped by the user";
+  }
   summary.cut = state_.model().describe();
   summary.memory = memory_.measured();
   summary.num_parameters = source_.num_parameters();
@@ -475,6 +608,7 @@ void Loop::finish() {
 }  // namespace
 
 void install_stop_signals() {
+  install_save_signal();
   struct sigaction action {};
   action.sa_handler = on_stop_signal;
   sigaction(SIGINT, &action, nullptr);

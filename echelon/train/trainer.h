@@ -26,6 +26,7 @@ namespace echelon {
 struct TrainResult {
   int64_t steps = 0;          // done
   bool interrupted = false;   // stopped by a signal, at a whole step
+  bool preempted = false;     // that signal was SIGTERM
   EvaluationMetrics evaluation;  // the last one; samples 0 when nothing held out
 };
 
@@ -34,7 +35,8 @@ struct TrainResult {
 /// runs; at the end checkpoints/last.safetensors, timeline.json, report.html.
 ///
 /// Throws NumericError (step, rank, first layer) when the loss is not finite,
-/// DataError for a broken sample, CommError when a peer is lost.
+/// DataError for a broken sample, CommError when a peer is lost, CheckpointError
+/// when none of the checkpoints can be read, or too many in a row not written.
 ///
 /// `layers`: a list of the caller's own in place of job.model; its first layer
 /// takes the data's samples, its last returns a score for each class (or for each
@@ -51,8 +53,9 @@ TrainResult train(
     const std::filesystem::path& folder,
     const LayerFactory& layers);
 
-/// From now on SIGINT and SIGTERM ask the loop to end after the current step; a
-/// second one ends the process at once.
+/// From now on SIGINT and SIGTERM ask the loop to save and to end after the current
+/// step, SIGUSR1 to save alone; a second one of the first two ends the process at
+/// once.
 void install_stop_signals();
 
 }  // namespace echelon

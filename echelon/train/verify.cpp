@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -13,6 +14,8 @@
 #include "echelon/error.h"
 #include "echelon/models/parameter_list.h"
 #include "echelon/train/pipeline_schedule.h"
+#include "echelon/train/resume.h"
+#include "echelon/train/saver.h"
 #include "echelon/train/step.h"
 
 namespace echelon {
@@ -40,17 +43,19 @@ class Run {
  public:
   Run(const Job& job, const TrainingData& data, const ModelPlace& place,
       int64_t steps)
-      : data_(data),
+      : job_(job),
+        data_(data),
+        place_(place),
         loader_(*data.train, loader_options(job, data, place.groups)),
         source_(place.source),
-        state_(
-            job, place,
-            std::max(steps, total_steps(job, loader_.batches_per_epoch()))) {}
+        total_steps_(
+            std::max(steps, total_steps(job, loader_.batches_per_epoch()))),
+        state_(job, place, total_steps_) {}
 
   Snapshot step(int64_t index, const std::string& planted) {
     auto batch = loader_.next();
     if (!batch) {
-      loader_.start_epoch(++epoch_);
+      loader_.start_epoch(loader_.position().epoch + 1);
       batch = loader_.next();
     }
     const torch::NoGradGuard no_grad;
@@ -74,7 +79,43 @@ class Run {
     return snapshot;
   }
 
+  void save(int64_t step, const std::filesystem::path& folder) {
+    CheckpointManifest now;
+    now.step = step;
+    now.total_steps = total_steps_;
+    now.epoch = loader_.position().epoch;
+    now.consumed = loader_.position().consumed;
+    now.data = samples();
+    Saver saver(job_, source_, place_.world, place_.groups, folder, nullptr);
+    saver.save_and_wait(state_, now);
+  }
+
+  // The step that it goes on with. What the checkpoint does not fill stays NaN.
+  int64_t load(const std::string& from) {
+    const torch::NoGradGuard no_grad;
+    const auto forget = [](torch::Tensor tensor) {
+      if (tensor.is_floating_point()) {
+        tensor.fill_(std::numeric_limits<double>::quiet_NaN());
+      }
+    };
+    for (const auto& part : state_.model().parts()) forget(part.value);
+    for (const auto& part : state_.model().buffers()) forget(part.value);
+    for (const auto& [name, tensor] : state_.optimizer().state()) forget(tensor);
+    const auto manifest = resume(
+        {.candidates = find_checkpoints(from)}, job_, state_, source_,
+        place_.world, place_.groups, samples());
+    loader_.start_epoch(manifest.epoch);
+    loader_.seek({manifest.epoch, manifest.consumed});
+    return manifest.step;
+  }
+
  private:
+  std::string samples() const {
+    return describe_samples(
+        job_, static_cast<int64_t>(data_.train_samples.size()),
+        static_cast<int64_t>(data_.holdout_samples.size()));
+  }
+
   Score forward_backward(const Batch& batch) {
     const torch::AutoGradMode grad(true);
     return state_.model().forward_backward(batch, counts_units(*data_.train));
@@ -95,11 +136,13 @@ class Run {
     return options;
   }
 
+  const Job job_;
   const TrainingData& data_;
+  const ModelPlace place_;
   Loader loader_;
   const ModelSource& source_;
+  int64_t total_steps_;
   TrainingState state_;
-  int64_t epoch_ = 0;
 };
 
 double relative(const torch::Tensor& actual, const torch::Tensor& expected) {
@@ -157,21 +200,44 @@ bool has_batch_norm(const Job& job) {
   return job.model.name.rfind("resnet", 0) == 0;
 }
 
+Job in_float64(Job job) {
+  job.model.dtype = "float64";
+  job.precision = PrecisionOptions{};
+  return job;
+}
+
+ModelSource source_of(
+    const Job& job, const LayerFactory& layers, const SampleSpec& sample) {
+  return layers ? model_source(job, layers, sample) : model_source(job, sample);
+}
+
 }  // namespace
+
+void save_steps(
+    const Job& given,
+    World& world,
+    int64_t steps,
+    const std::filesystem::path& folder,
+    const LayerFactory& layers) {
+  const Job job = in_float64(given);
+  const MeshGroups groups(world, job.layout);
+  const TrainingData data = open_data(job.data, job.train.seed);
+  const ModelSource source = source_of(job, layers, data.train->spec());
+  Run run(job, data, ModelPlace{source, world, groups}, steps);
+  for (int64_t step = 0; step < steps; ++step) run.step(step, "");
+  run.save(steps, folder);
+}
 
 VerifyResult verify(
     const Job& given,
     World& world,
     const VerifyOptions& options,
     const LayerFactory& layers) {
-  Job job = given;
-  job.model.dtype = "float64";
-  job.precision = PrecisionOptions{};
+  const Job job = in_float64(given);
   const MeshGroups groups(world, job.layout);
   const TrainingData data = open_data(job.data, job.train.seed);
   const SampleSpec sample = data.train->spec();
-  const ModelSource source = layers ? model_source(job, layers, sample)
-                                    : model_source(job, sample);
+  const ModelSource source = source_of(job, layers, sample);
   const auto list = trained_parameters(source);
   const MeshGroups alone = MeshGroups::alone(world);
 
@@ -202,7 +268,11 @@ VerifyResult verify(
 
   VerifyResult result{.steps = options.steps};
   std::vector<Difference> all;
-  for (int64_t step = 0; step < options.steps; ++step) {
+  const int64_t first = options.resume.empty() ? 0 : layout.load(options.resume);
+  for (int64_t step = 0; reference && step < first; ++step) {
+    reference->step(step, "");
+  }
+  for (int64_t step = first; step < first + options.steps; ++step) {
     const Snapshot mine = layout.step(step, planted);
     std::optional<Snapshot> expected;
     if (reference) expected = reference->step(step, "");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct VerifyOptions {
   /// For tests of verify itself: the layout doubles the gradient of this
   /// parameter on every rank. "first" is the model's first one.
   std::string plant_error;
+  /// A run's folder or a checkpoint: the layout begins there, the one rank at the
+  /// beginning; the `steps` steps after it are compared.
+  std::string resume;
 };
 
 /// One comparison: the largest over ranks.
@@ -55,6 +59,16 @@ VerifyResult verify(
     World& world,
     const VerifyOptions& options,
     const LayerFactory& layers);
+
+/// The first half of a proof that a checkpoint is complete: the job's first steps in
+/// float64 on the layout, saved into folder/checkpoints. Every rank of the world
+/// calls. verify() with options.resume = folder, of any layout, is the second half.
+void save_steps(
+    const Job& job,
+    World& world,
+    int64_t steps,
+    const std::filesystem::path& folder,
+    const LayerFactory& layers = nullptr);
 
 /// As a table for people, the verdict in its last line, or as one JSON object.
 std::string to_text(const VerifyResult& result, const VerifyOptions& options);

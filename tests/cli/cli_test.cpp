@@ -306,7 +306,8 @@ TEST_F(CommandLine, TrainReplacesARunOnlyWhenAsked) {
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_EQ(
       refused.err,
-      "first.toml:4:7: [train] run = \"runs/first\": exists; --overwrite "
+      "first.toml:4:7: [train] run = \"runs/first\": exists and has no checkpoints to go on "
+      "from; --overwrite "
       "replaces it, or name another folder\n");
   EXPECT_TRUE(fs::exists(folder_ / "runs/first/metrics.jsonl"));
   EXPECT_EQ(run("train first.toml --overwrite").exit_code, 0);

@@ -217,17 +217,20 @@ TEST_F(FullDisk, EndsTheRunAtTheStepThatCannotBeRecorded) {
 
 TEST_F(FullDisk, WithoutRoomForTheWeightsKeepsTheMetrics) {
   const auto last = fail("256k", 10, 3, {"--set", "model.name=mlp"});
-  EXPECT_THAT(last, AllOf(HasSubstr(disk_ + "/run/checkpoints/"
-                                    "last.safetensors"),
-                          HasSubstr("No space left on device"),
+  EXPECT_THAT(last, AllOf(HasSubstr("the checkpoint of step 10 failed: "),
+                          HasSubstr(disk_ + "/run/checkpoints: a checkpoint "
+                                            "needs "),
+                          HasSubstr("are free there"),
                           HasSubstr("kept in " + disk_ +
                                     "/run: metrics.jsonl")));
   EXPECT_EQ(read_metrics(fs::path(kept_) / "metrics.jsonl").steps.size(), 10u);
-  EXPECT_TRUE(fs::is_empty(fs::path(kept_) / "checkpoints"));
+  for (const auto& left : fs::directory_iterator(kept_ + "/checkpoints")) {
+    EXPECT_EQ(left.path().filename(), "LOCK");
+  }
 }
 
 TEST_F(FullDisk, WithoutRoomForTheReportKeepsTheWeights) {
-  const auto last = fail("64k", 20, 1);
+  const auto last = fail("200k", 20, 1);
   EXPECT_THAT(last, AllOf(HasSubstr(disk_ + "/run/timeline.json"),
                           HasSubstr("No space left on device"),
                           HasSubstr("kept in " + disk_ + "/run: metrics.jsonl, "
@@ -259,12 +262,14 @@ Words two_ranks(
     const std::string& folder,
     int number,
     const std::string& layout,
-    int64_t steps) {
+    int64_t steps,
+    bool shared = false) {
   const std::string run = folder + "/" + std::to_string(number);
   fs::create_directory(run);
   std::ofstream(run + "/config.toml")
       << "[data]\nname = \"digits\"\n[model]\nclasses = 10\n[layout]\n"
-      << layout << "\n[train]\nsteps = " << steps << "\nbatch = 64\nrun = \""
+      << layout << "\n[checkpoint]\nat_end = " << (shared ? "true" : "false")
+      << "\n[train]\nsteps = " << steps << "\nbatch = 64\nrun = \""
       << run << "\"\n";
   return hosts.on(
       number, {kEchelon, "run", "-n", "2", "--nnodes", "2", "--node-rank",
@@ -290,6 +295,20 @@ TEST(TwoHostsTrain, LayersThatAreCutOverHostsAreWarnedOf) {
                 "groups of 4 lie on several hosts"));
   EXPECT_THAT(
       errors_of("dp = 2\ntp = 2"), testing::Not(HasSubstr("warning")));
+}
+
+TEST(TwoHostsTrain, CheckpointsNeedASharedFolder) {
+  const TwoHosts hosts;
+  if (!hosts.reason().empty()) GTEST_SKIP() << hosts.reason();
+  const TempFolder folder;
+  Command a(two_ranks(hosts, folder.path(), 0, "dp = 4", 2, true));
+  Command b(two_ranks(hosts, folder.path(), 1, "dp = 4", 2, true));
+  EXPECT_EQ(a.wait(), 2);
+  EXPECT_EQ(b.wait(), 2);
+  EXPECT_THAT(
+      a.err(),
+      AllOf(HasSubstr("rank 2 does not see in its " + folder.path() + "/1/"),
+            HasSubstr("checkpoints need a folder that all hosts share")));
 }
 
 TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {

@@ -321,7 +321,7 @@ TEST_F(JobTest, RunFolderIsMadeOnce) {
   std::ofstream(folder_ / "run" / "keep") << "x";
   EXPECT_THAT(
       error_of([&] { make_run_folder(job); }),
-      HasSubstr("exists; --overwrite replaces it"));
+      HasSubstr("exists and has no checkpoints to go on from; --overwrite replaces it"));
   EXPECT_TRUE(fs::exists(folder_ / "run" / "keep"));
 }
 

@@ -106,7 +106,7 @@ TEST_P(MeasuredPeak, AgreesWithThePlan) {
   Command check({kEchelon, "train", path, "--check"}, cache());
   ASSERT_EQ(check.wait(), 0) << check.err();
   Command ranks({kEchelon, "run", "-n", ranks_of_job, "--", kRank, path}, cache());
-  ASSERT_EQ(ranks.wait(std::chrono::minutes(4)), 0) << ranks.err();
+  ASSERT_EQ(ranks.wait(std::chrono::minutes(8)), 0) << ranks.err();
   int seen = 0;
   std::istringstream lines(ranks.out());
   for (std::string line; std::getline(lines, line);) {

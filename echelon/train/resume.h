@@ -1,0 +1,51 @@
+// Taking training up again from a checkpoint, of any layout.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "echelon/checkpoint/folder.h"
+#include "echelon/checkpoint/manifest.h"
+#include "echelon/comm/mesh_groups.h"
+#include "echelon/train/job.h"
+#include "echelon/train/model_source.h"
+#include "echelon/train/step.h"
+
+namespace echelon {
+
+/// Where a run goes on from.
+struct Resume {
+  std::vector<CheckpointPlace> candidates;  // in the order to try them
+  bool own = false;  // of this run's folder: metrics go on
+};
+
+/// By job.checkpoint.resume; nothing to try when training begins anew. Throws
+/// CheckpointError when what is named is not there.
+Resume find_resume(const Job& job, const std::filesystem::path& folder);
+
+/// What the samples are, for a checkpoint: a line for each setting and count that
+/// decides which ones a step sees.
+std::string describe_samples(const Job& job, int64_t train, int64_t holdout);
+
+/// What differs between a checkpoint and a job, in words, a line each: layout,
+/// ranks, settings.
+std::vector<std::string> differences(
+    const CheckpointManifest& manifest, const Job& job,
+    const std::string& samples, int64_t total_steps);
+
+/// Fills `state` from the first candidate that is whole, warning of those that are
+/// not; its manifest. Every rank of the world calls. Throws CheckpointError when
+/// none is, or when it is of another model, or (unless job.checkpoint.force) of
+/// another seed or other data.
+CheckpointManifest resume(
+    const Resume& from,
+    const Job& job,
+    TrainingState& state,
+    const ModelSource& source,
+    World& world,
+    const MeshGroups& groups,
+    const std::string& samples);
+
+}  // namespace echelon

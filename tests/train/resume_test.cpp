@@ -1,0 +1,270 @@
+// Training that is taken up again, in one process with threads as ranks.
+#include "echelon/train/resume.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "echelon/checkpoint/reader.h"
+#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/error.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/train/trainer.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class Resumed : public testing::Test {
+ protected:
+  // Momentum, an epoch of 30 steps, random crops and flips, a schedule.
+  static Job digits(const std::string& layout, int64_t steps) {
+    Job job;
+    job.data.name = "digits";
+    job.layout = parse_layout(layout);
+    job.optimizer.schedule = "cosine";
+    job.optimizer.clip_norm = 1;
+    job.train.steps = steps;
+    job.train.batch = 48;
+    job.train.log_every = 1000;
+    job.checkpoint.keep = 100;
+    return job;
+  }
+
+  fs::path path(const std::string& name) const {
+    return folder_.path(name);
+  }
+
+  void run(const Job& job, const std::string& name) {
+    fs::create_directories(path(name));
+    run_ranks(
+        static_cast<int>(job.layout.num_ranks()),
+        [&](World& world) { train(job, world, path(name)); });
+  }
+
+  MetricsFile metrics(const std::string& name) const {
+    return read_metrics(path(name) / "metrics.jsonl");
+  }
+
+  // A run as it is after a crash between step `step` and the next checkpoint.
+  void leave_only(
+      const std::string& from, int64_t step, const std::string& to) {
+    fs::create_directories(path(to));
+    fs::copy(path(from), path(to), fs::copy_options::recursive);
+    for (const auto& place : list_checkpoints(path(to) / "checkpoints")) {
+      if (place.step > step) fs::remove_all(place.path);
+    }
+    fs::remove(path(to) / "checkpoints/last.safetensors");
+  }
+
+  void expect_same_run(const std::string& actual, const std::string& expected) {
+    const auto a = metrics(actual);
+    const auto b = metrics(expected);
+    ASSERT_EQ(a.steps.size(), b.steps.size());
+    for (size_t i = 0; i < a.steps.size(); ++i) {
+      EXPECT_EQ(a.steps[i].step, b.steps[i].step);
+      EXPECT_EQ(a.steps[i].loss, b.steps[i].loss) << "step " << i + 1;
+      EXPECT_EQ(a.steps[i].epoch, b.steps[i].epoch);
+      EXPECT_EQ(a.steps[i].learning_rate, b.steps[i].learning_rate);
+    }
+    ASSERT_EQ(a.evaluations.size(), b.evaluations.size());
+    for (size_t i = 0; i < a.evaluations.size(); ++i) {
+      EXPECT_EQ(a.evaluations[i].step, b.evaluations[i].step);
+      EXPECT_EQ(a.evaluations[i].loss, b.evaluations[i].loss);
+    }
+    const auto tensors =
+        load_tensors((path(actual) / "checkpoints/last.safetensors").string());
+    const auto others =
+        load_tensors((path(expected) / "checkpoints/last.safetensors").string());
+    ASSERT_EQ(tensors.size(), others.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      EXPECT_EQ(tensors[i].first, others[i].first);
+      EXPECT_TRUE(tensors[i].second.equal(others[i].second))
+          << tensors[i].first;
+    }
+  }
+
+  TempFolder folder_;
+};
+
+class SameLayout : public Resumed,
+                   public testing::WithParamInterface<std::string> {};
+
+// To the last bit: losses, learning rates, evaluations, weights.
+TEST_P(SameLayout, GoesOnAsIfItHadNeverStopped) {
+  Job job = digits(GetParam(), 40);
+  job.checkpoint.every_steps = 7;
+  run(job, "whole");
+  ASSERT_EQ(list_checkpoints(path("whole") / "checkpoints").size(), 6u);
+  for (const int64_t step : {7, 28, 35}) {  // an epoch ends at 30
+    SCOPED_TRACE(step);
+    const std::string name = "from" + std::to_string(step);
+    leave_only("whole", step, name);
+    run(job, name);
+    expect_same_run(name, "whole");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, SameLayout,
+    testing::Values("dp=1", "dp=2", "fsdp=2", "dp=2,fsdp=2", "pp=2"),
+    [](const auto& info) {
+      std::string name = info.param;
+      for (char& c : name) {
+        if (c == '=' || c == ',') c = '_';
+      }
+      return name;
+    });
+
+TEST_F(Resumed, FromAnotherRunsFolder) {
+  Job job = digits("dp=2", 20);
+  job.checkpoint.every_steps = 10;
+  run(job, "first");
+  job.layout = parse_layout("fsdp=2");
+  job.train.steps = 30;
+  job.optimizer.schedule = "constant";
+  job.checkpoint.resume = path("first").string();
+  run(job, "second");
+  const auto steps = metrics("second").steps;
+  ASSERT_EQ(steps.size(), 10u);
+  EXPECT_EQ(steps.front().step, 21);
+}
+
+TEST_F(Resumed, NeverBeginsAnew) {
+  Job job = digits("dp=1", 3);
+  run(job, "run");
+  fs::remove(path("run") / "metrics.jsonl");
+  job.checkpoint.resume = "never";
+  job.train.steps = 2;
+  run(job, "run");
+  EXPECT_EQ(metrics("run").steps.front().step, 1);
+}
+
+void flip(const fs::path& file, int64_t offset) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(offset);
+  const char byte = static_cast<char>(stream.get() ^ 1);
+  stream.seekp(offset);
+  stream.put(byte);
+}
+
+TEST_F(Resumed, ADamagedOneIsLeftOutForTheOneBefore) {
+  Job job = digits("fsdp=2", 12);
+  job.checkpoint.every_steps = 4;
+  run(job, "whole");
+  leave_only("whole", 8, "damaged");
+  const auto newest = list_checkpoints(path("damaged") / "checkpoints").front();
+  ASSERT_EQ(newest.step, 8);
+  // Of one rank's file alone.
+  flip(newest.path / "rank-00001.safetensors",
+       static_cast<int64_t>(
+           fs::file_size(newest.path / "rank-00001.safetensors")) - 5);
+  testing::internal::CaptureStderr();
+  run(job, "damaged");
+  EXPECT_THAT(
+      testing::internal::GetCapturedStderr(),
+      HasSubstr("step-00000008 is damaged and left out: "));
+  expect_same_run("damaged", "whole");
+}
+
+TEST_F(Resumed, NoneThatIsWholeIsAnError) {
+  Job job = digits("dp=1", 2);
+  run(job, "run");
+  const auto only = list_checkpoints(path("run") / "checkpoints").front();
+  flip(only.path / "rank-00000.safetensors", 3000);
+  job.train.steps = 4;
+  testing::internal::CaptureStderr();
+  EXPECT_THAT(
+      error_text([&] { run(job, "run"); }),
+      HasSubstr("no checkpoint is whole, of 1; the last one: "));
+  testing::internal::GetCapturedStderr();
+}
+
+TEST_F(Resumed, AnotherSeedOrOtherDataAreRefusedUnlessForced) {
+  Job job = digits("dp=1", 2);
+  run(job, "run");
+  job.train.steps = 3;
+  Job other = job;
+  other.train.seed = 7;
+  EXPECT_THAT(
+      error_text([&] { run(other, "run"); }),
+      HasSubstr("train.seed = 7, but 0 then"));
+  other = job;
+  other.data.holdout = 0.5;
+  EXPECT_THAT(
+      error_text([&] { run(other, "run"); }),
+      HasSubstr("data holdout = 0.5 is new"));
+  other.checkpoint.force = true;
+  run(other, "run");
+  EXPECT_EQ(metrics("run").steps.back().step, 3);
+}
+
+TEST_F(Resumed, AnotherModelIsRefusedWithAllThatDiffers) {
+  Job job = digits("dp=1", 2);
+  job.model.name = "mlp";
+  job.model.hidden = {16, 16};
+  run(job, "run");
+  job.train.steps = 3;
+  job.model.hidden = {16, 8, 8};
+  const std::string error = error_text([&] { run(job, "run"); });
+  EXPECT_THAT(error, HasSubstr("missing"));
+  EXPECT_THAT(error, HasSubstr("[16, 16]"));
+  EXPECT_THAT(error, HasSubstr("[8, 16]"));
+}
+
+TEST_F(Resumed, TwoRunsDoNotShareAFolder) {
+  const Job job = digits("dp=1", 2);
+  const CheckpointLock lock(path("run") / "checkpoints");
+  EXPECT_THAT(
+      error_text([&] { run(job, "run"); }),
+      HasSubstr("process " + std::to_string(::getpid())));
+}
+
+TEST_F(Resumed, TheBestOneStays) {
+  Job job = digits("dp=1", 30);
+  job.checkpoint.every_steps = 5;
+  job.checkpoint.keep = 2;
+  job.checkpoint.best = "eval_loss";
+  job.train.eval_every = 5;
+  job.optimizer.learning_rate = 3e-3;
+  run(job, "run");
+  const auto evaluations = metrics("run").evaluations;
+  const auto best = std::min_element(
+      evaluations.begin(), evaluations.end(),
+      [](const auto& a, const auto& b) { return a.loss < b.loss; });
+  std::set<int64_t> left;
+  for (const auto& place : list_checkpoints(path("run") / "checkpoints")) {
+    left.insert(place.step);
+  }
+  EXPECT_EQ(left, (std::set<int64_t>{25, 30, best->step}));
+}
+
+// What is written beside training is what was there when the step ended.
+TEST_F(Resumed, FilesHoldTheStateOfTheirStep) {
+  Job job = digits("dp=1", 6);
+  job.checkpoint.every_steps = 2;
+  run(job, "async");
+  job.checkpoint.async = false;
+  run(job, "sync");
+  for (const int64_t step : {2, 4, 6}) {
+    const CheckpointReader a(
+        checkpoint_path(path("async") / "checkpoints", step).string());
+    const CheckpointReader b(
+        checkpoint_path(path("sync") / "checkpoints", step).string());
+    EXPECT_EQ(a.manifest().content_hash, b.manifest().content_hash) << step;
+    EXPECT_EQ(a.manifest().step, step);
+  }
+}
+
+}  // namespace
+}  // namespace echelon
