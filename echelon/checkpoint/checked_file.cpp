@@ -20,7 +20,7 @@ using safetensors::in_quotes;
 using safetensors::shape_string;
 
 // Hashed while it is still in the processor's cache.
-constexpr int64_t kPieceBytes = 256 << 10;
+constexpr size_t kPieceBytes = 256 << 10;
 
 }  // namespace
 
@@ -145,7 +145,8 @@ void CheckedFile::will_need(int64_t block) const {
       POSIX_FADV_WILLNEED);
 }
 
-std::optional<Damage> CheckedFile::read_block(int64_t block, std::byte* to) {
+std::optional<Damage>
+CheckedFile::read_block(int64_t block, const Parts& parts) {
   const int64_t begin = block * kChecksumBlockBytes;
   const int64_t end = begin + block_bytes(block);
   const auto wrong = [&](const std::string& what) {
@@ -153,11 +154,17 @@ std::optional<Damage> CheckedFile::read_block(int64_t block, std::byte* to) {
     return damage_at(begin, end, what);
   };
   ChecksumStream sum;
-  for (int64_t at = begin; at < end; at += kPieceBytes) {
-    const int64_t piece = std::min(kPieceBytes, end - at);
-    const std::string error = read_at(at, to + (at - begin), piece);
-    if (!error.empty()) return wrong("cannot be read: " + error);
-    sum.update(to + (at - begin), static_cast<size_t>(piece));
+  int64_t at = begin;
+  for (auto part : parts) {
+    while (!part.empty()) {
+      const auto piece = part.first(std::min(part.size(), kPieceBytes));
+      const auto bytes = static_cast<int64_t>(piece.size());
+      const std::string error = read_at(at, piece.data(), bytes);
+      if (!error.empty()) return wrong("cannot be read: " + error);
+      sum.update(piece.data(), piece.size());
+      at += bytes;
+      part = part.subspan(piece.size());
+    }
   }
   const std::string found = sum.digest();
   const std::string& expected = file_.blocks[static_cast<size_t>(block)];
@@ -165,14 +172,18 @@ std::optional<Damage> CheckedFile::read_block(int64_t block, std::byte* to) {
   return wrong(
       "is damaged: bytes " + std::to_string(begin) + " to " +
       std::to_string(end) + " of the file have the checksum " + found +
-      ", the manifest says " + expected + looks_like(block, found, to));
+      ", the manifest says " + expected + looks_like(found, parts));
 }
 
 /// What the bytes are instead, where that can be told.
-std::string CheckedFile::looks_like(
-    int64_t block, const std::string& sum, const std::byte* bytes) const {
-  const auto* end = bytes + block_bytes(block);
-  if (std::all_of(bytes, end, [](std::byte b) { return b == std::byte{0}; })) {
+std::string
+CheckedFile::looks_like(const std::string& sum, const Parts& parts) const {
+  const auto zero = [](std::span<const std::byte> part) {
+    return std::all_of(part.begin(), part.end(), [](std::byte b) {
+      return b == std::byte{0};
+    });
+  };
+  if (std::all_of(parts.begin(), parts.end(), zero)) {
     return "; they are all zero";
   }
   for (const auto& other : manifest_.files) {

@@ -51,8 +51,10 @@ class CheckedFile {
   std::optional<Damage> open();
   void close();
 
-  /// Reads a block and verifies it. Threads may do so at once after a head was read.
-  std::optional<Damage> read_block(int64_t block, std::byte* to);
+  /// Reads a block, its parts to where they say, and verifies it. Threads may do so
+  /// at once after a head was read.
+  using Parts = std::vector<std::span<std::byte>>;
+  std::optional<Damage> read_block(int64_t block, const Parts& parts);
 
   /// Parses the header and compares it with the manifest. `block` gives the bytes of
   /// one; what it throws passes through.
@@ -82,8 +84,7 @@ class CheckedFile {
   /// "; it holds 12 parts of tensors, …"
   std::string contents() const;
   std::string first_tensor() const;
-  std::string looks_like(int64_t block, const std::string& sum, const std::byte*)
-      const;
+  std::string looks_like(const std::string& sum, const Parts& parts) const;
   /// What went wrong; empty when nothing did.
   std::string read_at(int64_t offset, std::byte* to, int64_t bytes);
   std::string compare(const safetensors::Header& header);

@@ -1,6 +1,6 @@
 // Each box is taken apart into what it needs of each block of each file. The blocks
-// of a file are then read by several threads: whole ones that lie in one piece in the
-// caller's memory directly to it, others by way of a buffer.
+// of a file are then read by several threads: directly to the caller's memory where all
+// of a block goes there in large pieces, else by way of a buffer.
 #include "echelon/checkpoint/reader.h"
 
 #include <algorithm>
@@ -145,21 +145,45 @@ void copy_pieces(const Use& use, const std::byte* from) {
 
 /// Where the bytes of the pieces go to, when all are wanted and lie one behind the
 /// other there as well.
-std::byte* direct_place(const Use& use) {
+std::span<std::byte> direct_place(const Use& use) {
   std::optional<int64_t> first;
   int64_t next = 0;
   for (const Box& piece : use.pieces) {
     if (!has_all(use.read->box, piece) ||
         !in_one_piece(piece.sizes, *use.strides)) {
-      return nullptr;
+      return {};
     }
     const int64_t at =
         element_at(piece.offset, use.read->box.offset, *use.strides);
     if (!first) first = next = at;
-    if (at != next) return nullptr;
+    if (at != next) return {};
     next += piece.numel();
   }
-  return use.read->to + *first * use.element_bytes;
+  return {
+      use.read->to + *first * use.element_bytes,
+      static_cast<size_t>((next - *first) * use.element_bytes)};
+}
+
+/// Where bytes [begin, end) of a file go to, when all go somewhere directly and few
+/// calls read them; else nothing. Sorts the uses.
+CheckedFile::Parts
+direct_parts(std::vector<Use>& uses, int64_t begin, int64_t end) {
+  constexpr int64_t kLeastBytes = 64 << 10;  // on average: a call's worth
+  if (static_cast<int64_t>(uses.size()) * kLeastBytes > end - begin &&
+      uses.size() > 1) {
+    return {};
+  }
+  std::sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) {
+    return a.begin < b.begin;
+  });
+  CheckedFile::Parts parts;
+  for (const Use& use : uses) {
+    const auto part = direct_place(use);
+    if (use.begin != begin || part.empty()) return {};
+    begin += static_cast<int64_t>(part.size());
+    parts.push_back(part);
+  }
+  return begin == end ? parts : CheckedFile::Parts{};
 }
 
 /// The blocks that hold some of the slice's part, with what is needed of each.
@@ -225,12 +249,12 @@ struct CheckpointReader::State {
   Block get(int64_t file, int64_t block);
   void open(int64_t file);
   void read_file(int64_t file, const std::vector<SliceRead>& slices);
-  void read_block(int64_t file, int64_t block, const std::vector<Use>& uses);
+  void read_block(int64_t file, int64_t block, std::vector<Use>& uses);
 };
 
 namespace {
 
-constexpr size_t kKeptBlocks = 16;
+constexpr size_t kKeptBlocks = 8;
 
 struct ClosedAtEnd {
   CheckedFile& file;
@@ -271,7 +295,7 @@ CheckpointReader::State::get(int64_t file, int64_t block) {
   CheckedFile& from = *files[static_cast<size_t>(file)];
   Block bytes = free_memory();
   bytes->size = static_cast<size_t>(from.block_bytes(block));
-  check(from.read_block(block, bytes->data.get()));
+  check(from.read_block(block, {{bytes->data.get(), bytes->size}}));
   const std::lock_guard lock(mutex);
   kept.push_front({file, block, bytes});
   return bytes;
@@ -289,20 +313,11 @@ void CheckpointReader::State::open(int64_t file) {
 }
 
 void CheckpointReader::State::read_block(
-    int64_t file, int64_t block, const std::vector<Use>& uses) {
+    int64_t file, int64_t block, std::vector<Use>& uses) {
   CheckedFile& from = *files[static_cast<size_t>(file)];
   const int64_t begin = block * kChecksumBlockBytes;
-  const Use& first = uses.front();
-  if (uses.size() == 1 && first.begin == begin) {
-    int64_t bytes = 0;
-    for (const Box& piece : first.pieces) {
-      bytes += piece.numel() * first.element_bytes;
-    }
-    std::byte* to = direct_place(first);
-    if (bytes == from.block_bytes(block) && to != nullptr) {
-      return check(from.read_block(block, to));
-    }
-  }
+  const auto parts = direct_parts(uses, begin, begin + from.block_bytes(block));
+  if (!parts.empty()) return check(from.read_block(block, parts));
   const Block bytes = get(file, block);
   for (const Use& use : uses) {
     copy_pieces(use, bytes->data.get() + (use.begin - begin));
@@ -324,13 +339,13 @@ void CheckpointReader::State::read_file(
             safetensors::dtype_bytes(slice.read->tensor->dtype)),
         uses);
   }
-  std::vector<const std::pair<const int64_t, std::vector<Use>>*> blocks;
-  for (const auto& entry : uses) blocks.push_back(&entry);
+  std::vector<std::pair<const int64_t, std::vector<Use>>*> blocks;
+  for (auto& entry : uses) blocks.push_back(&entry);
   share_work(
       static_cast<int64_t>(blocks.size()), threads, [&](int64_t i) {
         const auto ahead = static_cast<size_t>(i + threads);
         if (ahead < blocks.size()) from.will_need(blocks[ahead]->first);
-        const auto& [block, wanted] = *blocks[static_cast<size_t>(i)];
+        auto& [block, wanted] = *blocks[static_cast<size_t>(i)];
         read_block(file, block, wanted);
       });
 }

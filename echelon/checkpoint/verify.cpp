@@ -51,7 +51,9 @@ class FileCheck {
           file_.will_need(block + threads_);
           thread_local std::vector<std::byte> buffer;
           buffer.resize(static_cast<size_t>(kChecksumBlockBytes));
-          if (auto damage = file_.read_block(block, buffer.data())) {
+          const auto bytes = static_cast<size_t>(file_.block_bytes(block));
+          if (auto damage =
+                  file_.read_block(block, {std::span(buffer).first(bytes)})) {
             const std::lock_guard lock(mutex_);
             found_.emplace(block, std::move(*damage));
           }

@@ -2,8 +2,10 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <functional>
 #include <memory>
 #include <set>
@@ -13,6 +15,21 @@
 #include "tests/checkpoint/written_checkpoint.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
+
+namespace {
+/// Reads that reach this byte of a file fail; -1: none.
+int64_t unreadable_byte = -1;
+}  // namespace
+
+/// In the place of the C library's.
+extern "C" ssize_t pread(int file, void* to, size_t bytes, off_t offset) {
+  const auto end = offset + static_cast<int64_t>(bytes);
+  if (unreadable_byte >= offset && unreadable_byte < end) {
+    errno = EIO;
+    return -1;
+  }
+  return ::syscall(SYS_pread64, file, to, bytes, offset);
+}
 
 namespace echelon {
 namespace {
@@ -217,6 +234,16 @@ TEST_F(Damaged, Longer) {
   const Damage damage = only_damage();
   EXPECT_EQ(damage.offset, manifest_.files[1].bytes);
   EXPECT_THAT(damage.what, HasSubstr("bytes long, the manifest says"));
+}
+
+TEST_F(Damaged, Unreadable) {
+  unreadable_byte = kBlock + 5;
+  const Damage damage = only_damage();
+  unreadable_byte = -1;
+  EXPECT_EQ(damage.file, a_);
+  EXPECT_EQ(damage.tensor, "large");
+  EXPECT_EQ(damage.offset, kBlock);
+  EXPECT_THAT(damage.what, HasSubstr("cannot be read: Input/output error"));
 }
 
 TEST_F(Damaged, Missing) {

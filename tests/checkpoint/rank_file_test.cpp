@@ -5,9 +5,11 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <functional>
 
@@ -16,6 +18,20 @@
 #include "tests/checkpoint/written_checkpoint.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
+
+namespace {
+/// The call of fsync that fails, counted from 1; 0: none.
+int failing_fsync = 0;
+}  // namespace
+
+/// In the place of the C library's.
+extern "C" int fsync(int file) {
+  if (failing_fsync > 0 && --failing_fsync == 0) {
+    errno = EIO;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_fsync, file));
+}
 
 namespace echelon {
 namespace {
@@ -285,6 +301,19 @@ TEST_F(RankFileErrors, WriteThatFails) {
         return fails(folder_.path(), "File too large") ? 0 : 1;
       }),
       0);
+}
+
+TEST_F(RankFileErrors, DiskThatLosesIt) {
+  failing_fsync = 1;
+  EXPECT_TRUE(fails(folder_.path(), "syncing it failed: Input/output error"));
+  failing_fsync = 2;  // of the part's file
+  EXPECT_THAT(
+      error_text<CheckpointError>([&] {
+        write_rank_file(folder_.path(), "f.safetensors", rank_.slices);
+      }),
+      AllOf(HasSubstr("f.part.json: syncing it failed"), HasSubstr("Input/")));
+  EXPECT_TRUE(names_in(folder_.path()).empty());
+  write_rank_file(folder_.path(), "f.safetensors", rank_.slices);
 }
 
 TEST_F(RankFileErrors, NoPermission) {
