@@ -50,8 +50,8 @@ class FileCheck {
         [&](int64_t block) {
           file_.will_need(block + threads_);
           thread_local std::vector<std::byte> buffer;
-          buffer.resize(static_cast<size_t>(kChecksumBlockBytes));
           const auto bytes = static_cast<size_t>(file_.block_bytes(block));
+          if (buffer.size() < bytes) buffer.resize(bytes);
           if (auto damage =
                   file_.read_block(block, {std::span(buffer).first(bytes)})) {
             const std::lock_guard lock(mutex_);

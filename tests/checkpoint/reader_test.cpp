@@ -273,6 +273,18 @@ TEST(CheckpointReader, ReadsOnlyWhatIsNeeded) {
   EXPECT_EQ(bytes_for({7}, {{20, 5}, {0, 3}}), 0);
 }
 
+TEST(CheckpointReader, ReadsNoBlocksBetweenRows) {
+  Random random(9);
+  TempFolder folder;
+  // Rows of 12 MiB: some columns of all are in one or two blocks of each.
+  const auto tensor = random_tensor("t", "F32", {3, 3 << 20}, random);
+  write_random_checkpoint(folder.path(), {tensor}, 1, 1, random);
+  CheckpointReader reader(folder.path());
+  const Box box{{0, 1000}, {3, 77}};
+  EXPECT_TRUE(read(reader, "t", box) == part_of(tensor, box));
+  EXPECT_LE(reader.bytes_read(), 3 * kBlock);
+}
+
 TEST(CheckpointReader, TensorsWithoutElements) {
   Random random(7);
   TempFolder folder;
