@@ -273,6 +273,39 @@ TEST(CheckpointReader, ReadsOnlyWhatIsNeeded) {
   EXPECT_EQ(bytes_for({7}, {{20, 5}, {0, 3}}), 0);
 }
 
+TEST(CheckpointReader, TheSameTwiceByOneCall) {
+  // "b" and "c" have half of a block each: "b" twice is as many bytes.
+  Random random(10);
+  const auto checkpoint = [&](const std::string& path, int64_t first,
+                              std::vector<WholeTensor>& tensors) {
+    tensors = {
+        random_tensor("a", "U8", {first}, random),
+        random_tensor("b", "U8", {kBlock / 2}, random),
+        random_tensor("c", "U8", {kBlock / 2}, random)};
+    RankSlices rank;
+    for (const auto& tensor : tensors) {
+      rank.add(tensor, whole_box(tensor.shape));
+    }
+    return write_checkpoint(path, {rank}).files[0].bytes;
+  };
+  std::vector<WholeTensor> tensors;
+  TempFolder probe, folder;
+  const int64_t over =
+      checkpoint(probe.path(), 2 * kBlock - 1000, tensors) % kBlock;
+  ASSERT_EQ(
+      checkpoint(folder.path(), 3 * kBlock - 1000 - over, tensors), 3 * kBlock);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    CheckpointReader reader(folder.path());
+    const SavedTensor& tensor = *reader.manifest().find(tensors[i].name);
+    std::vector<std::byte> a(tensors[i].bytes.size()), b(a.size());
+    reader.read(
+        {{&tensor, whole_box(tensor.shape), a.data(), {}},
+         {&tensor, whole_box(tensor.shape), b.data(), {}}});
+    EXPECT_TRUE(a == tensors[i].bytes);
+    EXPECT_TRUE(b == tensors[i].bytes);
+  }
+}
+
 TEST(CheckpointReader, ReadsNoBlocksBetweenRows) {
   Random random(9);
   TempFolder folder;
