@@ -13,8 +13,6 @@
 namespace echelon {
 namespace {
 
-using testing::Each;
-using testing::IsEmpty;
 using torch::Tensor;
 
 // The whole tensors that slices of all ranks make up, and how often each element
@@ -174,23 +172,6 @@ TEST(SavedParts, RandomStateIsEachRanks) {
   });
 }
 
-// Layers of one's own: statistics, a layer that is not trained, one without values.
-LayerList own_layers() {
-  LayerList list;
-  list.add("conv", [] {
-    return torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 3, 3));
-  });
-  list.add("norm", [] { return torch::nn::BatchNorm2d(3); });
-  list.add_function("flat", [](const Tensor& x) { return x.flatten(1); });
-  list.add("frozen", [] {
-    torch::nn::Linear layer(108, 9);
-    layer->weight.set_requires_grad(false);
-    return layer;
-  });
-  list.add("out", [] { return torch::nn::Linear(9, 10); });
-  return list;
-}
-
 TEST(SavedParts, BuffersAreTheFirstRanks) {
   Job job = small_mlp();
   job.optimizer.name = "adamw";
@@ -226,6 +207,27 @@ TEST(SavedParts, BuffersAreTheFirstRanks) {
     EXPECT_TRUE(whole.values.contains("frozen.weight"));
     EXPECT_FALSE(whole.values.contains("frozen.weight/exp_avg"));
     EXPECT_TRUE(whole.values.contains("frozen.bias/exp_avg"));
+  }
+}
+
+// Layers that tensor-parallel ranks have whole, in flat shards of two ranks or not.
+TEST(SavedParts, TensorParallelRanksShareWhatAllHave) {
+  Job job = small_mlp();
+  const LayerFactory layers = [](const TensorParallel&) {
+    return own_layers();
+  };
+  for (const Layout& layout :
+       {Layout{.tp = 2}, Layout{.tp = 3}, Layout{.dp_shard = 2, .tp = 2},
+        Layout{.dp_replicate = 2, .tp = 2}}) {
+    SCOPED_TRACE(to_string(layout));
+    job.layout = layout;
+    const Whole whole = saved(job, 0, layers);
+    expect_each_once(whole);
+    const auto [least, most] = shares(whole);
+    // Elements are counted, whether there is state of them or not; buffers are the
+    // first rank's. One rank alone would write all.
+    EXPECT_LT(most - least, layout.dp_shard > 1 ? 9000 : 1000);
+    EXPECT_GT(least, 0);
   }
 }
 

@@ -3,8 +3,8 @@
 
 #include <torch/torch.h>
 
+#include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,6 +63,25 @@ inline Job small_mlp() {
   job.optimizer.momentum = 0.9;
   job.optimizer.learning_rate = 0.01;
   return job;
+}
+
+/// Layers of one's own: statistics, one without parameters, a weight that is not
+/// trained.
+inline LayerList own_layers() {
+  LayerList list;
+  list.add("conv", [] {
+    // A bias would have no gradient but rounding.
+    return torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 3, 3).bias(false));
+  });
+  list.add("norm", [] { return torch::nn::BatchNorm2d(3); });
+  list.add_function("flat", [](const torch::Tensor& x) { return x.flatten(1); });
+  list.add("frozen", [] {
+    torch::nn::Linear layer(108, 9);
+    layer->weight.set_requires_grad(false);
+    return layer;
+  });
+  list.add("out", [] { return torch::nn::Linear(9, 10); });
+  return list;
 }
 
 /// A rank's model, its data and its place in both.
@@ -145,7 +164,7 @@ parts_by_name(const SmallRun& run) {
       const size_t slash = state_name.rfind('/');
       const auto& whole = updated.at(state_name.substr(0, slash));
       const auto at = begin - static_cast<const char*>(whole.const_data_ptr());
-      if (bytes == 0 || at < 0 ||
+      if (bytes == 0 || at < 0 || !whole.requires_grad() ||
           at + bytes > static_cast<int64_t>(whole.nbytes())) {
         continue;
       }
