@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <utility>
 
@@ -48,12 +49,24 @@ place_of(const std::vector<int64_t>& shape, int64_t element) {
   throw DataError(text.str());
 }
 
+// What is not used of it never becomes resident.
+using Memory = std::unique_ptr<std::byte[]>;
+
+Memory memory(int64_t bytes) {
+  return std::make_unique_for_overwrite<std::byte[]>(
+      static_cast<size_t>(bytes));
+}
+
 // Pieces in the order of the file, read, converted and written when there are
 // enough of them.
 class Stream {
  public:
   Stream(TensorSource& source, NewFile& file, int64_t bytes)
-      : source_(source), file_(file), room_(std::max<int64_t>(bytes, 16)) {}
+      : source_(source),
+        file_(file),
+        room_(std::max<int64_t>(bytes, 16)),
+        read_(memory(room_)),
+        converted_(memory(room_)) {}
 
   void add(const TensorToWrite& tensor) {
     const auto& facts = source_.tensors()[tensor.tensor];
@@ -73,19 +86,11 @@ class Stream {
 
   void flush() {
     if (parts_.empty()) return;
-    int64_t bytes = 0;
     std::vector<TensorSource::Piece> pieces;
+    std::byte* to = read_.get();
     for (const auto& part : parts_) {
-      pieces.push_back({part.tensor->tensor, part.elements, nullptr});
-      bytes += bytes_of(part);
-    }
-    if (static_cast<size_t>(bytes) > read_.size()) {
-      read_.resize(static_cast<size_t>(bytes));
-    }
-    std::byte* to = read_.data();
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      pieces[i].to = to;
-      to += bytes_of(parts_[i]);
+      pieces.push_back({part.tensor->tensor, part.elements, to});
+      to += bytes_of(part);
     }
     source_.read(pieces);
     for (size_t i = 0; i < parts_.size(); ++i) write(parts_[i], pieces[i].to);
@@ -115,10 +120,8 @@ class Stream {
     }
     const auto& dtype = part.tensor->dtype;
     const int64_t count = part.elements.size();
-    const auto size = static_cast<size_t>(count * width(dtype));
-    if (size > converted_.size()) converted_.resize(size);
     const int64_t wrong = convert_floats(
-        facts(part).dtype, bytes, dtype, converted_.data(), count);
+        facts(part).dtype, bytes, dtype, converted_.get(), count);
     if (wrong < count) {
       refuse_overflow(
           source_,
@@ -127,7 +130,8 @@ class Stream {
           part.elements.begin + wrong,
           bytes + wrong * width(facts(part).dtype));
     }
-    file_.append(converted_.data(), size);
+    file_.append(
+        converted_.get(), static_cast<size_t>(count * width(dtype)));
   }
 
   TensorSource& source_;
@@ -135,8 +139,8 @@ class Stream {
   int64_t room_;
   int64_t held_ = 0;  // bytes of parts_, read and converted
   std::vector<Part> parts_;
-  std::vector<std::byte> read_;
-  std::vector<std::byte> converted_;
+  Memory read_;
+  Memory converted_;
 };
 
 void check(

@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <iostream>
 #include <memory>
-#include <optional>
 
 #include "echelon/checkpoint/float_convert.h"
 #include "echelon/cli/arguments.h"
@@ -123,7 +122,7 @@ int export_hugging_face(const ExportArguments& arguments) {
       int64_t{1} << 60);
   const auto source = open_export_source(arguments.run);
   auto& weights = *source.tensors;
-  const auto& job = source.job;
+  const Job job = source.job();
   const auto shape = shape_of(job.model, weights);
   const auto parameters = list_language_parameters(shape, job.model.dtype);
   check_weights(weights.tensors(), parameters, source.name);
@@ -181,9 +180,16 @@ void add_export(CLI::App& app, Action& action) {
   command->footer(
       "echelon export runs/first first.safetensors\n"
       "echelon export runs/gpt gpt-folder --format huggingface\n"
-      "echelon export runs/gpt gpt-bf16 --format huggingface --dtype bfloat16");
+      "echelon export runs/gpt gpt-bf16 --format huggingface --dtype bfloat16\n"
+      "echelon export runs/gpt/checkpoints/step-00000100 gpt-100 --format "
+      "huggingface");
   auto arguments = std::make_shared<ExportArguments>();
-  command->add_option("RUN", arguments->run, "the run folder")->required();
+  command
+      ->add_option(
+          "RUN",
+          arguments->run,
+          "the run folder, whose newest checkpoint is taken, or a checkpoint")
+      ->required();
   command->add_option("OUT", arguments->out, "the file or folder to write")
       ->required();
   command

@@ -1,6 +1,7 @@
 // What `export` writes: the weights of a run, and what their model is.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -10,14 +11,16 @@
 namespace echelon::cli {
 
 struct ExportSource {
-  std::string name;  // "runs/first/checkpoints/last.safetensors"
+  std::string name;  // "runs/first/checkpoints/step-00000100"
   std::unique_ptr<TensorSource> tensors;
-  Job job;  // that they were trained by
+  /// The configuration that they were trained by. Throws as load_job.
+  std::function<Job()> job;
 };
 
-/// Opens what `place` leads to: a run's folder, which has
-/// checkpoints/last.safetensors. Throws ConfigError or DataError, saying what it is
-/// instead, and as load_job and WeightsSource.
+/// Opens what `place` leads to: a checkpoint, or the newest of a folder of
+/// checkpoints or of a run; of a run without any, checkpoints/last.safetensors.
+/// Throws CheckpointError, saying what `place` is instead, when there is nothing of
+/// that, and for a checkpoint whose manifest or files cannot be trusted.
 ExportSource open_export_source(const std::string& place);
 
 }  // namespace echelon::cli

@@ -3,6 +3,8 @@
 #include <iostream>
 #include <memory>
 
+#include "echelon/checkpoint/foreign.h"
+#include "echelon/checkpoint/sharded_files.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/new_folder.h"
 #include "echelon/config/document.h"
@@ -53,7 +55,42 @@ struct FolderModel {
   std::unique_ptr<TensorSource> weights;
 };
 
+// What has no config.json is not always a Hugging Face folder that lacks it.
+void check_kind(const fs::path& folder) {
+  std::error_code error;
+  if (fs::exists(folder / "config.json", error)) return;
+  if (fs::exists(folder / "manifest.json", error)) {
+    throw ConfigError(
+        folder.string() +
+        ": is a checkpoint of Echelon's own; `echelon train --resume` goes on "
+        "from it, `echelon export` writes it for other programs");
+  }
+  const auto foreign = foreign_checkpoint(folder);
+  if (!foreign.empty()) {
+    throw CheckpointError(
+        folder.string() + ": is no Hugging Face folder; " + foreign);
+  }
+  if (has_sharded_files(folder.string())) {
+    throw CheckpointError(
+        (folder / "config.json").string() +
+        ": is missing; beside these files of torch.distributed.checkpoint put the "
+        "config.json of their model, which "
+        "`model.config.save_pretrained(FOLDER)` writes");
+  }
+}
+
+std::unique_ptr<TensorSource>
+open_weights(const std::string& folder, const std::string& prefix) {
+  if (!has_sharded_files(folder)) {
+    return std::make_unique<MappedTensors>(WeightsSource(folder, prefix));
+  }
+  return std::make_unique<ShardedFiles>(
+      folder,
+      [&](const std::string& name) { return name_in_model(name, prefix); });
+}
+
 FolderModel model_of(const std::string& folder) {
+  check_kind(folder);
   FolderModel model;
   auto& options = model.options;
   options =
@@ -63,10 +100,10 @@ FolderModel model_of(const std::string& folder) {
         language_model_shape(options, options.vocab_size), options.dtype);
   };
   model.parameters = list();
-  model.weights = std::make_unique<MappedTensors>(WeightsSource(
+  model.weights = open_weights(
       folder,
       base_prefix(
-          {model.parameters.front().name, model.parameters.back().name})));
+          {model.parameters.front().name, model.parameters.back().name}));
   for (const auto& tensor : model.weights->tensors()) {
     if (tensor.dtype == "F64") options.dtype = "float64";
   }
@@ -122,7 +159,8 @@ void add_import(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand(
       "import",
       "make a folder with a configuration and weights from a Hugging Face folder "
-      "of a GPT-2 or Llama: config.json and safetensors files");
+      "of a GPT-2 or Llama: config.json and safetensors files, also those that "
+      "torch.distributed.checkpoint writes from many ranks");
   command->footer(
       "echelon import path/to/gpt2 runs/gpt2\n"
       "echelon train runs/gpt2/config.toml …      after adding data to it");

@@ -1,9 +1,16 @@
 #include "echelon/models/mapped_tensors.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
 namespace echelon {
+namespace {
+
+// Of a file in memory at a time, beside what is read.
+constexpr size_t kMappedBytes = 8 << 20;
+
+}  // namespace
 
 MappedTensors::MappedTensors(WeightsSource weights)
     : weights_(std::move(weights)) {
@@ -20,9 +27,12 @@ void MappedTensors::read(const std::vector<Piece>& pieces) {
     const auto bytes = tensor.file->bytes(*tensor.info).subspan(
         static_cast<size_t>(piece.elements.begin) * width,
         static_cast<size_t>(piece.elements.size()) * width);
-    if (bytes.empty()) continue;
-    std::memcpy(piece.to, bytes.data(), bytes.size());
-    tensor.file->forget(bytes);
+    for (size_t at = 0; at < bytes.size(); at += kMappedBytes) {
+      const auto some =
+          bytes.subspan(at, std::min(kMappedBytes, bytes.size() - at));
+      std::memcpy(piece.to + at, some.data(), some.size());
+      tensor.file->forget(some);
+    }
   }
 }
 

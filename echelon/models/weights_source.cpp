@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "echelon/checkpoint/foreign.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -57,10 +58,20 @@ std::string base_prefix(const std::vector<std::string>& names) {
   return names.front().substr(0, names.front().find('.') + 1);
 }
 
+std::string
+name_in_model(const std::string& name, const std::string& prefix) {
+  if (prefix.empty()) return name;
+  if (is_stored_constant(name)) return "";
+  const bool full = name.starts_with(prefix) || name.starts_with("lm_head.");
+  return full ? name : prefix + name;
+}
+
 WeightsSource::WeightsSource(const std::string& path, std::string prefix)
     : path_(path), prefix_(std::move(prefix)) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
+    const auto foreign = foreign_checkpoint(path);
+    if (!foreign.empty()) throw CheckpointError(foreign);
     add_file(path);
     return;
   }
@@ -70,12 +81,12 @@ WeightsSource::WeightsSource(const std::string& path, std::string prefix)
   } else if (fs::exists(folder / kSingle, error)) {
     add_file((folder / kSingle).string());
   } else {
-    const bool pickled = fs::exists(folder / "pytorch_model.bin", error);
+    const auto foreign = foreign_checkpoint(path);
     throw CheckpointError(
-        path + ": a folder without " + kSingle + " and " + kIndex +
-        (pickled ? "; pytorch_model.bin, a pickle, is not read: save the model "
-                   "once more with a transformers of today"
-                 : "; name a .safetensors file or a Hugging Face folder"));
+        path + ": a folder without " + kSingle + " and " + kIndex + "; " +
+        (foreign.empty()
+             ? "name a .safetensors file or a Hugging Face folder"
+             : foreign));
   }
 }
 
@@ -119,13 +130,8 @@ void WeightsSource::add_index(const std::string& path) {
 void WeightsSource::add(
     std::shared_ptr<const safetensors::File> file,
     const safetensors::TensorInfo& info) {
-  std::string name = info.name;
-  if (!prefix_.empty()) {
-    if (is_stored_constant(name)) return;
-    const bool full =
-        name.starts_with(prefix_) || name.starts_with("lm_head.");
-    if (!full) name = prefix_ + name;
-  }
+  const std::string name = name_in_model(info.name, prefix_);
+  if (name.empty()) return;
   if (!tensors_.emplace(name, Tensor{std::move(file), &info}).second) {
     throw CheckpointError(
         path_ + ": has \"" + name + "\" twice, with \"" + prefix_ +

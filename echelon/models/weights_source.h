@@ -19,14 +19,18 @@ namespace echelon {
 ///   names  of all layers or all parameters, in order
 std::string base_prefix(const std::vector<std::string>& names);
 
+/// The name that a tensor of a file has in the model: with `prefix`, as base_prefix
+/// gives it, in front where it lacks it (all but "lm_head.…"). Empty, with a prefix,
+/// for masks and frequencies that old releases of transformers stored as buffers
+/// ("….attn.bias", "….attn.masked_bias", "….rotary_emb.inv_freq").
+std::string
+name_in_model(const std::string& name, const std::string& prefix);
+
 /// All tensors of a file or folder, mapped and not read. A value; copies share
 /// the files.
 class WeightsSource {
  public:
-  /// `prefix`, as base_prefix gives it, is put in front of names that lack it
-  /// (all but "lm_head.…"); then masks and frequencies that old releases of
-  /// transformers stored as buffers ("….attn.bias", "….attn.masked_bias",
-  /// "….rotary_emb.inv_freq") are passed over.
+  /// Under the names of name_in_model().
   ///
   /// Throws CheckpointError when there is no such file, when it is malformed or
   /// cut off, when the index is no index or names a shard that is not there or

@@ -89,14 +89,26 @@ bool adds_gradients(const Job& job) {
   return job.layout.data_degree() > 1 || (low && passes);
 }
 
-Job load_job(const std::string& path, const Overrides& overrides) {
-  auto document = config::Document::read(path);
-  apply(document, overrides);
+namespace {
+
+Job bound(config::Document document) {
   Job job;
   bind_all(document, job);
   document.finish();
   job.document = std::move(document);
   return job;
+}
+
+}  // namespace
+
+Job load_job(const std::string& path, const Overrides& overrides) {
+  auto document = config::Document::read(path);
+  apply(document, overrides);
+  return bound(std::move(document));
+}
+
+Job parse_job(const std::string& text, const std::string& name) {
+  return bound(config::Document::parse(text, name));
 }
 
 config::Document describe(Job job) {

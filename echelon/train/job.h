@@ -62,6 +62,8 @@ struct Overrides {
 /// Reads and checks each value by itself (check_job checks them together).
 /// Throws ConfigError with file, line and column, five lines at most.
 Job load_job(const std::string& path, const Overrides& overrides = {});
+/// The same of a configuration's text; errors call it `name`.
+Job parse_job(const std::string& text, const std::string& name);
 
 /// The tables of a configuration with the options' current values, all of them
 /// `default`: the reference, and the base of to_toml.

@@ -403,13 +403,12 @@ TEST_F(CommandLine, VerifysVerdictIsItsLastWord) {
 TEST_F(CommandLine, ExportsOneFile) {
   EXPECT_EQ(
       run("export runs/first out.safetensors").err,
-      "runs/first: is no run folder, it has no config.toml; name the "
-      "folder that `echelon train` wrote\n");
+      "runs/first: there is no such folder\n");
   const auto run_folder = folder_ / "runs/first";
   write(run_folder / "config.toml", "");
   EXPECT_THAT(
       run("export runs/first out.safetensors").err,
-      HasSubstr("has no checkpoints/last.safetensors"));
+      HasSubstr("has no checkpoint: "));
   fs::create_directories(run_folder / "checkpoints");
   const float numbers[2] = {1, 3.0e38f};
   const int64_t count = 7;

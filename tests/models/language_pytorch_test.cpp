@@ -4,15 +4,21 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <sstream>
 
+#include "echelon/checkpoint/rank_file.h"
 #include "echelon/checkpoint/tensor_file.h"
 #include "echelon/comm/world.h"
 #include "echelon/models/language_model.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
+#include "echelon/models/weights_source.h"
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
 #include "echelon/train/job.h"
+#include "tests/support/error_text.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
@@ -124,6 +130,43 @@ std::string toml_of(const ModelOptions& options) {
   return to_toml(job);
 }
 
+// A checkpoint of two ranks: of each matrix, rows are cut among them.
+void write_checkpoint(
+    const std::string& folder,
+    const ModelOptions& options,
+    const std::vector<NamedTensor>& tensors) {
+  std::filesystem::create_directories(folder);
+  CheckpointManifest manifest;
+  manifest.step = 7;
+  manifest.layout = "fsdp=2";
+  manifest.ranks = 2;
+  manifest.config = toml_of(options);
+  manifest.config_hash =
+      checksum(manifest.config.data(), manifest.config.size());
+  std::vector<RankPart> parts;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    std::vector<torch::Tensor> kept;
+    std::vector<SliceBytes> slices;
+    for (const auto& [name, tensor] : tensors) {
+      const auto shape = tensor.sizes().vec();
+      const auto rows = even_range(shape[0], rank, 2);
+      Box box = whole_box(shape);
+      box.offset[0] = rows.begin;
+      box.sizes[0] = rows.size();
+      kept.push_back(
+          tensor.narrow(0, rows.begin, rows.size()).contiguous());
+      slices.push_back(
+          {name, SavedKind::parameter, "F32", shape, box,
+           {static_cast<const std::byte*>(kept.back().data_ptr()),
+            kept.back().nbytes()}});
+    }
+    parts.push_back(write_rank_file(folder, rank_file_name(rank), slices));
+  }
+  add_parts(manifest, parts);
+  std::ofstream(folder + "/manifest.json", std::ios::binary)
+      << to_json(manifest);
+}
+
 // A folder as a run leaves it.
 std::shared_ptr<Network>
 make_run(const TempFolder& folder, const ModelOptions& options) {
@@ -160,7 +203,15 @@ TEST(LanguagePytorch, TransformersLoadsOurFolders) {
         value.mul_(value.dim() > 1 ? 10 : 1).add_(0.1 * torch::rand_like(value));
       }
     }
-    save_weights(*network, run.path("checkpoints/last.safetensors"));
+    if (name == "tied" || name == "gpt") {
+      // What training saves on its way.
+      std::filesystem::remove(run.path("checkpoints/last.safetensors"));
+      write_checkpoint(
+          run.path("checkpoints/step-00000007"), options,
+          owned_tensors(*network));
+    } else {
+      save_weights(*network, run.path("checkpoints/last.safetensors"));
+    }
     network->eval();
     ours[name] = network->forward(Tensors{tokens()})[0].detach();
     echelon_command(
@@ -178,6 +229,49 @@ TEST(LanguagePytorch, TransformersLoadsOurFolders) {
     EXPECT_LE(error, kTolerance) << name;
     std::cout << name << ": largest difference " << error << "\n";
   }
+}
+
+// What torch.distributed.checkpoint saves: from its safetensors files, and from its
+// pickles by the commands that the refusal names.
+TEST(LanguagePytorch, CheckpointsOfPytorchComeIn) {
+  ECHELON_NEED_TRANSFORMERS();
+  const TempFolder folder;
+  save_tensors(folder.path("tokens.safetensors"), {{"tokens", tokens()}});
+  run_python_script("models/language_reference.py", {"dcp", folder.path()});
+  const auto expected = logits_in(folder.path("dcp.logits.safetensors"));
+  EXPECT_GT(expected.std().item<double>(), 0.1);
+  size_t shards = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(folder.path("sharded"))) {
+    shards += entry.path().filename().string().starts_with("shard-0000");
+  }
+  EXPECT_EQ(shards, 2u);
+  const auto check = [&](const std::string& name) {
+    echelon_command(
+        "import " + folder.path(name) + " " + folder.path(name + ".in"));
+    const auto options =
+        load_job(folder.path(name + ".in/config.toml")).model;
+    EXPECT_LE(difference(options, options.weights, expected, 2), kTolerance);
+  };
+  check("sharded");
+
+  const auto way_in = error_text<CheckpointError>(
+      [&] { WeightsSource(folder.path("pickled")); });
+  folder.make_folder("converted");
+  std::istringstream lines(way_in);
+  int commands = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("  python ")) continue;
+    const auto command = "cd " + folder.path("converted") + " && " +
+                         pytorch_python() + line.substr(8) + " > /dev/null";
+    EXPECT_EQ(std::system(command.c_str()), 0) << command;
+    ++commands;
+  }
+  EXPECT_EQ(commands, 2) << way_in;
+  std::filesystem::copy(
+      folder.path("sharded/config.json"),
+      folder.path("converted/config.json"));
+  check("converted");
 }
 
 // The losses of 20 steps: those of transformers and of a model of torch.nn.

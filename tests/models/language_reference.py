@@ -5,6 +5,9 @@ usage: language_reference.py JOB FOLDER
   make   writes tiny models as transformers saves them, FOLDER/NAME, and what they
          make of FOLDER/tokens.safetensors: NAME.logits.safetensors
   run    loads each folder FOLDER/NAME.exported and writes NAME.back.safetensors
+  dcp    a tiny Llama as torch.distributed.checkpoint saves it from two ranks:
+         FOLDER/sharded in safetensors files, FOLDER/pickled in its own format;
+         its logits as dcp.logits.safetensors
   train  20 steps from FOLDER/gpt.exported on the batches of
          FOLDER/batches.safetensors: writes losses.safetensors, with those of
          transformers and of torch.nn
@@ -15,8 +18,11 @@ import pathlib
 import sys
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -101,6 +107,36 @@ def run(folder):
         model = load(path)
         save(model, tokens, folder / f"{path.stem}.back.safetensors")
         model.generate(tokens[:1, :4], max_new_tokens=3, do_sample=False)
+
+
+def tiny_llama():
+    torch.manual_seed(0)
+    return larger(LlamaForCausalLM(LlamaConfig(**LLAMA)))
+
+
+def save_rank(rank, folder):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
+    mesh = init_device_mesh("cpu", (2,))
+    state = {}
+    for i, (name, value) in enumerate(tiny_llama().state_dict().items()):
+        cut = Shard(i % value.dim())
+        state[name] = distribute_tensor(value, mesh, [cut])
+    writer = dcp.HuggingFaceStorageWriter(
+        str(folder / "sharded"), save_distributed=True
+    )
+    dcp.save(state, storage_writer=writer)
+    dcp.save({"model": state}, checkpoint_id=str(folder / "pickled"))
+    torch.distributed.destroy_process_group()
+
+
+def save_dcp(folder):
+    model = tiny_llama()
+    tokens = load_file(folder / "tokens.safetensors")["tokens"]
+    save(model, tokens, folder / "dcp.logits.safetensors")
+    torch.multiprocessing.spawn(save_rank, args=(folder,), nprocs=2)
+    model.config.save_pretrained(folder / "sharded")
 
 
 class Block(nn.Module):
@@ -203,7 +239,9 @@ def train(folder):
 
 def main():
     job, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-    {"make": make, "run": run, "train": train}[job](folder)
+    jobs = {"make": make, "run": run, "dcp": save_dcp, "train": train}
+    jobs[job](folder)
 
 
-main()
+if __name__ == "__main__":
+    main()

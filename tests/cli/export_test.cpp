@@ -1,0 +1,517 @@
+// Checkpoints out of Echelon and back, by the program `echelon` alone: there need be
+// no LibTorch, and no more memory than some pieces take.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+
+#include "echelon/checkpoint/float_convert.h"
+#include "echelon/layout/shard.h"
+#include "echelon/models/language_model.h"
+#include "echelon/models/weights_source.h"
+#include "echelon/train/job.h"
+#include "tests/checkpoint/written_checkpoint.h"
+#include "tests/launch/process.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing_support::Command;
+
+const std::string kEchelon = ECHELON_BIN_DIR "/echelon";
+
+ModelOptions model(const std::string& name) {
+  ModelOptions options;
+  options.name = name;
+  options.layers = 2;
+  options.hidden_size = 24;
+  options.heads = 6;
+  if (name == "llama") options.kv_heads = 3;
+  options.intermediate_size = 37;
+  options.max_positions = 24;
+  options.vocab_size = 51;
+  return options;
+}
+
+std::string toml_of(const ModelOptions& options) {
+  Job job;
+  job.model = options;
+  return to_toml(job);
+}
+
+std::vector<ParameterInfo> parameters_of(const ModelOptions& options) {
+  return list_language_parameters(
+      language_model_shape(options, options.vocab_size), options.dtype);
+}
+
+WholeTensor normal_tensor(const ParameterInfo& info, Random& random) {
+  std::normal_distribution<float> normal(0, 0.1f);
+  std::vector<float> values(static_cast<size_t>(info.num_elements()));
+  for (auto& value : values) value = normal(random);
+  WholeTensor tensor{info.name, "F32", info.shape, {}};
+  tensor.bytes.resize(4 * values.size());
+  std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
+  return tensor;
+}
+
+// The parts that rank (d, t) of fsdp=2,tp=2 writes: matrices cut along one dimension
+// or the other, everything else by the first tensor-parallel rank, and of that, row
+// by row, one half of the elements.
+void add_part(RankSlices& rank, const WholeTensor& tensor, int d, int t, int dim) {
+  const Shard shard = tensor.shape.size() < 2
+                          ? replicated(tensor.shape, t)
+                          : even_shard(tensor.shape, dim, t, 2);
+  const auto local = shard.local_shape();
+  const IndexRange range = even_range(whole_box(local).numel(), d, 2);
+  for (const auto& placed : placed_boxes(tensor.shape, &shard, &range, true)) {
+    rank.add(tensor, placed.box);
+  }
+}
+
+CheckpointManifest write_cut_checkpoint(
+    const std::string& folder,
+    const std::vector<WholeTensor>& tensors,
+    const std::string& config,
+    int64_t step) {
+  std::vector<RankSlices> ranks(4);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    for (int rank = 0; rank < 4; ++rank) {
+      add_part(
+          ranks[static_cast<size_t>(rank)], tensors[i], rank / 2, rank % 2,
+          static_cast<int>(i % 2));
+    }
+  }
+  // State that stays behind.
+  Random random(3);
+  const auto state =
+      random_tensor("lm_head.weight/exp_avg", "F32", {5}, random);
+  ranks[1].add(state, whole_box(state.shape));
+  ranks[1].slices.back().kind = SavedKind::optimizer;
+
+  fs::create_directories(folder);
+  std::vector<RankPart> parts;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    parts.push_back(write_rank_file(
+        folder, rank_file_name(static_cast<int64_t>(rank)),
+        ranks[rank].slices));
+  }
+  CheckpointManifest manifest;
+  manifest.step = step;
+  manifest.layout = "fsdp=2,tp=2";
+  manifest.ranks = 4;
+  manifest.config = config;
+  manifest.config_hash = checksum(config.data(), config.size());
+  add_parts(manifest, parts);
+  write_manifest(folder, manifest);
+  return manifest;
+}
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+};
+
+Outcome echelon_command(std::vector<std::string> words) {
+  words.insert(words.begin(), kEchelon);
+  Command command(words);
+  const int code = command.wait();
+  return {code, command.out(), command.err()};
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class Export : public testing::Test {
+ protected:
+  // A run with the checkpoint of one step; the tensors that are in it.
+  std::vector<WholeTensor>
+  make_run(const std::string& name, const ModelOptions& options, int64_t step) {
+    Random random(static_cast<uint64_t>(step));
+    std::vector<WholeTensor> tensors;
+    for (const auto& info : parameters_of(options)) {
+      if (info.tied_to.empty()) tensors.push_back(normal_tensor(info, random));
+    }
+    folder_.write(name + "/config.toml", toml_of(options));
+    write_cut_checkpoint(
+        checkpoint(name, step), tensors, toml_of(options), step);
+    return tensors;
+  }
+  std::string checkpoint(const std::string& run, int64_t step) const {
+    std::string number = std::to_string(step);
+    number.insert(0, 8 - number.size(), '0');
+    return folder_.path(run + "/checkpoints/step-" + number);
+  }
+  std::string path(const std::string& name) const { return folder_.path(name); }
+
+  TempFolder folder_;
+};
+
+void expect_equal(
+    const std::string& path, const std::vector<WholeTensor>& tensors) {
+  const WeightsSource written(path);
+  EXPECT_EQ(written.tensors().size(), tensors.size());
+  for (const auto& tensor : tensors) {
+    const auto* found = written.find(tensor.name);
+    ASSERT_NE(found, nullptr) << tensor.name;
+    EXPECT_EQ(found->info->shape, tensor.shape) << tensor.name;
+    const auto bytes = found->file->bytes(*found->info);
+    EXPECT_TRUE(std::equal(
+        bytes.begin(), bytes.end(), tensor.bytes.begin(), tensor.bytes.end()))
+        << tensor.name;
+  }
+}
+
+TEST_F(Export, OutAndBackIsTheSameToTheLastBit) {
+  auto tied = model("llama");
+  tied.tie_embeddings = true;
+  for (const auto& [name, options] :
+       std::map<std::string, ModelOptions>{
+           {"gpt", model("gpt")}, {"llama", model("llama")}, {"tied", tied}}) {
+    SCOPED_TRACE(name);
+    const auto tensors = make_run(name, options, 100);
+    const auto out = path(name + ".exported");
+    const auto exported = echelon_command(
+        {"export", path(name), out, "--format", "huggingface",
+         "--max-shard-bytes", "20000"});
+    EXPECT_EQ(exported.exit_code, 0) << exported.err;
+    EXPECT_THAT(
+        exported.out,
+        AllOf(HasSubstr(" shards of weights; "),
+              HasSubstr("parameters in float32, from " + checkpoint(name, 100))));
+    EXPECT_TRUE(fs::exists(out + "/model.safetensors.index.json"));
+    expect_equal(out, tensors);
+    const auto back = path(name + ".back");
+    const auto imported = echelon_command({"import", out, back});
+    EXPECT_EQ(imported.exit_code, 0) << imported.err;
+    expect_equal(back + "/checkpoints/last.safetensors", tensors);
+    EXPECT_EQ(
+        parameters_of(load_job(back + "/config.toml").model).size(),
+        parameters_of(options).size());
+    // And out again, now from the file that import wrote.
+    const auto again = path(name + ".again");
+    EXPECT_EQ(
+        echelon_command({"export", back, again, "--format", "huggingface"})
+            .exit_code,
+        0);
+    expect_equal(again, tensors);
+    EXPECT_EQ(
+        read_file(again + "/config.json"), read_file(out + "/config.json"));
+  }
+}
+
+TEST_F(Export, InTheDtypeThatIsAskedFor) {
+  auto tensors = make_run("run", model("llama"), 1);
+  for (auto& tensor : tensors) {
+    std::vector<std::byte> half(tensor.bytes.size() / 2);
+    convert_floats(
+        "F32", tensor.bytes.data(), "BF16", half.data(),
+        static_cast<int64_t>(half.size() / 2));
+    tensor.bytes = half;
+  }
+  const auto exported = echelon_command(
+      {"export", path("run"), path("out"), "--format", "huggingface", "--dtype",
+       "bfloat16"});
+  EXPECT_EQ(exported.exit_code, 0) << exported.err;
+  EXPECT_THAT(
+      names_in(path("out")),
+      testing::ElementsAre(
+          "config.json", "generation_config.json", "model.safetensors"));
+  EXPECT_THAT(
+      read_file(path("out/config.json")),
+      HasSubstr("\"torch_dtype\": \"bfloat16\""));
+  expect_equal(path("out"), tensors);
+  EXPECT_EQ(
+      echelon_command({"export", path("run"), path("one.safetensors"),
+                       "--dtype", "bfloat16"})
+          .exit_code,
+      0);
+  expect_equal(path("one.safetensors"), tensors);
+}
+
+TEST_F(Export, TakesTheNewestCheckpointOrTheOneThatIsNamed) {
+  const auto old = make_run("run", model("gpt"), 100);
+  const auto newest = make_run("run", model("gpt"), 200);
+  folder_.write("run/checkpoints/last.safetensors", "of an older time");
+  int number = 0;
+  for (const auto& [place, tensors] :
+       {std::pair{path("run"), newest},
+        {path("run/checkpoints"), newest},
+        {checkpoint("run", 200), newest},
+        {checkpoint("run", 100) + "/", old}}) {
+    SCOPED_TRACE(place);
+    const auto out = path(std::to_string(++number) + ".safetensors");
+    const auto exported = echelon_command({"export", place, out});
+    EXPECT_EQ(exported.exit_code, 0) << exported.err;
+    expect_equal(out, tensors);
+  }
+  // A checkpoint alone has its configuration with it.
+  fs::rename(checkpoint("run", 100), path("copy"));
+  EXPECT_EQ(
+      echelon_command({"export", path("copy"), path("alone"), "--format",
+                       "huggingface"})
+          .exit_code,
+      0);
+  expect_equal(path("alone"), old);
+}
+
+TEST_F(Export, DamageIsNamedAndLeavesNothing) {
+  make_run("run", model("gpt"), 100);
+  make_run("run", model("gpt"), 200);
+  const auto before = names_in(folder_.path());
+  const auto file = checkpoint("run", 200) + "/rank-00002.safetensors";
+  {
+    std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+    bytes.seekg(-5, std::ios::end);
+    const char flipped = static_cast<char>(bytes.get() ^ 1);
+    bytes.seekp(-5, std::ios::end);
+    bytes.put(flipped);
+  }
+  for (const char* format : {"huggingface", "safetensors"}) {
+    const auto outcome = echelon_command(
+        {"export", path("run"), path("out"), "--format", format});
+    EXPECT_EQ(outcome.exit_code, 3);
+    EXPECT_THAT(
+        outcome.err,
+        AllOf(
+            HasSubstr(file), HasSubstr("tensor \""),
+            HasSubstr(
+                "; `echelon export " + checkpoint("run", 100) +
+                " …` writes the one before it")));
+    EXPECT_EQ(names_in(folder_.path()), before);
+  }
+  EXPECT_EQ(
+      echelon_command({"export", checkpoint("run", 100), path("out")})
+          .exit_code,
+      0);
+  fs::remove(checkpoint("run", 100) + "/rank-00001.safetensors");
+  const auto missing =
+      echelon_command({"export", checkpoint("run", 100), path("other")});
+  EXPECT_EQ(missing.exit_code, 3);
+  EXPECT_THAT(missing.err, HasSubstr("rank-00001.safetensors"));
+  EXPECT_THAT(missing.err, Not(HasSubstr("before it")));
+}
+
+TEST_F(Export, RefusesWhatIsNoCheckpointOrNoSuchModel) {
+  const auto refused = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), "export");
+    const auto outcome = echelon_command(words);
+    EXPECT_THAT(outcome.exit_code, testing::AnyOf(2, 3));
+    EXPECT_THAT(outcome.out, IsEmpty());
+    return outcome.err;
+  };
+  const auto out = path("out");
+  EXPECT_THAT(
+      refused({path("nothing"), out}),
+      HasSubstr(path("nothing") + ": there is no such folder"));
+  folder_.make_folder("empty");
+  EXPECT_THAT(refused({path("empty"), out}), HasSubstr("has no checkpoint"));
+  folder_.write("text", "words");
+  EXPECT_THAT(refused({path("text"), out}), HasSubstr("is a file"));
+  folder_.write("run/config.toml", "");
+  EXPECT_THAT(refused({path("run"), out}), HasSubstr("has no checkpoint"));
+
+  // A model that transformers does not have; its one file is no problem.
+  Random random(1);
+  const auto tensor = random_tensor("fc.weight", "F32", {3, 2}, random);
+  write_cut_checkpoint(
+      checkpoint("mlp", 1), {tensor}, "[model]\nname = \"mlp\"\n", 1);
+  EXPECT_THAT(
+      refused({path("mlp"), out, "--format", "huggingface"}),
+      HasSubstr("[model] name=\"mlp\": transformers has gpt and llama models"));
+  EXPECT_EQ(
+      echelon_command({"export", path("mlp"), path("mlp.safetensors")})
+          .exit_code,
+      0);
+  // One whose numbers its tensors do not have.
+  auto other = model("gpt");
+  other.layers = 3;
+  const auto tensors = make_run("gpt", model("gpt"), 1);
+  write_cut_checkpoint(checkpoint("gpt", 2), tensors, toml_of(other), 2);
+  EXPECT_THAT(
+      refused({path("gpt"), out, "--format", "huggingface"}),
+      AllOf(HasSubstr("does not fit the model in 12 places"),
+            HasSubstr("\"transformer.h.2.ln_1.weight\" is missing")));
+
+  EXPECT_FALSE(fs::exists(out));
+  folder_.write("there/file", "");
+  EXPECT_THAT(
+      refused({checkpoint("gpt", 1), path("there"), "--format", "huggingface"}),
+      HasSubstr("there: is there already; name a new folder"));
+  EXPECT_THAT(
+      refused({checkpoint("gpt", 1), path("a/b"), "--format", "huggingface"}),
+      HasSubstr("make it first"));
+  for (const auto& name : names_in(folder_.path())) {
+    EXPECT_THAT(name, Not(HasSubstr(".part-")));
+  }
+}
+
+TEST_F(Export, WhatIsNoHuggingFaceFolderIsSaidWithTheWayIn) {
+  make_run("run", model("gpt"), 1);
+  const auto refused = [&](const std::string& folder) {
+    const auto outcome = echelon_command({"import", folder, path("out")});
+    EXPECT_THAT(outcome.exit_code, testing::AnyOf(2, 3));
+    EXPECT_FALSE(fs::exists(path("out")));
+    return outcome.err;
+  };
+  EXPECT_THAT(
+      refused(checkpoint("run", 1)),
+      HasSubstr("is a checkpoint of Echelon's own; `echelon train --resume`"));
+  folder_.write("dcp/.metadata", "");
+  folder_.write("dcp/__0_0.distcp", "");
+  EXPECT_THAT(
+      refused(path("dcp")),
+      AllOf(HasSubstr(path("dcp") + ": is no Hugging Face folder; "),
+            HasSubstr("dcp_to_torch '" + path("dcp") + "'")));
+  EXPECT_THAT(
+      echelon_command({"export", path("dcp"), path("out")}).err,
+      AllOf(HasSubstr("has no checkpoint"), HasSubstr("(DCP)")));
+  folder_.write("sharded/shard-00001-model-00001-of-00001.safetensors", "");
+  EXPECT_THAT(
+      refused(path("sharded")),
+      HasSubstr("config.json: is missing; beside these files of torch"));
+  folder_.make_folder("empty");
+  EXPECT_THAT(refused(path("empty")), HasSubstr("a Hugging Face folder has a"));
+}
+
+TEST_F(Export, AFullDiskIsSaidBeforeAnythingIsWritten) {
+  make_run("run", model("gpt"), 1);
+  const auto disk = folder_.make_folder("disk");
+  const auto on_disk = [&](const std::vector<std::string>& words) {
+    std::vector<std::string> all = {
+        "unshare", "--mount", "sh", "-c",
+        "mount -t tmpfs -o size=16k tmpfs " + disk + " && { \"$@\"; code=$?; ls -A " +
+            disk + "; exit $code; }",
+        "sh"};
+    all.insert(all.end(), words.begin(), words.end());
+    Command command(all);
+    const int code = command.wait();
+    return Outcome{code, command.out(), command.err()};
+  };
+  if (on_disk({"true"}).exit_code != 0) {
+    GTEST_SKIP() << "this system lets us mount no file system of our own "
+                    "(`unshare --mount`, as root)";
+  }
+  for (const char* format : {"huggingface", "safetensors"}) {
+    const auto outcome = on_disk(
+        {kEchelon, "export", path("run"), disk + "/out", "--format", format});
+    EXPECT_EQ(outcome.exit_code, 3);
+    EXPECT_THAT(
+        outcome.err,
+        testing::ContainsRegex("need.? [0-9]+ bytes, [0-9]+ are free"));
+    EXPECT_THAT(outcome.out, IsEmpty());
+  }
+}
+
+// Of a process; the part of it that we had when it began is no more than ours.
+int64_t peak_bytes(const std::vector<std::string>& words) {
+  std::vector<char*> arguments;
+  for (const auto& word : words) {
+    arguments.push_back(const_cast<char*>(word.c_str()));
+  }
+  arguments.push_back(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execv(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  int status = 0;
+  struct rusage usage = {};
+  EXPECT_EQ(::wait4(child, &status, 0, &usage), child);
+  EXPECT_EQ(status, 0) << words[1];
+  return usage.ru_maxrss * 1024;
+}
+
+// 600 MiB of weights; all tensors take their values from the same memory, so that
+// this process has little.
+TEST_F(Export, TakesLittleMemoryWhateverTheModel) {
+  ModelOptions options = model("gpt");
+  options.layers = 13;
+  options.hidden_size = 1024;
+  options.heads = 8;
+  options.intermediate_size = 4096;
+  const auto parameters = parameters_of(options);
+  std::vector<float> values(5 << 20);
+  Random random(1);
+  for (auto& value : values) {
+    value = static_cast<float>(random_below(random, 1000)) / 1000;
+  }
+  std::vector<RankPart> parts;
+  const auto folder = checkpoint("run", 1);
+  fs::create_directories(folder);
+  int64_t total = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    std::vector<SliceBytes> slices;
+    for (const auto& info : parameters) {
+      if (!info.tied_to.empty()) continue;
+      const Shard shard = even_shard(
+          info.shape, static_cast<int64_t>(info.shape.size()) - 1, rank, 4);
+      for (const auto& placed :
+           placed_boxes(info.shape, &shard, nullptr, true)) {
+        const auto bytes = static_cast<size_t>(4 * placed.box.numel());
+        const auto all = std::as_bytes(std::span(values));
+        ASSERT_LE(bytes, all.size());
+        slices.push_back(
+            {info.name, SavedKind::parameter, "F32", info.shape, placed.box,
+             all.subspan(4 * slices.size(), bytes)});
+        total += static_cast<int64_t>(bytes);
+      }
+    }
+    parts.push_back(write_rank_file(folder, rank_file_name(rank), slices));
+  }
+  ASSERT_GT(total, int64_t{600} << 20);
+  CheckpointManifest manifest;
+  manifest.step = 1;
+  manifest.layout = "tp=4";
+  manifest.ranks = 4;
+  manifest.config = toml_of(options);
+  manifest.config_hash =
+      checksum(manifest.config.data(), manifest.config.size());
+  add_parts(manifest, parts);
+  write_manifest(folder, manifest);
+  values = {};
+
+  const int64_t start = peak_bytes({kEchelon, "version"});
+  const auto out = path("out");
+  const int64_t exporting = peak_bytes(
+      {kEchelon, "export", path("run"), out, "--format", "huggingface",
+       "--dtype", "bfloat16", "--max-shard-bytes", "100000000"});
+  const int64_t importing = peak_bytes({kEchelon, "import", out, path("back")});
+  const int64_t wide = peak_bytes(
+      {kEchelon, "export", path("back"), path("wide.safetensors"), "--dtype",
+       "float32"});
+  EXPECT_GT(
+      fs::file_size(path("wide.safetensors")), static_cast<uintmax_t>(total));
+  constexpr int64_t kMiB = 1 << 20;
+  std::cout << (total / kMiB) << " MiB of weights; at the start "
+            << start / kMiB << " MiB, above it: export "
+            << (exporting - start) / kMiB << ", import "
+            << (importing - start) / kMiB << ", export of one file "
+            << (wide - start) / kMiB << "\n";
+  EXPECT_LT(exporting - start, 200 * kMiB);
+  EXPECT_LT(importing - start, 200 * kMiB);
+  EXPECT_LT(wide - start, 200 * kMiB);
+}
+
+}  // namespace
+}  // namespace echelon
