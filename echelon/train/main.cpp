@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "echelon/checkpoint/safetensors.h"
 #include "echelon/comm/world.h"
 #include "echelon/error.h"
 #include "echelon/launch/error_report.h"
@@ -29,7 +28,6 @@ constexpr const char* kUsage =
     "       echelon-train plan CONFIG [--json] [--colours] [--columns N]\n"
     "       echelon-train verify CONFIG [--steps K] [--tolerance T] [--json]\n"
     "                     [--save FOLDER | --resume FOLDER] [--threads N]\n"
-    "       echelon-train export RUN OUT\n"
     "       echelon-train sample RUN [--tokens N] [--temperature T] [--top-k K]\n"
     "                     [--top-p P] [--seed S] --prompt TEXT\n"
     "       echelon-train bench collectives [--backend local,gloo]\n"
@@ -212,12 +210,11 @@ int run_verify(Arguments& arguments) {
       passed || !first ? ExitCode::done : ExitCode::failure);
 }
 
-std::filesystem::path last_weights(
-    const std::string& command, const std::filesystem::path& run) {
+std::filesystem::path last_weights(const std::filesystem::path& run) {
   auto weights = run / "checkpoints" / "last.safetensors";
   if (std::filesystem::exists(weights)) return weights;
   throw DataError(
-      command + ": " + run.string() +
+      "sample: " + run.string() +
       " has no checkpoints/last.safetensors; a run writes it when it ends");
 }
 
@@ -233,28 +230,12 @@ int run_sample(Arguments& arguments) {
   options.prompt = arguments.value("--prompt", "");
   arguments.end();
   const Job job = load_job((run / "config.toml").string());
-  const auto weights = last_weights("sample", run);
+  const auto weights = last_weights(run);
   sample_text(job, weights.string(), options, [](std::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   });
   std::printf("\n");
-  return 0;
-}
-
-int run_export(Arguments& arguments) {
-  const std::filesystem::path run = arguments.positional("RUN");
-  const std::string out = arguments.positional("OUT");
-  arguments.end();
-  const auto weights = last_weights("export", run);
-  const safetensors::File file(weights.string());
-  std::vector<safetensors::TensorBytes> tensors;
-  for (const auto& tensor : file.tensors()) {
-    tensors.push_back({tensor.name, tensor.dtype, tensor.shape,
-                       file.bytes(tensor)});
-  }
-  safetensors::write(out, tensors, file.metadata());
-  std::cout << "wrote " << out << "\n";
   return 0;
 }
 
@@ -311,7 +292,6 @@ int run(int argc, char** argv) {
   if (command == "train") return run_train(arguments);
   if (command == "plan") return run_plan(arguments);
   if (command == "verify") return run_verify(arguments);
-  if (command == "export") return run_export(arguments);
   if (command == "sample") return run_sample(arguments);
   if (command == "bench") return run_bench(arguments);
   if (command == "version") {

@@ -152,7 +152,7 @@ TEST(WeightsSource, WhatIsWrongWithAFolderIsSaid) {
       refused(empty.path()),
       HasSubstr("a folder without model.safetensors and"));
   empty.write("pytorch_model.bin", "");
-  EXPECT_THAT(refused(empty.path()), HasSubstr("a pickle, is not read"));
+  EXPECT_THAT(refused(empty.path()), HasSubstr("pytorch_model.bin is a pickle of torch.save"));
 }
 
 TEST(CheckWeights, OfTiedParametersOneSuffices) {
