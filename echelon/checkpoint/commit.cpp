@@ -67,7 +67,9 @@ fs::path part_path(const fs::path& partial, int64_t rank) {
 RankPart read_part(const fs::path& partial, int64_t rank, int64_t ranks) {
   const auto path = part_path(partial, rank);
   std::error_code error;
-  if (!fs::exists(path, error)) {
+  const bool there = fs::exists(path, error);
+  if (error) fail(path, "looking at it", error.value());
+  if (!there) {
     throw CheckpointError(
         path.string() + ": rank " + std::to_string(rank) + " of " +
         std::to_string(ranks) + " has not written its part");
@@ -176,7 +178,10 @@ void abandon_checkpoint(const fs::path& folder, int64_t step) {
   std::error_code ignored;
   fs::remove_all(partial_checkpoint(folder, step), ignored);
   const auto next = folder / kNextLatest;
-  if (named_step(next) == step) fs::remove(next, ignored);
+  const auto named = named_step(next);
+  if (!named || !is_checkpoint(checkpoint_path(folder, *named))) {
+    fs::remove(next, ignored);
+  }
 }
 
 }  // namespace echelon

@@ -39,6 +39,7 @@ std::unique_ptr<CLI::App> make_tree(Action& action) {
         add_import,
         add_sample,
         add_bench,
+        add_checkpoint,
         add_schedule,
         add_doctor,
         add_config,

@@ -1,0 +1,262 @@
+#include "echelon/checkpoint/diff.h"
+
+#include <cmath>
+#include <iostream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "echelon/checkpoint/safetensors.h"
+#include "echelon/cli/checkpoint_text.h"
+#include "echelon/cli/table.h"
+#include "echelon/error.h"
+
+namespace echelon::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using Rows = std::vector<std::vector<std::string>>;
+
+struct Pair {
+  CheckpointPlace a;
+  CheckpointPlace b;
+};
+
+Pair pair_of(const CheckpointArguments& arguments) {
+  const auto places = find_checkpoints(arguments.path);
+  if (!arguments.other.empty()) {
+    return {places.front(), find_checkpoints(arguments.other).front()};
+  }
+  if (places.size() < 2) {
+    throw ConfigError(
+        arguments.path +
+        ": has one checkpoint; name another one to compare it with: echelon "
+        "checkpoint diff " + arguments.path + " OTHER");
+  }
+  return {places[1], places[0]};
+}
+
+// "table.key" -> value, of a configuration as the trainer writes it.
+std::map<std::string, std::string> settings(const std::string& toml) {
+  std::map<std::string, std::string> values;
+  std::string table;
+  std::istringstream lines(toml);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("[")) {
+      table = line.substr(1, line.find(']') - 1);
+    } else if (const size_t equal = line.find(" = ");
+               equal != std::string::npos && !line.starts_with("#")) {
+      values[table + "." + line.substr(0, equal)] = line.substr(equal + 3);
+    }
+  }
+  return values;
+}
+
+struct Setting {
+  std::string key, a, b;
+};
+
+// What was set otherwise; "-" where it is not.
+std::vector<Setting> changed_settings(
+    const CheckpointManifest& a, const CheckpointManifest& b) {
+  std::vector<Setting> changed;
+  const auto in_a = settings(a.config);
+  auto in_b = settings(b.config);
+  for (const auto& [key, value] : in_a) {
+    const auto other = in_b.find(key);
+    if (other == in_b.end()) {
+      changed.push_back({key, value, "-"});
+    } else if (other->second != value) {
+      changed.push_back({key, value, other->second});
+    }
+    if (other != in_b.end()) in_b.erase(other);
+  }
+  for (const auto& [key, value] : in_b) changed.push_back({key, "-", value});
+  return changed;
+}
+
+bool is_model(SavedKind kind) {
+  return kind == SavedKind::parameter || kind == SavedKind::buffer;
+}
+
+// "[8, 3] F32", or "[8, 3] -> [9, 3] F32" where they differ.
+std::string form(const TensorDiff& diff) {
+  const auto either = [](const std::string& a, const std::string& b) {
+    if (a.empty() || a == b) return b;
+    return b.empty() ? a : a + " -> " + b;
+  };
+  const auto shape = [](const std::string& dtype,
+                        const std::vector<int64_t>& sizes) {
+    return dtype.empty() ? "" : safetensors::shape_string(sizes);
+  };
+  return either(
+             shape(diff.dtype_a, diff.shape_a),
+             shape(diff.dtype_b, diff.shape_b)) +
+         " " + either(diff.dtype_a, diff.dtype_b);
+}
+
+std::vector<std::string> row_of(const TensorDiff& diff) {
+  std::vector<std::string> row = {plain(diff.name), form(diff)};
+  if (diff.numbers) {
+    row.push_back(number_text(diff.norm));
+    row.push_back(number_text(diff.change_norm));
+    row.push_back(number_text(diff.relative()));
+    row.push_back(number_text(diff.largest));
+    return row;
+  }
+  switch (diff.change) {
+    case Change::none:
+      row.push_back("the same");
+      break;
+    case Change::missing:
+      row.push_back("only in A");
+      break;
+    case Change::added:
+      row.push_back("only in B");
+      break;
+    case Change::shape:
+      row.push_back("another shape");
+      break;
+    default:
+      row.push_back(
+          diff.differing > 0 ? counted(diff.differing, "element") + " differ"
+                             : "another dtype");
+  }
+  return row;
+}
+
+void print_tensors(const std::vector<TensorDiff>& diffs, bool all) {
+  Rows rows = {{"tensor", "shape", "norm", "change", "relative", "largest"}};
+  for (const auto& diff : diffs) {
+    if (all || (is_model(diff.kind) && diff.change != Change::none)) {
+      rows.push_back(row_of(diff));
+    }
+  }
+  if (rows.size() == 1) return;
+  const std::string text = aligned(rows);
+  const size_t end = text.find('\n');
+  std::cout << "\n" << bold(text.substr(0, end)) << text.substr(end);
+}
+
+// "3 of 5 parameters changed"
+void print_sums(const std::vector<TensorDiff>& diffs) {
+  struct Sum {
+    int64_t all = 0;
+    int64_t changed = 0;
+  };
+  std::map<SavedKind, Sum> sums;
+  const TensorDiff* most = nullptr;
+  for (const auto& diff : diffs) {
+    ++sums[diff.kind].all;
+    sums[diff.kind].changed += diff.change != Change::none;
+    if (diff.kind == SavedKind::parameter && diff.numbers &&
+        (most == nullptr || diff.relative() > most->relative())) {
+      most = &diff;
+    }
+  }
+  std::cout << "\n";
+  const auto name = [](SavedKind kind) {
+    return kind == SavedKind::parameter   ? "parameter"
+           : kind == SavedKind::buffer    ? "buffer"
+           : kind == SavedKind::optimizer ? "optimizer state"
+                                          : "random state";
+  };
+  for (const auto& [kind, sum] : sums) {
+    std::cout << sum.changed << " of " << counted(sum.all, name(kind))
+              << " changed";
+    if (kind == SavedKind::parameter && most != nullptr && sum.changed > 1) {
+      std::cout << ", most of all " << plain(most->name) << " (relative "
+                << number_text(most->relative()) << ")";
+    }
+    std::cout << "\n";
+  }
+}
+
+std::string position(const CheckpointManifest& manifest) {
+  return "step " + std::to_string(manifest.step) + ", " +
+         plain(manifest.layout) + ", " + counted(manifest.ranks, "rank");
+}
+
+void print_settings(const std::vector<Setting>& changed) {
+  if (changed.empty()) return;
+  Rows rows;
+  for (const auto& setting : changed) {
+    rows.push_back(
+        {plain(setting.key), plain(setting.a), "->", plain(setting.b)});
+  }
+  std::cout << "\n" << aligned(rows);
+}
+
+Json json_of(const TensorDiff& diff) {
+  Json json = {
+      {"name", diff.name},
+      {"kind", to_string(diff.kind)},
+      {"change", to_string(diff.change)}};
+  if (!diff.dtype_a.empty()) {
+    json["a"] = {{"dtype", diff.dtype_a}, {"shape", diff.shape_a}};
+  }
+  if (!diff.dtype_b.empty()) {
+    json["b"] = {{"dtype", diff.dtype_b}, {"shape", diff.shape_b}};
+  }
+  if (diff.numbers || diff.differing > 0) json["differing"] = diff.differing;
+  if (diff.numbers) {
+    json["norm"] = json_number(diff.norm);
+    json["change_norm"] = json_number(diff.change_norm);
+    json["relative"] = json_number(diff.relative());
+    json["largest"] = json_number(diff.largest);
+  }
+  return json;
+}
+
+Json json_of(
+    const Pair& pair,
+    const std::vector<TensorDiff>& diffs,
+    const std::vector<Setting>& changed,
+    bool same) {
+  Json json = {
+      {"a", pair.a.path.string()},
+      {"b", pair.b.path.string()},
+      {"same_contents", same},
+      {"settings", Json::array()},
+      {"tensors", Json::array()}};
+  for (const auto& setting : changed) {
+    json["settings"].push_back(
+        {{"key", setting.key}, {"a", setting.a}, {"b", setting.b}});
+  }
+  for (const auto& diff : diffs) json["tensors"].push_back(json_of(diff));
+  return json;
+}
+
+}  // namespace
+
+int diff_checkpoints(const CheckpointArguments& arguments) {
+  const auto pair = pair_of(arguments);
+  CheckpointReader a(pair.a.path.string()), b(pair.b.path.string());
+  ReadingProgress progress("comparing", total_bytes(a.manifest()));
+  auto diffs = echelon::diff_checkpoints(
+      a, b,
+      [&](const SavedTensor& tensor) {
+        return arguments.all || is_model(tensor.kind);
+      },
+      [&](int64_t done) { progress(done); });
+  const auto changed = changed_settings(a.manifest(), b.manifest());
+  const bool same = a.manifest().content_hash == b.manifest().content_hash;
+  if (arguments.json) {
+    std::cout << json_of(pair, diffs, changed, same).dump(2) << "\n";
+    return 0;
+  }
+  std::cout << aligned(
+      {{"A", pair.a.path.string(), position(a.manifest())},
+       {"B", pair.b.path.string(), position(b.manifest())}});
+  print_settings(changed);
+  if (same) {
+    std::cout << "\nthe same contents: " << a.manifest().content_hash << "\n";
+    if (!arguments.all) return 0;
+  }
+  print_tensors(diffs, arguments.all);
+  print_sums(diffs);
+  return 0;
+}
+
+}  // namespace echelon::cli
