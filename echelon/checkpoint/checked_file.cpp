@@ -136,15 +136,6 @@ CheckedFile::read_at(int64_t offset, std::byte* to, int64_t bytes) {
   return "";
 }
 
-void CheckedFile::will_need(int64_t block) const {
-  if (block >= num_blocks()) return;
-  ::posix_fadvise(
-      fd_,
-      block * kChecksumBlockBytes,
-      block_bytes(block),
-      POSIX_FADV_WILLNEED);
-}
-
 std::optional<Damage>
 CheckedFile::read_block(int64_t block, const Parts& parts) {
   const int64_t begin = block * kChecksumBlockBytes;

@@ -67,9 +67,6 @@ class CheckedFile {
   /// Where the bytes of the slice of that key begin. After read_head().
   int64_t begin_of(const std::string& key) const { return begins_.at(key); }
 
-  /// Asks the system to have the block at hand soon.
-  void will_need(int64_t block) const;
-
  private:
   struct Place {
     const std::string* tensor;

@@ -343,8 +343,6 @@ void CheckpointReader::State::read_file(
   for (auto& entry : uses) blocks.push_back(&entry);
   share_work(
       static_cast<int64_t>(blocks.size()), threads, [&](int64_t i) {
-        const auto ahead = static_cast<size_t>(i + threads);
-        if (ahead < blocks.size()) from.will_need(blocks[ahead]->first);
         auto& [block, wanted] = *blocks[static_cast<size_t>(i)];
         read_block(file, block, wanted);
       });

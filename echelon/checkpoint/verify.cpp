@@ -48,7 +48,6 @@ class FileCheck {
         blocks,
         threads_,
         [&](int64_t block) {
-          file_.will_need(block + threads_);
           thread_local std::vector<std::byte> buffer;
           const auto bytes = static_cast<size_t>(file_.block_bytes(block));
           if (buffer.size() < bytes) buffer.resize(bytes);
