@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "echelon/checkpoint/float_values.h"
+#include "echelon/checkpoint/float_convert.h"
 #include "echelon/checkpoint/safetensors.h"
 #include "echelon/error.h"
 
@@ -16,6 +16,19 @@ namespace echelon {
 namespace {
 
 constexpr size_t kNumbersAtATime = 4096;
+
+void read_numbers(
+    const SavedTensor& tensor,
+    const std::byte* from,
+    size_t count,
+    double* values) {
+  convert_floats(
+      tensor.dtype,
+      from,
+      "F64",
+      reinterpret_cast<std::byte*>(values),
+      static_cast<int64_t>(count));
+}
 
 // Elements [range) of a tensor that both have, in the memory of a batch.
 struct Piece {
@@ -55,8 +68,8 @@ void compare_numbers(
     const size_t count = std::min(kNumbersAtATime, total - begin);
     const auto* from_a = a + begin * width_a;
     const auto* from_b = b + begin * width_b;
-    read_floats(piece.a->dtype, from_a, count, values_a);
-    read_floats(piece.b->dtype, from_b, count, values_b);
+    read_numbers(*piece.a, from_a, count, values_a);
+    read_numbers(*piece.b, from_b, count, values_b);
     for (size_t i = 0; i < count; ++i) {
       squares += values_a[i] * values_a[i];
       const bool same =
@@ -171,8 +184,8 @@ Index index_of(const CheckpointManifest& manifest) {
 
 bool comparable(const TensorDiff& diff) {
   return diff.change == Change::values ||
-         (diff.change == Change::dtype && is_float(diff.dtype_a) &&
-          is_float(diff.dtype_b));
+         (diff.change == Change::dtype && is_float_dtype(diff.dtype_a) &&
+          is_float_dtype(diff.dtype_b));
 }
 
 }  // namespace
@@ -228,7 +241,7 @@ std::vector<TensorDiff> diff_checkpoints(
     const auto* in_b = found->second;
     auto& diff = diffs.emplace_back(of_two(in_a, *in_b));
     if (!comparable(diff) || (wanted && !wanted(in_a))) continue;
-    diff.numbers = is_float(diff.dtype_a);
+    diff.numbers = is_float_dtype(diff.dtype_a);
     const size_t width = std::max(width_of(in_a), width_of(*in_b));
     const int64_t numel = whole_box(in_a.shape).numel();
     for (int64_t begin = 0; begin < numel;) {
