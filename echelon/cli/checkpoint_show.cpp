@@ -90,13 +90,20 @@ void add_sums(const CheckpointManifest& manifest, Rows& rows) {
   }
 }
 
-// A text of several lines, the first beside its name.
-void add_lines(const std::string& name, const std::string& text, Rows& rows) {
-  std::istringstream lines(text);
-  std::string left = name;
-  for (std::string line; std::getline(lines, line); left.clear()) {
-    if (!line.empty()) rows.push_back({left, plain(line)});
+// What the samples are: the first line says their name, the last ones how many.
+std::string in_short(const std::string& data) {
+  std::vector<std::string> all;
+  std::istringstream lines(data);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.empty()) all.push_back(plain(line));
   }
+  constexpr size_t kShown = 3;
+  std::string text;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i > 0 && i + kShown <= all.size()) continue;
+    text += (text.empty() ? "" : ", ") + all[i];
+  }
+  return text;
 }
 
 Rows facts(const CheckpointManifest& manifest) {
@@ -119,7 +126,7 @@ Rows facts(const CheckpointManifest& manifest) {
       {"position", "epoch " + std::to_string(manifest.epoch) + ", " +
                        counted(manifest.consumed, "sample") +
                        " of it taken, seed " + std::to_string(manifest.seed)});
-  add_lines("data", manifest.data, rows);
+  if (!manifest.data.empty()) rows.push_back({"data", in_short(manifest.data)});
   rows.push_back(
       {"layout",
        plain(manifest.layout) + ", " + counted(manifest.ranks, "rank")});

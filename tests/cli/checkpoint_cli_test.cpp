@@ -43,7 +43,7 @@ class CheckpointCommand : public testing::Test {
     manifest.epoch = 2;
     manifest.consumed = 640;
     manifest.seed = 7;
-    manifest.data = "digits\n1617 samples\n";
+    manifest.data = "digits\nshuffled\nwhole\n1617 samples\n180 held out\n";
     manifest.config = "[optimizer]\nlearning_rate = " +
                       std::to_string(step) + "\nname = \"adamw\"\n";
     manifest.config_hash =
@@ -132,7 +132,7 @@ TEST_F(CheckpointCommand, ShowsTheLatest) {
        {"\n  step           200 of 1000\n",
         "\n  metrics        eval_loss 0.5, loss 0.25\n",
         "\n  position       epoch 2, 640 samples of it taken, seed 7\n",
-        "\n  data           digits\n                 1617 samples\n",
+        "\n  data           digits, 1617 samples, 180 held out\n",
         "\n  layout         dp=1,tp=2, 2 ranks\n",
         "\n  loss scale     1024, 5 good steps, 1 overflow\n",
         "\n  parameters     2 tensors, 17 elements of F32, 0.1 KiB\n"}) {
