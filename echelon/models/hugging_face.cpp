@@ -180,7 +180,15 @@ ModelOptions read_llama(const Fields& fields) {
   return options;
 }
 
+// A configuration that was saved without its model names the family alone.
 std::string architecture_of(const json& config, const std::string& path) {
+  const auto family = config.find("model_type");
+  const bool silent = !config.contains("architectures") ||
+                      config["architectures"].is_null();
+  if (silent && family != config.end()) {
+    if (*family == "gpt2") return "GPT2LMHeadModel";
+    if (*family == "llama") return "LlamaForCausalLM";
+  }
   const bool named = config.contains("architectures") &&
                      config["architectures"].is_array() &&
                      config["architectures"].size() == 1 &&

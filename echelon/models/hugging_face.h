@@ -15,7 +15,8 @@
 namespace echelon::hugging_face {
 
 /// The model of a config.json, every number set: name "gpt" for GPT2LMHeadModel,
-/// "llama" for LlamaForCausalLM. Missing fields have transformers' defaults.
+/// "llama" for LlamaForCausalLM; where no architecture is named, by model_type,
+/// "gpt2" or "llama". Missing fields have transformers' defaults.
 ///
 ///   path  of the config.json
 ///

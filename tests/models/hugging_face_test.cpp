@@ -63,6 +63,10 @@ TEST(HuggingFaceConfig, IsReadFieldByField) {
   EXPECT_EQ(llama.rope_theta, 20000);
   EXPECT_EQ(llama.rope_factor, 0);
   EXPECT_TRUE(llama.tie_embeddings);
+  auto unnamed = json::parse(kLlama);
+  unnamed.erase("architectures");
+  unnamed["model_type"] = "llama";
+  EXPECT_EQ(read(unnamed.dump()).hidden_size, 24);
   // Fields that are not there have the defaults of transformers.
   const auto whole = read(R"({"architectures": ["GPT2LMHeadModel"]})");
   EXPECT_EQ(whole.layers, 12);
