@@ -8,8 +8,14 @@
 namespace echelon {
 
 CheckpointTensors::CheckpointTensors(
-    const std::string& folder, std::string way_out)
-    : reader_(folder), way_out_(std::move(way_out)) {
+    std::unique_ptr<CheckpointReader> reader, std::string way_out)
+    : CheckpointTensors(*reader, std::move(way_out)) {
+  own_ = std::move(reader);
+}
+
+CheckpointTensors::CheckpointTensors(
+    CheckpointReader& reader, std::string way_out)
+    : reader_(reader), way_out_(std::move(way_out)) {
   for (const auto& tensor : manifest().tensors) {
     if (tensor.kind != SavedKind::parameter &&
         tensor.kind != SavedKind::buffer) {

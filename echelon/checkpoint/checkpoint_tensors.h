@@ -15,9 +15,13 @@ namespace echelon {
 /// for blocks that are needed twice, 64 MiB at most, is the reader's.
 class CheckpointTensors : public TensorSource {
  public:
+  /// Borrows the reader, or has one of its own.
+  ///
   ///   way_out  what errors of read() end with: what else there is to read
   explicit CheckpointTensors(
-      const std::string& folder, std::string way_out = "");
+      CheckpointReader& reader, std::string way_out = "");
+  explicit CheckpointTensors(
+      std::unique_ptr<CheckpointReader> reader, std::string way_out = "");
 
   const CheckpointManifest& manifest() const { return reader_.manifest(); }
   const std::string& path() const override { return reader_.folder(); }
@@ -25,7 +29,8 @@ class CheckpointTensors : public TensorSource {
   void read(const std::vector<Piece>& pieces) override;
 
  private:
-  CheckpointReader reader_;
+  std::unique_ptr<CheckpointReader> own_;
+  CheckpointReader& reader_;
   std::string way_out_;
   std::vector<TensorFacts> facts_;
   std::vector<const SavedTensor*> saved_;  // as facts_

@@ -27,8 +27,8 @@ ExportSource open_checkpoint(const std::vector<CheckpointPlace>& places) {
   ExportSource source;
   source.name = places[0].path.string();
   try {
-    auto tensors =
-        std::make_unique<CheckpointTensors>(source.name, way_out);
+    auto tensors = std::make_unique<CheckpointTensors>(
+        std::make_unique<CheckpointReader>(source.name), way_out);
     source.job = [config = tensors->manifest().config, name = source.name] {
       return parse_job(config, name + "/manifest.json: config");
     };
