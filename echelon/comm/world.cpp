@@ -111,6 +111,13 @@ World World::from_environment(const CommOptions& options) {
   if (env.world_size == 1) {
     World world = alone(options);
     world.impl_->env = env;
+    if (choose_backend(options, env) == BackendKind::nccl) {
+      world.impl_->kind = BackendKind::nccl;
+      world.impl_->use_gpu();
+      world.impl_->group = make_group(
+          nullptr, nullptr, "world", {0}, 0, BackendKind::nccl,
+          world.impl_->device);
+    }
     return world;
   }
   auto impl = std::make_unique<Impl>();
@@ -123,12 +130,7 @@ World World::from_environment(const CommOptions& options) {
       options.rendezvous_timeout,
       env.master_addr + ":" + std::to_string(env.master_port));
   impl->address = reachable_address(env);
-  if (impl->kind == BackendKind::nccl) {
-    load_cuda();
-    set_cuda_device(env.local_rank);
-    impl->device = torch::Device(torch::kCUDA,
-                                 static_cast<c10::DeviceIndex>(env.local_rank));
-  }
+  if (impl->kind == BackendKind::nccl) impl->use_gpu();
   std::shared_ptr<StatusBoard> board;
   if (impl->kind == BackendKind::local) {
     impl->join_host();
@@ -142,6 +144,13 @@ World World::from_environment(const CommOptions& options) {
   for (int r = 0; r < env.world_size; ++r) all.push_back(r);
   impl->group = impl->make("world", all, impl->kind);
   return World(std::move(impl));
+}
+
+void World::Impl::use_gpu() {
+  load_cuda();
+  set_cuda_device(env.local_rank);
+  device = torch::Device(
+      torch::kCUDA, static_cast<c10::DeviceIndex>(env.local_rank));
 }
 
 void World::Impl::join_host() {

@@ -33,6 +33,8 @@ struct World::Impl {
   size_t num_exchanges = 0;
   std::optional<Group> group;
 
+  /// The device is the GPU of this rank's place on its host.
+  void use_gpu();
   /// Meets the ranks of this host; all of them call.
   void join_host();
   /// A group of `ranks`; every rank of the world calls.

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "echelon/comm/nccl/cuda.h"
 #include "echelon/comm/unsent_calls.h"
 #include "echelon/error.h"
 #include "echelon/layout/partition.h"
@@ -216,6 +217,15 @@ int64_t batch_bytes(const Job& job, const ModelSource& source) {
   return bytes;
 }
 
+// What the job's ranks would have on this machine (World::device).
+torch::DeviceType device_of(const Job& job) {
+  const auto backend = job.comm.backend;
+  const bool gpu = backend == BackendKind::nccl ||
+                   (backend == BackendKind::automatic &&
+                    job.train.ranks != "threads" && cuda_device_count() > 0);
+  return gpu ? torch::kCUDA : torch::kCPU;
+}
+
 }  // namespace
 
 MemoryModel count_memory(const Job& job, const ModelSource& source) {
@@ -230,7 +240,7 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
   const auto inputs = input_specs(job, source, samples);
   const auto compute = compute_dtype(job);
 
-  const auto device = torch::cuda::is_available() ? torch::kCUDA : torch::kCPU;
+  const auto device = device_of(job);
   const Counted plain = count(layers, inputs, compute, device);
   MemoryModel model;
   model.schedule =

@@ -53,6 +53,28 @@ std::string precision_text(const Job& job) {
   return text;
 }
 
+// "stage 3: parameters, gradients and optimizer state over 4 ranks"
+std::string sharding_text(const Job& job) {
+  const char* what[] = {
+      "optimizer state", "gradients and optimizer state",
+      "parameters, gradients and optimizer state"};
+  return "stage " + std::to_string(job.shard.stage) + ": " +
+         what[job.shard.stage - 1] + " over " +
+         std::to_string(job.layout.dp_shard) + " ranks";
+}
+
+// "3, training stood still for 0.04 s, 0.1 % of its time"
+std::string checkpoints_text(const RunSummary& summary) {
+  char text[96];
+  std::snprintf(
+      text, sizeof(text), "%lld, training stood still for %.2g s, %.1f %% of "
+      "its time", static_cast<long long>(summary.checkpoints),
+      summary.checkpoint_seconds,
+      summary.seconds > 0 ? 100 * summary.checkpoint_seconds / summary.seconds
+                          : 0.0);
+  return text;
+}
+
 std::vector<std::pair<std::string, std::string>> facts(
     const Job& job, const World& world, const RunSummary& summary) {
   std::vector<std::pair<std::string, std::string>> list;
@@ -68,6 +90,9 @@ std::vector<std::pair<std::string, std::string>> facts(
         "Pipeline", name + ", " + std::to_string(microbatches_of(job)) +
                         " microbatches");
   }
+  if (job.layout.dp_shard > 1) {
+    list.emplace_back("Sharding", sharding_text(job));
+  }
   for (const auto& line : summary.cut) {
     const size_t colon = line.find(": ");
     if (colon == std::string::npos) continue;  // the sum of all
@@ -82,6 +107,12 @@ std::vector<std::pair<std::string, std::string>> facts(
                                      number_text(job.optimizer.learning_rate));
   list.emplace_back("Precision", precision_text(job));
   list.emplace_back("Seed", std::to_string(job.train.seed));
+  if (!summary.resumed.empty()) {
+    list.emplace_back("Went on from", summary.resumed);
+  }
+  if (summary.checkpoints > 0) {
+    list.emplace_back("Checkpoints", checkpoints_text(summary));
+  }
   if (summary.skipped_steps > 0) {
     list.emplace_back(
         "Steps skipped",

@@ -25,6 +25,9 @@ struct RunSummary {
   int64_t skipped = 0;                         // samples left out
   int64_t skipped_steps = 0;                   // whose gradients overflowed
   std::string outcome;                         // empty: finished
+  int64_t checkpoints = 0;                     // that were begun
+  double checkpoint_seconds = 0;               // that training stood still for them
+  std::string resumed;                         // "step 69 (dp=2)"; empty: anew
 };
 
 /// Brings the ranks' spans together and writes timeline.json and report.html

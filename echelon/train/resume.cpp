@@ -66,6 +66,15 @@ void check_same_samples(
       "\"never\" to begin anew");
 }
 
+// Training comes to their steps again.
+void make_room(const std::vector<CheckpointPlace>& damaged) {
+  for (const auto& place : damaged) {
+    std::fprintf(
+        stderr, "warning: %s is now %s\n", place.path.c_str(),
+        set_aside(place).filename().c_str());
+  }
+}
+
 }  // namespace
 
 Resume find_resume(const Job& job, const std::filesystem::path& folder) {
@@ -107,6 +116,11 @@ std::vector<std::string> differences(
   for (const auto& line : changed_lines(manifest.data, samples)) {
     lines.push_back("data: " + line);
   }
+  if (job.train.compress == "powersgd") {
+    lines.push_back(
+        "[train] compress = \"powersgd\": what it left out of earlier sums is "
+        "forgotten");
+  }
   const std::string now = to_toml(job);
   for (const char* table :
        {"model", "shard", "memory", "precision", "optimizer"}) {
@@ -128,7 +142,7 @@ std::vector<std::string> differences(
   return lines;
 }
 
-CheckpointManifest resume(
+Resumed resume(
     const Resume& from,
     const Job& job,
     TrainingState& state,
@@ -137,6 +151,7 @@ CheckpointManifest resume(
     const MeshGroups& groups,
     const std::string& samples) {
   std::string last;
+  std::vector<CheckpointPlace> damaged;
   for (const auto& place : from.candidates) {
     std::unique_ptr<CheckpointReader> reader;
     std::string damage;
@@ -165,12 +180,14 @@ CheckpointManifest resume(
           state.load_loss_scale(
               {scale->scale, scale->good_steps, scale->overflows});
         }
-        return reader->manifest();
+        if (from.own && world.rank() == 0) make_room(damaged);
+        return {reader->manifest(), place.path};
       } catch (const CheckpointError& error) {
         damage = error.what();  // on every rank
       }
     }
     last = damage;
+    damaged.push_back(place);
     if (world.rank() == 0) {
       std::fprintf(
           stderr, "warning: %s is damaged and left out: %s\n",

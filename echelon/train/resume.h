@@ -35,11 +35,17 @@ std::vector<std::string> differences(
     const CheckpointManifest& manifest, const Job& job,
     const std::string& samples, int64_t total_steps);
 
+/// Where training is after resume().
+struct Resumed {
+  CheckpointManifest manifest;
+  std::filesystem::path path;  // of the checkpoint
+};
+
 /// Fills `state` from the first candidate that is whole, warning of those that are
-/// not; its manifest. Every rank of the world calls. Throws CheckpointError when
+/// not. Every rank of the world calls. Throws CheckpointError when
 /// none is, or when it is of another model, or (unless job.checkpoint.force) of
 /// another seed or other data.
-CheckpointManifest resume(
+Resumed resume(
     const Resume& from,
     const Job& job,
     TrainingState& state,

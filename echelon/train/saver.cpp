@@ -248,7 +248,13 @@ void Saver::proceed(const SaverNews& all) {
     if (!first()) return;
     run([this] {
       commit_checkpoint(folder_, manifest_, world_.size());
-      keep_checkpoints(folder_, keep_rule(job_.checkpoint));
+      try {
+        keep_checkpoints(folder_, keep_rule(job_.checkpoint));
+      } catch (const CheckpointError& error) {
+        // The new one is whole; the next one tries again.
+        std::fprintf(
+            stderr, "warning: an older checkpoint stays: %s\n", error.what());
+      }
     });
   } else {
     conclude(false);

@@ -103,7 +103,7 @@ class Loop {
       const StepSums& sums, Position position, const StepUpdate& update,
       bool logged, double started, double data_seconds);
   void warn_of_slow_links() const;
-  void take_up(const CheckpointManifest& from);
+  void take_up(const Resumed& resumed);
   CheckpointManifest where_we_are() const;
   void save(const SaverNews& news);
   void save_last();
@@ -149,6 +149,7 @@ class Loop {
   bool preempted_ = false;
   SaverNews news_;         // of the last step
   std::string save_error_;
+  std::string resumed_;    // "step 69 (dp=2)"
   int64_t saved_step_ = -1;  // by save_last()
   int64_t skipped_ = 0;        // samples
   int64_t skipped_steps_ = 0;  // that overflowed
@@ -223,14 +224,16 @@ Loop::Loop(
   progress_ = std::make_unique<Progress>(total_steps_, options);
 }
 
-void Loop::take_up(const CheckpointManifest& from) {
+void Loop::take_up(const Resumed& resumed) {
+  const CheckpointManifest& from = resumed.manifest;
   step_ = from.step;
   skipped_steps_ = from.skipped_steps;
   position_ = {from.epoch, from.consumed};
+  resumed_ = "step " + std::to_string(step_) + " (" + from.layout + ")";
   if (!first()) return;
   std::printf(
-      "goes on from step %lld, saved with %s on %lld %s\n",
-      static_cast<long long>(step_), from.layout.c_str(),
+      "goes on from step %lld of %s, saved with %s on %lld %s\n",
+      static_cast<long long>(step_), resumed.path.c_str(), from.layout.c_str(),
       static_cast<long long>(from.ranks), from.ranks == 1 ? "rank" : "ranks");
   for (const auto& line : differences(from, job_, samples_, total_steps_)) {
     std::printf("  %s\n", line.c_str());
@@ -295,8 +298,10 @@ TrainResult Loop::run() {
       save(news_);
     }
   }
+  // Who is stopped may have little time.
+  if (!stop_ && evaluated_step() != step_) evaluate();
   save_last();
-  if (!preempted_ && evaluated_step() != step_) evaluate();
+  if (stop_ && !preempted_ && evaluated_step() != step_) evaluate();
   world_.history().on_end(nullptr);
   finish();
   if (!save_error_.empty()) {
@@ -545,7 +550,7 @@ CheckpointManifest Loop::where_we_are() const {
   now.consumed = position_.consumed;
   now.data = samples_;
   if (!steps_.empty()) now.metrics["loss"] = steps_.back().loss;
-  if (!evaluations_.empty()) {
+  if (evaluated_step() == step_) {
     now.metrics["eval_loss"] = evaluations_.back().loss;
     now.metrics["eval_accuracy"] = evaluations_.back().accuracy;
   }
@@ -564,6 +569,7 @@ void Loop::save(const SaverNews& news) {
 // What went wrong is told when everything else is written.
 void Loop::save_last() {
   if (!saver_) return;
+  const auto before = saver_->last();
   try {
     if (stop_ || job_.checkpoint.at_end) {
       saver_->save_and_wait(state_, where_we_are());
@@ -573,6 +579,9 @@ void Loop::save_last() {
     }
   } catch (const CheckpointError& error) {
     save_error_ = error.what();
+  }
+  if (first() && saver_->last() != before) {
+    progress_->message("saved " + saver_->last().string());
   }
 }
 
@@ -596,6 +605,11 @@ void Loop::finish() {
   if (stop_) {
     summary.outcome = preempted_ ? "stopped by SIGTERM" : "stopped by the user";
   }
+  if (saver_) {
+    summary.checkpoints = saver_->count();
+    summary.checkpoint_seconds = saver_->stopped_seconds();
+  }
+  summary.resumed = resumed_;
   summary.cut = state_.model().describe();
   summary.memory = memory_.measured();
   summary.num_parameters = source_.num_parameters();

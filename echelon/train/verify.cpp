@@ -103,7 +103,7 @@ class Run {
     for (const auto& [name, tensor] : state_.optimizer().state()) forget(tensor);
     const auto manifest = resume(
         {.candidates = find_checkpoints(from)}, job_, state_, source_,
-        place_.world, place_.groups, samples());
+        place_.world, place_.groups, samples()).manifest;
     loader_.start_epoch(manifest.epoch);
     loader_.seek({manifest.epoch, manifest.consumed});
     return manifest.step;

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "echelon/checkpoint/folder.h"
+#include "echelon/checkpoint/reader.h"
 #include "echelon/timeline/metrics.h"
 #include "tests/launch/process.h"
 
@@ -60,7 +62,8 @@ TEST_F(ResumeCommand, TheSameCommandGoesOn) {
   ASSERT_EQ(second.wait(), 0) << second.err();
   EXPECT_THAT(
       second.out(),
-      AllOf(HasSubstr("goes on from step 4, saved with dp=2 on 2 ranks"),
+      AllOf(HasSubstr("goes on from step 4 of " + run() + "/checkpoints/step-00000004, "
+                      "saved with dp=2 on 2 ranks"),
             HasSubstr("layout: dp=2 then, fsdp=2 now")));
   const auto all = steps();
   ASSERT_EQ(all.size(), 7u);
@@ -120,6 +123,66 @@ TEST_F(ResumeCommand, AKilledRunGoesOnFromItsLastCheckpoint) {
   const auto all = steps();
   for (size_t i = 0; i < all.size(); ++i) {
     ASSERT_EQ(all[i].step, static_cast<int64_t>(i) + 1);
+  }
+}
+
+// Processes of the job that train.
+std::vector<pid_t> ranks_of(const Command& job) {
+  std::vector<pid_t> ranks;
+  for (const pid_t pid : job.living()) {
+    const std::string command = testing_support::read_file(
+        "/proc/" + std::to_string(pid) + "/cmdline");
+    if (command.rfind(ECHELON_BIN_DIR "/echelon-train", 0) == 0) {
+      ranks.push_back(pid);
+    }
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+// One rank or both, while files are written all the time: what is there afterwards
+// is whole, and training goes on from it.
+TEST_F(ResumeCommand, RanksThatDieLeaveWholeCheckpoints) {
+  const Words always = {"--set", "checkpoint.every_steps=1",
+                        "--set", "checkpoint.keep=3"};
+  int64_t last = 0;
+  for (size_t round = 0; round < 6; ++round) {
+    SCOPED_TRACE(round);
+    Command job(train(1000000, always));
+    ASSERT_TRUE(Command::until([&] {
+      return !checkpoints().empty() &&
+             checkpoints()[0].step > last + 2 + static_cast<int64_t>(round);
+    })) << job.err();
+    const auto ranks = ranks_of(job);
+    ASSERT_EQ(ranks.size(), 2u);
+    for (size_t rank = 0; rank < 2; ++rank) {
+      if (round % 3 == 2 || rank == round % 3) kill(ranks[rank], SIGKILL);
+    }
+    EXPECT_NE(job.wait(), 0);
+    ASSERT_TRUE(Command::until([&] { return job.living().empty(); }));
+    ASSERT_FALSE(checkpoints().empty());
+    for (const auto& place : checkpoints()) {
+      for (const auto& damage : verify_checkpoint(place.path.string())) {
+        ADD_FAILURE() << damage.what;
+      }
+    }
+    EXPECT_GT(checkpoints()[0].step, last);
+    last = checkpoints()[0].step;
+    const auto latest = latest_checkpoint(fs::path(run()) / "checkpoints");
+    ASSERT_TRUE(latest);
+    EXPECT_GE(latest->step, last - 1);
+  }
+  Command end(train(last + 2, always));
+  ASSERT_EQ(end.wait(), 0) << end.err();
+  const auto all = steps();
+  ASSERT_EQ(all.size(), static_cast<size_t>(last + 2));
+  for (size_t i = 0; i < all.size(); ++i) {
+    ASSERT_EQ(all[i].step, static_cast<int64_t>(i) + 1);
+  }
+  for (const auto& entry :
+       fs::directory_iterator(fs::path(run()) / "checkpoints")) {
+    EXPECT_THAT(
+        entry.path().filename().string(), testing::Not(HasSubstr("partial")));
   }
 }
 

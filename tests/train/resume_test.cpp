@@ -171,10 +171,19 @@ TEST_F(Resumed, ADamagedOneIsLeftOutForTheOneBefore) {
            fs::file_size(newest.path / "rank-00001.safetensors")) - 5);
   testing::internal::CaptureStderr();
   run(job, "damaged");
-  EXPECT_THAT(
-      testing::internal::GetCapturedStderr(),
-      HasSubstr("step-00000008 is damaged and left out: "));
+  const std::string warnings = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(warnings, HasSubstr("step-00000008 is damaged and left out: "));
+  EXPECT_THAT(warnings, HasSubstr("rank-00001.safetensors"));
+  EXPECT_THAT(warnings, testing::Not(HasSubstr("failed")));
   expect_same_run("damaged", "whole");
+  std::vector<int64_t> left;
+  for (const auto& place : list_checkpoints(path("damaged") / "checkpoints")) {
+    left.push_back(place.step);
+    EXPECT_THAT(verify_checkpoint(place.path.string()), testing::IsEmpty());
+  }
+  EXPECT_EQ(left, (std::vector<int64_t>{12, 8, 4}));
+  EXPECT_TRUE(fs::exists(
+      path("damaged") / "checkpoints/damaged-step-00000008"));
 }
 
 TEST_F(Resumed, NoneThatIsWholeIsAnError) {
