@@ -43,7 +43,7 @@ def text_of(values, form):
     )
 
 
-def parse(description, works, steps):
+def parser_of(description, works, steps):
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -54,7 +54,11 @@ def parse(description, works, steps):
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--build", type=Path, default=ROOT / "build")
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    return parser
+
+
+def parse(description, works, steps):
+    return parser_of(description, works, steps).parse_args()
 
 
 def run(options, ranks, rows, **facts):
