@@ -77,7 +77,10 @@ class Rounds:
     def command(self, work, side, folder):
         arguments = ["--mode", work, "--folder", folder, *self.common]
         if side == "echelon":
-            return self.sides.echelon_run("checkpoint", *arguments)
+            command = self.sides.echelon_run("checkpoint", *arguments)
+            # As in gpt.py: a session of its own for each rank, as torchrun's have.
+            at = command.index("--") + 1
+            return [*command[:at], "setsid", "--wait", *command[at:]]
         if side == "pytorch best":
             arguments.append("--best")
         return self.sides.torchrun("torch_checkpoint.py", *arguments)
