@@ -43,12 +43,36 @@ void NewFile::create(Under under) {
   }
 }
 
+bool NewFile::set_direct(bool on) {
+  if (direct_ == on) return true;
+  const int flags = ::fcntl(fd_, F_GETFL);
+  const int changed = on ? flags | O_DIRECT : flags & ~O_DIRECT;
+  if (flags < 0 || ::fcntl(fd_, F_SETFL, changed) != 0) return false;
+  direct_ = on;
+  return true;
+}
+
+void NewFile::append_direct(const void* data, size_t bytes) {
+  if (!refused_direct_) refused_direct_ = !set_direct(true);
+  append_as_set(data, bytes);
+}
+
 void NewFile::append(const void* data, size_t bytes) {
+  if (!set_direct(false)) fail("writing it", errno);
+  append_as_set(data, bytes);
+}
+
+void NewFile::append_as_set(const void* data, size_t bytes) {
   const auto* from = static_cast<const char*>(data);
   while (bytes > 0) {
     const ssize_t written =
         ::write(fd_, from, std::min<size_t>(bytes, size_t{1} << 30));
     if (written < 0 && errno == EINTR) continue;
+    // Only now the file system says so, or it wants other sizes.
+    if (written < 0 && errno == EINVAL && direct_ && set_direct(false)) {
+      refused_direct_ = true;
+      continue;
+    }
     if (written <= 0) fail("writing it", written == 0 ? ENOSPC : errno);
     from += written;
     bytes -= static_cast<size_t>(written);

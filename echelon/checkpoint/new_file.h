@@ -23,6 +23,11 @@ class NewFile {
   ~NewFile() { discard(); }
 
   void append(const void* data, size_t bytes);
+  /// As append(), past the system's cache where the file system lets us: that costs
+  /// no copy, and what others keep there stays. At an offset, from an address and of
+  /// a size that kDirectBytes divides.
+  void append_direct(const void* data, size_t bytes);
+  static constexpr size_t kDirectBytes = 4096;
   /// Lets the disk begin with what was appended, so that finish() waits less.
   void start_writing();
   /// Everything is on the disk, the folder's entry excepted; the file is closed.
@@ -33,6 +38,8 @@ class NewFile {
 
  private:
   void create(Under under);
+  bool set_direct(bool on);
+  void append_as_set(const void* data, size_t bytes);
   void discard() noexcept;
   [[noreturn]] void fail(const std::string& doing, int error);
 
@@ -43,6 +50,8 @@ class NewFile {
   int64_t written_ = 0;
   int64_t started_ = 0;
   int fd_ = -1;
+  bool direct_ = false;
+  bool refused_direct_ = false;
 };
 
 }  // namespace echelon

@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
+#include <future>
 #include <map>
+#include <memory>
+#include <new>
 #include <set>
 #include <utility>
 
@@ -22,7 +26,7 @@ using safetensors::in_quotes;
 using safetensors::shape_string;
 using safetensors::TensorBytes;
 
-// Small enough that write() finds in the processor's cache what was hashed.
+// Small enough that the checksum finds in the processor's cache what was copied.
 constexpr size_t kPieceBytes = 256 << 10;
 
 [[noreturn]] void
@@ -96,7 +100,8 @@ Keyed keyed(const std::string& path, const std::vector<SliceBytes>& slices) {
   return out;
 }
 
-/// Appends to a file and takes the checksums of its blocks.
+/// Appends to a file and takes the checksums of its blocks. While a block is
+/// written, the next one is filled.
 class HashedFile {
  public:
   HashedFile(const std::string& path, uint64_t bytes)
@@ -108,27 +113,58 @@ class HashedFile {
 
   void append(std::span<const std::byte> data) {
     while (!data.empty()) {
-      const auto room = static_cast<size_t>(
-          kChecksumBlockBytes - bytes % kChecksumBlockBytes);
-      const auto piece = data.first(std::min({data.size(), room, kPieceBytes}));
-      sum_.update(piece.data(), piece.size());
-      file.append(piece.data(), piece.size());
-      bytes += static_cast<int64_t>(piece.size());
-      if (piece.size() == room) end_block();
+      const auto piece =
+          data.first(std::min({data.size(), kBlock - filled_, kPieceBytes}));
+      std::memcpy(memory() + filled_, piece.data(), piece.size());
+      sum_.update(memory() + filled_, piece.size());
+      filled_ += piece.size();
+      if (filled_ == kBlock) end_block();
       data = data.subspan(piece.size());
     }
   }
   void finish() {
-    if (bytes % kChecksumBlockBytes != 0) end_block();
+    wait();
+    if (filled_ > 0) {
+      file.append(memory(), filled_);
+      count_block();
+    }
     file.finish();
   }
 
  private:
-  void end_block() {
-    blocks.push_back(sum_.digest());
-    file.start_writing();
+  static constexpr auto kBlock = static_cast<size_t>(kChecksumBlockBytes);
+  static constexpr std::align_val_t kAlign{NewFile::kDirectBytes};
+  struct Free {
+    void operator()(std::byte* at) const { ::operator delete[](at, kAlign); }
+  };
+  using Memory = std::unique_ptr<std::byte[], Free>;
+
+  std::byte* memory() {
+    Memory& own = memory_[blocks.size() % 2];
+    if (!own) own.reset(new (kAlign) std::byte[kBlock]);
+    return own.get();
   }
+  void wait() {
+    if (writing_.valid()) writing_.get();
+  }
+  void end_block() {
+    wait();
+    writing_ = std::async(std::launch::async, [this, from = memory()] {
+      file.append_direct(from, kBlock);
+      file.start_writing();
+    });
+    count_block();
+  }
+  void count_block() {
+    bytes += static_cast<int64_t>(filled_);
+    filled_ = 0;
+    blocks.push_back(sum_.digest());
+  }
+
   ChecksumStream sum_;
+  std::array<Memory, 2> memory_;
+  size_t filled_ = 0;
+  std::future<void> writing_;  // of the block before; waits when it is destroyed
 };
 
 }  // namespace
