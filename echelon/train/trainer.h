@@ -34,9 +34,10 @@ struct TrainResult {
 /// and `folder`, the run's folder, which exists. Writes metrics.jsonl while it
 /// runs; at the end checkpoints/last.safetensors, timeline.json, report.html.
 ///
-/// Throws NumericError (step, rank, first layer) when the loss is not finite,
-/// DataError for a broken sample, CommError when a peer is lost, CheckpointError
-/// when none of the checkpoints can be read, or too many in a row not written.
+/// Throws ConfigError for a value that a configuration must not have (a checkpoint
+/// keeps the job as one), NumericError (step, rank, first layer) when the loss is
+/// not finite, DataError for a broken sample, CommError when a peer is lost,
+/// CheckpointError when no checkpoint can be read, or too many not written.
 ///
 /// `layers`: a list of the caller's own in place of job.model; its first layer
 /// takes the data's samples, its last returns a score for each class (or for each
