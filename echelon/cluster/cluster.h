@@ -1,0 +1,67 @@
+// What a job runs on: devices, nodes, and the links between them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/cluster/device.h"
+
+namespace echelon {
+
+/// What one device can send (and receive at the same time) over it.
+struct Link {
+  std::string name;             // "NVLink 4", "InfiniBand NDR", "PCIe 5"
+  double bytes_per_second = 0;  // of one device, one direction
+  double latency_seconds = 0;   // of one message
+};
+
+/// Devices of one kind in one host.
+struct Node {
+  std::string name;  // "dgx-h100"
+  Device device;
+  int64_t num_devices = 1;
+  /// Between devices of the node. `switched`: every device reaches every other at
+  /// its full rate (NVSwitch); else all of them share what one device has (PCIe).
+  Link inside;
+  bool switched = true;
+  bool reduces_in_switch = false;  // NVLink SHARP
+  /// To other nodes, of one device: the node's adapters over its devices.
+  Link network;
+  Link host;  // of one device to its host's memory
+  double host_memory_bytes = 0;
+};
+
+struct NodeGroup {
+  Node node;
+  int64_t count = 1;
+};
+
+/// A value. Ranks fill the groups in order, and each node's devices in order.
+struct Cluster {
+  std::string name;
+  std::vector<NodeGroup> groups;  // one for a cluster of equal nodes
+  /// Nodes below one switch; beyond, each device has its network rate over
+  /// `oversubscription`. 0: all of them are below one.
+  int64_t nodes_per_rack = 0;
+  double oversubscription = 1;
+  /// Of one node, for effective training time; 0: nodes do not fail.
+  double mean_hours_between_failures = 0;
+
+  int64_t num_nodes() const;
+  int64_t num_devices() const;
+  bool mixed() const { return groups.size() > 1; }
+  /// The group of the node that has this rank. Throws ConfigError when the
+  /// cluster has no such device.
+  const Node& node_of(int64_t rank) const;
+  /// Counted over all groups.
+  int64_t node_index(int64_t rank) const;
+  /// The first `devices` of them, for a job that takes less than all.
+  Cluster first(int64_t devices) const;
+};
+
+/// Throws ConfigError for what no job can run on: no device, a rate of 0 between
+/// devices that exist, a negative figure; names group, key, value and rule.
+void check(const Cluster& cluster);
+
+}  // namespace echelon

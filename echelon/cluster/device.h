@@ -1,0 +1,51 @@
+// One accelerator (or CPU share) that a rank computes on: its published peaks.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace echelon {
+
+/// What matrix products are computed in.
+enum class Precision { fp64, fp32, tf32, bf16, fp16, fp8, fp4 };
+
+inline constexpr std::array<Precision, 7> kPrecisions = {
+    Precision::fp64, Precision::fp32, Precision::tf32, Precision::bf16,
+    Precision::fp16, Precision::fp8,  Precision::fp4};
+
+/// "bf16".
+std::string_view to_string(Precision precision);
+/// Throws ConfigError for another word, with the nearest.
+Precision precision_from_name(std::string_view name);
+
+/// A rate that was measured on this very device: `echelon bench --save`.
+struct MatrixRate {
+  Precision precision = Precision::fp32;
+  int64_t m = 0, n = 0, k = 0;
+  double flops_per_second = 0;
+};
+
+struct Device {
+  std::string name;  // "h100-sxm", as the catalogue and cluster files spell it
+  double memory_bytes = 0;
+  double memory_bytes_per_second = 0;
+  /// Dense peaks by precision; 0: the device has none.
+  std::array<double, kPrecisions.size()> peak_flops_per_second{};
+  /// Of one device, for the planner's costs; 0: not known.
+  double price_per_hour = 0;
+  std::string source;  // where the figures are from
+  /// Measured; empty for devices of the catalogue, whose share of the peak is in
+  /// cost/calibration.h.
+  std::vector<MatrixRate> matrix_rates;
+  double launch_seconds = 0;  // of one operator, measured; 0: not measured
+
+  double peak(Precision precision) const {
+    return peak_flops_per_second[static_cast<size_t>(precision)];
+  }
+};
+
+}  // namespace echelon

@@ -1,0 +1,25 @@
+// Models by name, and from a Hugging Face config.json.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "echelon/cost/model_shape.h"
+
+namespace echelon {
+
+/// gpt2 … gpt3-175b, megatron-1.7b … megatron-1t, mt-nlg-530b, bloom-176b,
+/// llama2-7b … llama3.1-405b, mixtral-8x7b, deepseek-v3, mpt-125m … mpt-70b,
+/// resnet18 … resnet152, simple_cnn.
+const std::vector<std::string>& model_names();
+
+/// A name of the catalogue, a config.json or a folder that has one. Throws
+/// ConfigError for an unknown name, with the nearest.
+ModelShape find_model(const std::string& text);
+
+/// GPT-2, Llama, Mistral, Mixtral, DeepSeek, BLOOM, MPT, GPT-NeoX, Qwen, …; throws
+/// DataError with file and key for a family or a value that is not understood.
+ModelShape read_hugging_face_config(const std::filesystem::path& path);
+
+}  // namespace echelon

@@ -1,0 +1,54 @@
+// What a device does in one pass through one layer, as a list: the common language
+// of cost formulas and simulator.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/layout/layout.h"
+
+namespace echelon {
+
+enum class OperationKind {
+  matrix,      // count products of [m, k] and [k, n]
+  attention,   // fused or not: `flops`, `bytes`
+  memory,      // bound by the memory's rate: `bytes` read and written
+  collective,  // among the ranks of `axis`
+};
+
+enum class CollectiveKind {
+  all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send
+};
+
+struct Operation {
+  OperationKind kind = OperationKind::memory;
+  std::string name;   // "attention projection"
+  int64_t count = 1;  // of equal ones, one after the other
+  int64_t m = 0, n = 0, k = 0;  // matrix
+  double flops = 0;   // attention; of matrices 2 m n k
+  double bytes = 0;   // memory: moved; collective: of the whole tensor
+  CollectiveKind collective = CollectiveKind::all_reduce;
+  Axis axis = Axis::tp;
+  /// A collective that computation of the same pass may hide (asynchronous tensor
+  /// parallelism): the part of it that can.
+  double hideable = 0;
+};
+
+/// One layer on one rank, for one microbatch.
+struct LayerWork {
+  std::string name;    // "block", "embedding", "head"
+  int64_t repeat = 1;  // consecutive layers that are alike
+  std::vector<Operation> forward;
+  std::vector<Operation> backward_input;   // gradients of inputs
+  std::vector<Operation> backward_weight;  // gradients of weights
+  std::vector<Operation> again;            // what recompute does before backward
+  double parameters = 0;         // elements on this rank, before ZeRO
+  double expert_parameters = 0;  // of those, experts (their gradients are summed
+                                 // over other ranks)
+  double kept_bytes = 0;         // from forward to backward
+  double working_bytes = 0;      // gone when the layer ends, at the fullest moment
+  double output_bytes = 0;       // that goes to the next stage
+};
+
+}  // namespace echelon

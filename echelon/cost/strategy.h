@@ -1,0 +1,53 @@
+// How a job trains a model: everything that its time and memory depend on beside
+// model and cluster.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "echelon/cluster/device.h"
+#include "echelon/layout/layout.h"
+#include "echelon/memory/choose_recompute.h"
+
+namespace echelon {
+
+struct Strategy {
+  Layout layout;
+  /// Of the axes, outermost first: neighbours in the last one are neighbours in
+  /// rank. kAxes is what the trainer has; Megatron-LM has pp outermost.
+  std::array<Axis, 6> order = kAxes;
+  bool sequence_parallel = false;  // read when tp > 1
+  int64_t zero_stage = 0;          // of dp_shard: 0 when that is 1
+  /// Stage 3: parameters stay gathered for the whole step ([shard] gather).
+  bool gather_once = false;
+
+  int64_t global_batch = 0;     // samples
+  int64_t microbatch_size = 1;  // samples
+  int64_t seq_len = 0;          // 0: the model's usual
+  std::string schedule = "1f1b";   // one of schedule_kinds(); read when pp > 1
+  int64_t stages_per_rank = 0;  // 0: what the schedule takes
+
+  Recompute recompute = Recompute::none;
+  /// Of `recompute`, in this many layers of each stage; the others keep. -1: all.
+  int64_t recompute_layers = -1;
+  Precision precision = Precision::bf16;
+  /// Of masters and of gradients' sums.
+  Precision master = Precision::fp32;
+  std::string optimizer = "adamw";
+  bool offload_optimizer = false;
+  bool offload_activations = false;
+  /// The software whose ways and constants count: a name of stack_names()
+  /// (calibration.h).
+  std::string stack = "echelon";
+
+  /// Of one data-parallel rank in a step.
+  int64_t num_microbatches() const {
+    return global_batch / (layout.data_degree() * microbatch_size);
+  }
+};
+
+/// "dp=2,tp=4 · 8 microbatches of 1 · 1f1b · recompute all": one line for people.
+std::string to_string(const Strategy& strategy);
+
+}  // namespace echelon
