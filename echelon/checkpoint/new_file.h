@@ -25,7 +25,8 @@ class NewFile {
   void append(const void* data, size_t bytes);
   /// As append(), past the system's cache where the file system lets us: that costs
   /// no copy, and what others keep there stays. At an offset, from an address and of
-  /// a size that kDirectBytes divides.
+  /// a size that kDirectBytes divides. Gives back the room that was made: a disk
+  /// which others fill meanwhile is found by the write that meets it.
   void append_direct(const void* data, size_t bytes);
   static constexpr size_t kDirectBytes = 4096;
   /// Lets the disk begin with what was appended, so that finish() waits less.
@@ -39,6 +40,7 @@ class NewFile {
  private:
   void create(Under under);
   bool set_direct(bool on);
+  void give_back_room();
   void append_as_set(const void* data, size_t bytes);
   void discard() noexcept;
   [[noreturn]] void fail(const std::string& doing, int error);

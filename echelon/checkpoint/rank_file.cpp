@@ -3,12 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <future>
 #include <map>
-#include <memory>
-#include <new>
 #include <set>
 #include <utility>
 
@@ -17,6 +13,7 @@
 #include "echelon/checkpoint/new_file.h"
 #include "echelon/checkpoint/safetensors.h"
 #include "echelon/checkpoint/safetensors_text.h"
+#include "echelon/checkpoint/write_behind.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -26,7 +23,7 @@ using safetensors::in_quotes;
 using safetensors::shape_string;
 using safetensors::TensorBytes;
 
-// Small enough that the checksum finds in the processor's cache what was copied.
+// Small enough that what was hashed is copied from the processor's cache.
 constexpr size_t kPieceBytes = 256 << 10;
 
 [[noreturn]] void
@@ -100,12 +97,11 @@ Keyed keyed(const std::string& path, const std::vector<SliceBytes>& slices) {
   return out;
 }
 
-/// Appends to a file and takes the checksums of its blocks. While a block is
-/// written, the next one is filled.
+/// Appends to a file and takes the checksums of its blocks.
 class HashedFile {
  public:
   HashedFile(const std::string& path, uint64_t bytes)
-      : file(path, bytes, NewFile::Under::at_path) {}
+      : file(path, bytes, NewFile::Under::at_path), behind_(file, bytes) {}
 
   NewFile file;
   std::vector<std::string> blocks;
@@ -114,57 +110,32 @@ class HashedFile {
   void append(std::span<const std::byte> data) {
     while (!data.empty()) {
       const auto piece =
-          data.first(std::min({data.size(), kBlock - filled_, kPieceBytes}));
-      std::memcpy(memory() + filled_, piece.data(), piece.size());
-      sum_.update(memory() + filled_, piece.size());
-      filled_ += piece.size();
-      if (filled_ == kBlock) end_block();
+          data.first(std::min({data.size(), kBlock - in_block_, kPieceBytes}));
+      sum_.update(piece.data(), piece.size());
+      behind_.append(piece);
+      in_block_ += piece.size();
+      if (in_block_ == kBlock) end_block();
       data = data.subspan(piece.size());
     }
   }
   void finish() {
-    wait();
-    if (filled_ > 0) {
-      file.append(memory(), filled_);
-      count_block();
-    }
+    if (in_block_ > 0) end_block();
+    behind_.finish();
     file.finish();
   }
 
  private:
   static constexpr auto kBlock = static_cast<size_t>(kChecksumBlockBytes);
-  static constexpr std::align_val_t kAlign{NewFile::kDirectBytes};
-  struct Free {
-    void operator()(std::byte* at) const { ::operator delete[](at, kAlign); }
-  };
-  using Memory = std::unique_ptr<std::byte[], Free>;
 
-  std::byte* memory() {
-    Memory& own = memory_[blocks.size() % 2];
-    if (!own) own.reset(new (kAlign) std::byte[kBlock]);
-    return own.get();
-  }
-  void wait() {
-    if (writing_.valid()) writing_.get();
-  }
   void end_block() {
-    wait();
-    writing_ = std::async(std::launch::async, [this, from = memory()] {
-      file.append_direct(from, kBlock);
-      file.start_writing();
-    });
-    count_block();
-  }
-  void count_block() {
-    bytes += static_cast<int64_t>(filled_);
-    filled_ = 0;
+    bytes += static_cast<int64_t>(in_block_);
+    in_block_ = 0;
     blocks.push_back(sum_.digest());
   }
 
   ChecksumStream sum_;
-  std::array<Memory, 2> memory_;
-  size_t filled_ = 0;
-  std::future<void> writing_;  // of the block before; waits when it is destroyed
+  size_t in_block_ = 0;
+  WriteBehind behind_;
 };
 
 }  // namespace
