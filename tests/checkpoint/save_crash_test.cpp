@@ -45,12 +45,14 @@ bool is_memory(const std::string& name) {
   return kNames.contains(name);
 }
 
-// The calls between the marks of save_writer in a log of `strace -f`.
-std::vector<Call> calls_between_marks(const fs::path& log) {
+// The calls in a log of `strace -f` from save_writer's first mark, or from the log's
+// beginning, to its second.
+enum class From { mark, begin };
+std::vector<Call> calls_of_save(const fs::path& log, From from) {
   std::map<std::pair<std::string, std::string>, int> counts;
   std::set<std::pair<std::string, int>> seen;
   std::vector<Call> calls;
-  bool saving = false;
+  bool saving = from == From::begin;
   std::ifstream in(log);
   for (std::string line; std::getline(in, line);) {
     const size_t begin = line.find_first_not_of(' ', line.find(' '));
@@ -69,13 +71,20 @@ std::vector<Call> calls_between_marks(const fs::path& log) {
 
 // Where synchronising costs nothing: what a process leaves behind when it ends does
 // not depend on the disk.
-std::string memory_or_disk() {
-  if (::access("/dev/shm", W_OK) == 0) ::setenv("TMPDIR", "/dev/shm", 1);
+constexpr const char* kInMemory = "/dev/shm";
+// Kept over a restart of the machine, so a disk's.
+constexpr const char* kOnDisk = "/var/tmp";
+
+std::string checkpoints_in(const char* place) {
+  if (::access(place, W_OK) == 0) ::setenv("TMPDIR", place, 1);
   return "checkpoints";
 }
 
 class SaveCrash : public testing::Test {
  protected:
+  explicit SaveCrash(const char* place = kInMemory)
+      : name_(checkpoints_in(place)) {}
+
   void SetUp() override {
     if (std::system("strace -o /dev/null true >/dev/null 2>&1") != 0) {
       GTEST_SKIP() << "strace is not there, or may not trace here "
@@ -86,7 +95,8 @@ class SaveCrash : public testing::Test {
     save_small(temp_.path("before"), 100);
     fs::copy(temp_.path("before"), folder_, fs::copy_options::recursive);
     ASSERT_EQ(strace("-o '" + temp_.path("log") + "'"), 0) << error_;
-    calls_ = calls_between_marks(temp_.path("log"));
+    calls_ = calls_of_save(
+        temp_.path("log"), only_.empty() ? From::mark : From::begin);
   }
 
   void reset() {
@@ -98,8 +108,9 @@ class SaveCrash : public testing::Test {
   int strace(const std::string& options) {
     // The leak sanitizer does not work under a tracer.
     const std::string line = "ASAN_OPTIONS=detect_leaks=0 strace -f -qq " +
-                             options + " '" ECHELON_BIN_DIR "/save_writer' '" +
-                             folder_.string() + "' 200 2>'" +
+                             only_ + " " + options + " '" ECHELON_BIN_DIR "/save_writer' '" +
+                             folder_.string() + "' 200 " +
+                             std::to_string(table_bytes_) + " 2>'" +
                              temp_.path("error") + "'";
     const int status = std::system(line.c_str());
     error_ = read_file(temp_.path("error"));
@@ -155,36 +166,47 @@ class SaveCrash : public testing::Test {
     EXPECT_EQ(latest_checkpoint(folder_)->step, latest + 100);
   }
 
-  const std::string name_ = memory_or_disk();
+  // Kills it at each call. How often the new checkpoint was there afterwards.
+  int kill_at_each() {
+    int after = 0;
+    for (const auto& call : calls_) {
+      SCOPED_TRACE(call.name + " " + std::to_string(call.count));
+      reset();
+      EXPECT_EQ(inject(call, "signal=KILL"), 128 + 9) << error_;
+      const auto steps = whole_steps();
+      if (steps.front() == 200) ++after;
+      save_next();
+      if (HasFailure()) break;
+    }
+    return after;
+  }
+  std::set<std::string> names() const {
+    std::set<std::string> names;
+    for (const auto& call : calls_) names.insert(call.name);
+    return names;
+  }
+
+  const std::string name_;
   TempFolder temp_;
   fs::path folder_ = temp_.path(name_);
+  std::string only_;  // which calls strace looks at; empty: all
+  int64_t table_bytes_ = 0;
   std::vector<Call> calls_;
   std::string error_;
 };
 
 TEST_F(SaveCrash, KilledAtAnyCallItLeavesAllThatWasWhole) {
-  std::set<std::string> names;
-  int before = 0, after = 0;
-  for (const auto& call : calls_) {
-    SCOPED_TRACE(call.name + " " + std::to_string(call.count));
-    names.insert(call.name);
-    reset();
-    ASSERT_EQ(inject(call, "signal=KILL"), 128 + 9) << error_;
-    const auto steps = whole_steps();
-    ++(steps.front() == 200 ? after : before);
-    save_next();
-    if (HasFailure()) break;
-  }
+  const int after = kill_at_each();
   for (const char* name :
        {"write", "fsync", "rename", "openat", "mkdir", "close", "flock"}) {
-    EXPECT_THAT(names, Contains(name));
+    EXPECT_THAT(names(), Contains(name));
   }
-  EXPECT_GT(before, 30);
+  const int count = static_cast<int>(calls_.size());
+  EXPECT_GT(count - after, 30);
   EXPECT_GT(after, 3);
-  RecordProperty("calls", static_cast<int>(calls_.size()));
-  std::cout << "killed at " << calls_.size() << " calls of "
-            << names.size() << " kinds; the new checkpoint was there after "
-            << after << "\n";
+  RecordProperty("calls", count);
+  std::cout << "killed at " << count << " calls of " << names().size()
+            << " kinds; the new checkpoint was there after " << after << "\n";
 }
 
 // A machine that loses power keeps what was synchronised: the order of the calls.
@@ -293,6 +315,102 @@ INSTANTIATE_TEST_SUITE_P(
         std::pair("ENOSPC", "No space left on device"),
         std::pair("EROFS", "Read-only file system")),
     [](const auto& info) { return std::string(info.param.first); });
+
+constexpr int64_t kTableBytes = 2 * kChecksumBlockBytes + (1 << 20);
+
+// A file of several blocks on a disk, written past the system's cache by a second
+// thread: the calls on that file.
+class LargeSaveCrash : public SaveCrash {
+ protected:
+  LargeSaveCrash() : SaveCrash(kOnDisk) {
+    table_bytes_ = kTableBytes;
+    only_ = "-P '" + rank_file_ + "'";
+  }
+  void SetUp() override {
+    SaveCrash::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    log_ = read_file(temp_.path("log"));
+    if (!direct_was_set()) {
+      GTEST_SKIP() << "no direct writes on the file system of " << kOnDisk;
+    }
+    for (const char* name : {"write", "fcntl", "ftruncate", "fsync"}) {
+      EXPECT_THAT(names(), Contains(name)) << log_;
+    }
+    EXPECT_GE(count_of("write"), 9) << log_;
+  }
+
+  bool direct_was_set() const {
+    const size_t flag = log_.find("|O_DIRECT");
+    return flag != std::string::npos && log_[log_.find("= ", flag) + 2] == '0';
+  }
+  int count_of(const std::string& name) const {
+    return static_cast<int>(std::count_if(
+        calls_.begin(), calls_.end(), [&](const Call& call) {
+          return call.name == name;
+        }));
+  }
+  // An error that is told, and after which the next save is whole.
+  void expect_told(const std::string& text) {
+    EXPECT_THAT(error_, HasSubstr(rank_file_));
+    EXPECT_THAT(error_, HasSubstr(text));
+    EXPECT_THAT(debris(), IsEmpty());
+    EXPECT_EQ(whole_steps().front(), 100);
+    save_next();
+  }
+  // `what` at that call: the save is whole all the same.
+  void expect_whole_after(const Call& call, const std::string& what) {
+    SCOPED_TRACE(call.name + " " + std::to_string(call.count) + " " + what);
+    reset();
+    ASSERT_EQ(inject(call, what), 0) << error_;
+    EXPECT_EQ(whole_steps().front(), 200);
+  }
+
+  const std::string rank_file_ =
+      folder_.string() + "/.step-00000200.partial/rank-00000.safetensors";
+  std::string log_;
+};
+
+TEST_F(LargeSaveCrash, KilledAtAnyCallItLeavesAllThatWasWhole) {
+  EXPECT_EQ(kill_at_each(), 0);
+  std::cout << "killed at " << calls_.size() << " calls, " << count_of("write")
+            << " of them writes\n";
+}
+
+TEST_F(LargeSaveCrash, AWriteThatFailsIsTold) {
+  for (const auto& [name, text] :
+       {std::pair("EIO", "Input/output error"),
+        std::pair("ENOSPC", "No space left on device")}) {
+    for (const auto& call : calls_) {
+      if (call.name != "write" && call.name != "fsync") continue;
+      SCOPED_TRACE(call.name + " " + std::to_string(call.count) + " " + name);
+      reset();
+      ASSERT_EQ(inject(call, std::string("error=") + name), 3) << error_;
+      expect_told(text);
+    }
+  }
+}
+
+// Some file systems refuse the flag, some the write.
+TEST_F(LargeSaveCrash, WithoutDirectWritesItIsWhole) {
+  // The last one, of what is left over, is no direct one.
+  for (int i = 1; i < count_of("write"); ++i) {
+    expect_whole_after({"write", i}, "error=EINVAL");
+  }
+  expect_whole_after({"ftruncate", 1}, "error=EPERM");
+  // The first asks for the flags.
+  expect_whole_after({"fcntl", 2}, "error=EINVAL");
+}
+
+// Older kernels have no direct writes there.
+TEST(LargeSave, IsWholeInMemory) {
+  if (::access(kInMemory, W_OK) != 0) GTEST_SKIP() << "no " << kInMemory;
+  const std::string name = checkpoints_in(kInMemory);
+  const TempFolder temp;
+  save_small(temp.path(name), 100, {}, kTableBytes);
+  const auto places = list_checkpoints(temp.path(name));
+  ASSERT_EQ(places.size(), 1);
+  EXPECT_THAT(verify_checkpoint(places[0].path.string()), IsEmpty());
+}
 
 }  // namespace
 }  // namespace echelon

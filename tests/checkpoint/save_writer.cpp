@@ -1,5 +1,6 @@
-// save_writer FOLDER STEP: saves a small checkpoint and ends; 3 after a
-// CheckpointError. What it does between the two marks is what a save does.
+// save_writer FOLDER STEP [BYTES]: saves a small checkpoint, with a table of BYTES, and
+// ends; 3 after a CheckpointError. What it does between the two marks is what a save
+// does.
 #include <unistd.h>
 
 #include <cstdio>
@@ -15,10 +16,11 @@ void mark(const char* text) {
   if (::access(text, F_OK) == 0) std::exit(1);
 }
 
-int save(const std::filesystem::path& folder, int64_t step) {
+int save(
+    const std::filesystem::path& folder, int64_t step, int64_t table_bytes) {
   try {
     const echelon::CheckpointLock lock(folder);
-    echelon::save_small(folder, step);
+    echelon::save_small(folder, step, {}, table_bytes);
     echelon::keep_checkpoints(folder, {});
     return 0;
   } catch (const echelon::CheckpointError& error) {
@@ -31,9 +33,10 @@ int save(const std::filesystem::path& folder, int64_t step) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 3 && argc != 4) return 2;
   mark("mark: save begins");
-  const int code = save(argv[1], std::atoll(argv[2]));
+  const int code = save(
+      argv[1], std::atoll(argv[2]), argc == 4 ? std::atoll(argv[3]) : 0);
   mark("mark: save ends");
   return code;
 }

@@ -1,5 +1,5 @@
 // A small checkpoint of two "ranks", each of which has half of a matrix; one has a
-// vector beside it.
+// vector beside it and, where asked for, a table as large as is wanted.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,10 @@ small_manifest(int64_t step, std::map<std::string, double> metrics = {}) {
 }
 
 inline void write_small_rank(
-    const std::filesystem::path& partial, int64_t step, int64_t rank) {
+    const std::filesystem::path& partial,
+    int64_t step,
+    int64_t rank,
+    int64_t table_bytes = 0) {
   std::vector<float> weight, bias;
   for (int64_t i = 0; i < 6; ++i) {
     weight.push_back(small_value(step, 6 * rank + i));
@@ -52,6 +55,20 @@ inline void write_small_rank(
          .box = {{0}, {5}},
          .bytes = std::as_bytes(std::span(bias))});
   }
+  std::vector<uint8_t> table(static_cast<size_t>(rank == 0 ? table_bytes : 0));
+  uint32_t word = static_cast<uint32_t>(step);
+  for (auto& byte : table) {
+    word = word * 1664525 + 1013904223;
+    byte = static_cast<uint8_t>(word >> 24);
+  }
+  if (!table.empty()) {
+    slices.push_back(
+        {.name = "table",
+         .dtype = "U8",
+         .shape = {table_bytes},
+         .box = {{0}, {table_bytes}},
+         .bytes = std::as_bytes(std::span(table))});
+  }
   write_rank_file(partial.string(), rank_file_name(rank), slices);
 }
 
@@ -59,10 +76,11 @@ inline void write_small_rank(
 inline std::filesystem::path save_small(
     const std::filesystem::path& folder,
     int64_t step,
-    std::map<std::string, double> metrics = {}) {
-  const auto partial = begin_checkpoint(folder, step, 4096);
+    std::map<std::string, double> metrics = {},
+    int64_t table_bytes = 0) {
+  const auto partial = begin_checkpoint(folder, step, 4096 + table_bytes);
   for (int64_t rank = 0; rank < 2; ++rank) {
-    write_small_rank(partial, step, rank);
+    write_small_rank(partial, step, rank, table_bytes);
   }
   return commit_checkpoint(
       folder, small_manifest(step, std::move(metrics)), 2);
