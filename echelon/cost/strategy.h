@@ -41,9 +41,13 @@ struct Strategy {
   /// (calibration.h).
   std::string stack = "echelon";
 
-  /// Of one data-parallel rank in a step.
+  /// Ranks that see different samples. The ranks among which a layer's experts are
+  /// spread (ep) each bring their own samples and exchange tokens at the experts;
+  /// outside of them they are data parallel.
+  int64_t data_ranks() const { return layout.data_degree() * layout.ep; }
+  /// Of one of them in a step.
   int64_t num_microbatches() const {
-    return global_batch / (layout.data_degree() * microbatch_size);
+    return global_batch / (data_ranks() * microbatch_size);
   }
 };
 
