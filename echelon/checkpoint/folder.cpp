@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "echelon/checkpoint/folder_files.h"
+#include "echelon/checkpoint/foreign.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -99,6 +100,12 @@ fs::path without_slash(fs::path path) {
                                                         : path.parent_path();
 }
 
+// "; PATH is a folder of …" where another program's files are recognised.
+std::string what_else(const fs::path& path) {
+  const auto foreign = foreign_checkpoint(path);
+  return foreign.empty() ? "" : "; " + foreign;
+}
+
 }  // namespace
 
 std::vector<CheckpointPlace> find_checkpoints(const fs::path& given) {
@@ -112,7 +119,8 @@ std::vector<CheckpointPlace> find_checkpoints(const fs::path& given) {
     throw CheckpointError(
         path.string() +
         ": is a file; a checkpoint is a folder such as "
-        "RUN/checkpoints/step-00000100, and RUN leads to its newest");
+        "RUN/checkpoints/step-00000100, and RUN leads to its newest" +
+        what_else(path));
   }
   if (is_debris(path.filename().string())) {
     throw CheckpointError(
@@ -133,7 +141,8 @@ std::vector<CheckpointPlace> find_checkpoints(const fs::path& given) {
   throw CheckpointError(
       path.string() +
       ": has no checkpoint: neither manifest.json nor a folder step-… nor "
-      "checkpoints/step-…");
+      "checkpoints/step-…" +
+      what_else(path));
 }
 
 }  // namespace echelon

@@ -70,7 +70,8 @@ std::string dcp(const fs::path& path) {
          "of its tensors (.metadata) are a pickle, and its .distcp files are made "
          "of them" +
          kNoPickles +
-         ". PyTorch's own tools turn it into a safetensors file:\n"
+         ". PyTorch's own tools turn it into a safetensors file, whose weights training "
+         "begins with by [model] weights:\n"
          "  python -m torch.distributed.checkpoint.format_utils dcp_to_torch " +
          in_shell(path) + " weights.pt" + torch_to_safetensors("'weights.pt'") +
          "\nor save it with DCP's HuggingFaceStorageWriter, whose files are "
@@ -79,7 +80,8 @@ std::string dcp(const fs::path& path) {
 
 std::string pickle(const fs::path& path) {
   return path.string() + " is a pickle of torch.save" + kNoPickles +
-         ". PyTorch turns it into a safetensors file:" +
+         ". PyTorch turns it into a safetensors file, whose weights training begins "
+         "with by [model] weights:" +
          torch_to_safetensors("'" + path.string() + "'");
 }
 

@@ -4,7 +4,6 @@
 
 #include "echelon/checkpoint/checkpoint_tensors.h"
 #include "echelon/checkpoint/folder.h"
-#include "echelon/checkpoint/foreign.h"
 #include "echelon/error.h"
 #include "echelon/models/mapped_tensors.h"
 
@@ -59,13 +58,7 @@ ExportSource open_export_source(const std::string& place) {
                             is_there(run / "checkpoints/last.safetensors") &&
                             list_checkpoints(run / "checkpoints").empty();
   if (only_weights) return open_last_weights(run);
-  try {
-    return open_checkpoint(find_checkpoints(run));
-  } catch (const CheckpointError& error) {
-    const auto foreign = foreign_checkpoint(run);
-    if (foreign.empty()) throw;
-    throw CheckpointError(error.what() + ("; " + foreign));
-  }
+  return open_checkpoint(find_checkpoints(run));
 }
 
 }  // namespace echelon::cli

@@ -150,6 +150,26 @@ TEST_F(Folder, SaysWhatIsThereInPlaceOfACheckpoint) {
   EXPECT_THAT(
       error(temp_.make_folder("run")),
       HasSubstr("/run: has no checkpoint: neither manifest.json nor"));
+  // Other programs' checkpoints, with the way to turn them into ours.
+  temp_.write("dcp/.metadata", "");
+  EXPECT_THAT(
+      error(temp_.path("dcp")),
+      AllOf(
+          HasSubstr("/dcp: has no checkpoint"),
+          HasSubstr("is a folder of torch.distributed.checkpoint (DCP)"),
+          HasSubstr("dcp_to_torch '" + temp_.path("dcp") + "'")));
+  temp_.write("megatron/latest_checkpointed_iteration.txt", "100");
+  EXPECT_THAT(
+      error(temp_.path("megatron")),
+      AllOf(
+          HasSubstr("is a checkpoint of Megatron-LM"),
+          HasSubstr("`echelon import`")));
+  EXPECT_THAT(
+      error(temp_.write("a.pt", "")),
+      AllOf(
+          HasSubstr("/a.pt: is a file"),
+          HasSubstr("is a pickle of torch.save"),
+          HasSubstr("[model] weights")));
   pretend(".step-00000200.partial");
   EXPECT_THAT(
       error(temp_.path("run")),

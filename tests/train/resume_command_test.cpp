@@ -232,6 +232,15 @@ TEST_F(ResumeCommand, WhatIsNoCheckpointIsRefused) {
   Command empty(train(3, {"--resume", folder_.path() + "/empty"}));
   EXPECT_EQ(empty.wait(), 3);
   EXPECT_FALSE(fs::exists(run()));
+  // Another program's is said to be that, with the way to turn it into ours.
+  std::ofstream(folder_.path() + "/empty/.metadata") << "";
+  Command foreign(train(3, {"--resume", folder_.path() + "/empty"}));
+  EXPECT_EQ(foreign.wait(), 3);
+  EXPECT_THAT(
+      foreign.err(),
+      AllOf(HasSubstr("torch.distributed.checkpoint (DCP)"),
+            HasSubstr("dcp_to_torch"), HasSubstr("[model] weights")));
+  EXPECT_FALSE(fs::exists(run()));
 }
 
 TEST_F(ResumeCommand, VerifyProvesACheckpoint) {
