@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "echelon/checkpoint/leftovers.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -26,6 +27,7 @@ NewFile::NewFile(std::string path, uint64_t bytes, Under under)
 }
 
 void NewFile::create(Under under) {
+  if (under == Under::beside) remove_leftovers(path_ + ".part-");
   for (int attempt = 0; fd_ < 0; ++attempt) {
     name_ = path_;
     if (under == Under::beside) {
@@ -33,7 +35,7 @@ void NewFile::create(Under under) {
                std::to_string(attempt);
     }
     fd_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd_ >= 0) return;
+    if (fd_ >= 0) return claim_part(fd_);
     const bool again =
         under == Under::beside && errno == EEXIST && attempt < 1000;
     if (!again) {

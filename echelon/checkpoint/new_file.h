@@ -12,7 +12,8 @@ namespace echelon {
 class NewFile {
  public:
   /// at_path: under its own name, which must not be taken.
-  /// beside: under another one until move_into_place() replaces what is there.
+  /// beside: under another one until move_into_place() replaces what is there. Those
+  /// that processes which were killed left are removed.
   enum class Under { at_path, beside };
 
   /// Makes room for `bytes` in all: a disk that is too full is found before

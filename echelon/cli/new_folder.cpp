@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "echelon/checkpoint/leftovers.h"
 #include "echelon/error.h"
 
 namespace echelon::cli {
@@ -57,19 +58,23 @@ NewFolder::NewFolder(const fs::path& out) : out_(without_slash(out)) {
     throw ConfigError(out.string() + ": is there already; name a new folder");
   }
   check_parent(out);
-  const auto part =
-      out_.parent_path() / ("." + out_.filename().string() + ".part-" +
-                            std::to_string(::getpid()));
+  const auto parts =
+      out_.parent_path() / ("." + out_.filename().string() + ".part-");
+  remove_leftovers(parts);
+  const fs::path part = parts.string() + std::to_string(::getpid());
   fs::remove_all(part, error);  // of another process that had this number
   if (!fs::create_directory(part, error) || error) {
     fail(out, "making the folder", error.message());
   }
   part_ = part;
+  claim_ = ::open(part_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (claim_ >= 0) claim_part(claim_);
 }
 
 NewFolder::~NewFolder() {
   std::error_code ignored;
   if (!part_.empty()) fs::remove_all(part_, ignored);
+  if (claim_ >= 0) ::close(claim_);
 }
 
 void NewFolder::write(const std::string& name, const std::string& text) const {

@@ -10,7 +10,8 @@ namespace echelon::cli {
 void check_parent(const std::filesystem::path& out);
 
 /// Its files are written beside it, in ".OUT.part-PROCESS", which is removed again
-/// unless move_into_place() was reached.
+/// unless move_into_place() was reached. Those that processes which were killed left
+/// are removed as well.
 class NewFolder {
  public:
   /// Throws ConfigError when `out` is there already (an empty folder may be) or has
@@ -31,6 +32,7 @@ class NewFolder {
  private:
   std::filesystem::path out_;
   std::filesystem::path part_;  // empty: nothing to remove
+  int claim_ = -1;              // part_, open
 };
 
 }  // namespace echelon::cli

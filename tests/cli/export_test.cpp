@@ -394,6 +394,34 @@ TEST_F(Export, WhatIsNoHuggingFaceFolderIsSaidWithTheWayIn) {
   EXPECT_THAT(refused(path("empty")), HasSubstr("a Hugging Face folder has a"));
 }
 
+// Killed before its parts get their name, and once more without that.
+TEST_F(Export, WhatAKilledOneLeftTheNextRemoves) {
+  if (std::system("strace -o /dev/null true >/dev/null 2>&1") != 0) {
+    GTEST_SKIP() << "strace is not there, or may not trace here "
+                    "(setup/packages.sh installs it)";
+  }
+  make_run("run", model("gpt"), 1);
+  for (const std::string format : {"safetensors", "huggingface"}) {
+    SCOPED_TRACE(format);
+    const std::string out = format + "-out";
+    const std::vector<std::string> words = {
+        "export", path("run"), path(out), "--format", format};
+    std::vector<std::string> killed = {
+        "strace", "-f", "-o", "/dev/null", "-e", "trace=rename,renameat",
+        "-e", "inject=rename,renameat:signal=KILL", kEchelon};
+    killed.insert(killed.end(), words.begin(), words.end());
+    Command first(killed);
+    EXPECT_NE(first.wait(), 0);
+    const auto left = names_in(folder_.path());
+    EXPECT_EQ(left.size(), 2) << testing::PrintToString(left);
+    const auto outcome = echelon_command(words);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_THAT(
+        names_in(folder_.path()), testing::UnorderedElementsAre(out, "run"));
+    fs::remove_all(path(out));
+  }
+}
+
 TEST_F(Export, AFullDiskIsSaidBeforeAnythingIsWritten) {
   make_run("run", model("gpt"), 1);
   const auto disk = folder_.make_folder("disk");
