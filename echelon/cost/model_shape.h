@@ -13,9 +13,10 @@ struct ExpertShape {
   int64_t experts = 0;            // 0: the feed-forward is dense
   int64_t experts_per_token = 0;  // k
   int64_t ffn = 0;                // of one expert
-  int64_t shared_ffn = 0;         // of experts that every token passes
+  int64_t shared_ffn = 0;         // of experts that every token passes, together
   int64_t first_dense_layers = 0; // whose feed-forward is dense
-  int64_t every = 1;              // one layer in this many has experts
+  int64_t every = 1;              // the last one of each so many layers has experts
+  bool operator==(const ExpertShape&) const = default;
 };
 
 /// DeepSeek's latent attention: arXiv:2405.04434, section 2.1.
@@ -25,6 +26,7 @@ struct LatentAttention {
   int64_t rope_dim = 0;
   int64_t nope_dim = 0;
   int64_t value_dim = 0;
+  bool operator==(const LatentAttention&) const = default;
 };
 
 struct TransformerShape {
@@ -39,11 +41,48 @@ struct TransformerShape {
   bool tied = true;       // the head uses the embedding
   int64_t positions = 0;  // learned; 0: none (rotary, ALiBi)
   bool biases = true;
+  bool qkv_biases = false;      // without `biases`: of queries, keys, values alone
   bool rms_norm = false;
+  bool qk_norm = false;         // queries and keys are normalised, head by head
+  bool embedding_norm = false;  // one more behind the embedding
   bool causal = true;
+  int64_t window = 0;        // tokens that attention reaches back; 0: all
+  int64_t window_every = 1;  // one layer in this many has the window
   ExpertShape experts;
   std::optional<LatentAttention> latent;
+
+  // What 0 stands for, filled in.
+  int64_t key_value_heads() const { return kv_heads > 0 ? kv_heads : heads; }
+  int64_t head_size() const;       // of queries and keys
+  int64_t value_head_size() const;
+  int64_t ffn_size() const { return ffn > 0 ? ffn : 4 * hidden; }
+  bool has_experts(int64_t layer) const;
+  int64_t expert_layers() const;   // how many
+  bool operator==(const TransformerShape&) const = default;
 };
+
+/// Elements of one transformer block by what cuts them: tensor parallelism cuts
+/// matrices, expert parallelism `experts`, nothing `norms` and `router`.
+struct BlockParameters {
+  double attention = 0;     // matrices and biases
+  double feed_forward = 0;  // dense, or of shared experts
+  double experts = 0;       // all routed ones
+  double router = 0;
+  double norms = 0;
+
+  double total() const {
+    return attention + feed_forward + experts + router + norms;
+  }
+};
+BlockParameters block_parameters(const TransformerShape& shape, bool experts);
+/// Tokens and learned positions, and the norm behind them.
+double embedding_parameters(const TransformerShape& shape);
+/// The last norm, and the head where it is not tied.
+double head_parameters(const TransformerShape& shape);
+
+/// Pairs of tokens that attention computes for one sample in one layer.
+double attention_pairs(
+    const TransformerShape& shape, int64_t seq_len, bool window, bool full);
 
 /// One layer of any other network, as counted by the training wing (LayerCost) or
 /// from its formula, for one sample in elements and FLOPs.
@@ -53,7 +92,8 @@ struct CountedLayer {
   double backward_flops = 0;
   double parameters = 0;
   double kept_elements = 0;       // from forward to backward
-  double moved_elements = 0;      // read and written by memory-bound operators
+  double moved_elements = 0;      // read and written by memory-bound operators of
+                                  // forward; backward moves about twice that
   double output_elements = 0;
   /// Of its largest matrix product, for the rate: rows come from the samples.
   int64_t inner = 0, columns = 0;
@@ -67,13 +107,14 @@ struct ModelShape {
   int64_t seq_len = 0;  // usual; 0 for images
 
   double num_parameters() const;
-  double active_parameters() const;  // of one token
+  /// Of one token: k of the experts, and all that is not one.
+  double active_parameters() const;
   /// Of forward and backward of one sample, without recompute; attention in full
-  /// (as if not causal) or as the mask needs it.
+  /// (as if there were no mask) or as the mask needs it. `seq_len` 0: the usual one.
   double model_flops(int64_t seq_len, bool full_attention) const;
 };
 
-/// Throws ConfigError for degrees that no layer allows: heads % kv_heads, …
+/// Throws ConfigError for numbers that are no model: heads % kv_heads, …
 void check(const ModelShape& model);
 
 }  // namespace echelon

@@ -1,0 +1,237 @@
+#include "echelon/cost/convolution_shapes.h"
+
+#include <array>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+// An image on its way through a network.
+struct Feature {
+  int64_t channels = 0;
+  int64_t height = 0;
+  int64_t width = 0;
+
+  double pixels() const {
+    return static_cast<double>(height) * static_cast<double>(width);
+  }
+  double elements() const { return static_cast<double>(channels) * pixels(); }
+};
+
+struct Convolution {
+  int64_t out = 0;
+  int64_t kernel = 3;
+  int64_t stride = 1;
+  bool bias = false;
+  bool first = false;  // no gradient of its input
+};
+
+// Halved sizes round up, as padding of kernel / 2 has it.
+int64_t strided(int64_t size, int64_t stride) {
+  return (size + stride - 1) / stride;
+}
+
+// Counts into `layer`; what comes out.
+Feature convolve(
+    CountedLayer& layer, const Feature& in, const Convolution& conv) {
+  const Feature out = {
+      conv.out, strided(in.height, conv.stride), strided(in.width, conv.stride)};
+  const int64_t inner = in.channels * conv.kernel * conv.kernel;
+  const double weights =
+      static_cast<double>(inner) * static_cast<double>(conv.out);
+  const double flops = 2 * weights * out.pixels();
+  layer.forward_flops += flops;
+  layer.backward_flops += (conv.first ? 1 : 2) * flops;
+  layer.parameters +=
+      weights + (conv.bias ? static_cast<double>(conv.out) : 0);
+  if (out.pixels() * weights >
+      layer.rows * static_cast<double>(layer.inner * layer.columns)) {
+    layer.inner = inner;
+    layer.columns = conv.out;
+    layer.rows = out.pixels();
+  }
+  layer.output_elements = out.elements();
+  return out;
+}
+
+// Batch normalisation keeps what it is given; the ReLU behind it, in place, what
+// it returns. Read twice and written, read and written.
+void normalise(CountedLayer& layer, const Feature& image, bool relu) {
+  layer.parameters += 2 * static_cast<double>(image.channels);
+  layer.kept_elements += (relu ? 2 : 1) * image.elements();
+  layer.moved_elements += (relu ? 5 : 3) * image.elements();
+}
+
+// Of 32-bit elements: the result, and a place of 64 bits for each.
+Feature pool(CountedLayer& layer, const Feature& in, int64_t height, int64_t width) {
+  const Feature out = {in.channels, height, width};
+  layer.kept_elements += 3 * out.elements();
+  layer.moved_elements += in.elements() + 3 * out.elements();
+  layer.output_elements = out.elements();
+  return out;
+}
+
+// A convolution with ReLU and pooling by 2, which forgets an odd last line.
+Feature add_pooled(
+    ModelShape& model, const std::string& name, const Feature& in,
+    int64_t channels) {
+  CountedLayer layer{.name = name};
+  const bool first = model.layers.empty();
+  const Feature out =
+      convolve(layer, in, {.out = channels, .bias = true, .first = first});
+  if (first) layer.kept_elements += in.elements();
+  layer.kept_elements += out.elements();
+  layer.moved_elements += 2 * out.elements();
+  const Feature pooled = pool(layer, out, out.height / 2, out.width / 2);
+  model.layers.push_back(layer);
+  return pooled;
+}
+
+// The scores: a matrix product with a bias.
+void add_scores(
+    ModelShape& model, int64_t features, int64_t classes, double kept) {
+  const double weights =
+      static_cast<double>(features) * static_cast<double>(classes);
+  model.layers.push_back(
+      {.name = "fc",
+       .forward_flops = 2 * weights,
+       .backward_flops = 4 * weights,
+       .parameters = weights + static_cast<double>(classes),
+       .kept_elements = kept,
+       .moved_elements = 0,
+       .output_elements = static_cast<double>(classes),
+       .inner = features,
+       .columns = classes,
+       .rows = 1});
+}
+
+ModelShape simple_cnn(const ImageShape& image, int64_t classes) {
+  ModelShape model{.name = "simple_cnn"};
+  Feature feature = {image.channels, image.height, image.width};
+  feature = add_pooled(model, "conv1", feature, 16);
+  feature = add_pooled(model, "conv2", feature, 32);
+  add_scores(
+      model, static_cast<int64_t>(feature.elements()), classes, 0);
+  return model;
+}
+
+struct ResnetBlocks {
+  const char* name;
+  std::array<int64_t, 4> blocks;
+  bool bottleneck;
+};
+
+constexpr std::array<ResnetBlocks, 5> kResnets = {{
+    {"resnet18", {2, 2, 2, 2}, false},
+    {"resnet34", {3, 4, 6, 3}, false},
+    {"resnet50", {3, 4, 6, 3}, true},
+    {"resnet101", {3, 4, 23, 3}, true},
+    {"resnet152", {3, 8, 36, 3}, true},
+}};
+
+// 7x7 with normalisation, ReLU and pooling by 2: two layers of the list.
+Feature add_stem(ModelShape& model, const ImageShape& image) {
+  const Feature in = {image.channels, image.height, image.width};
+  CountedLayer conv{.name = "conv1"};
+  const Feature out =
+      convolve(conv, in, {.out = 64, .kernel = 7, .stride = 2, .first = true});
+  conv.kept_elements = in.elements();
+  model.layers.push_back(conv);
+  CountedLayer norm{.name = "bn1"};
+  normalise(norm, out, true);
+  const Feature pooled =
+      pool(norm, out, strided(out.height, 2), strided(out.width, 2));
+  model.layers.push_back(norm);
+  return pooled;
+}
+
+struct Block {
+  int64_t width = 0;
+  int64_t out = 0;
+  int64_t stride = 1;
+  bool bottleneck = false;
+};
+
+Feature add_block(
+    ModelShape& model, const std::string& name, const Feature& in,
+    const Block& block) {
+  CountedLayer layer{.name = name};
+  Feature feature = in;
+  const auto then = [&](const Convolution& conv, bool relu) {
+    feature = convolve(layer, feature, conv);
+    normalise(layer, feature, relu);
+  };
+  if (block.bottleneck) {
+    then({.out = block.width, .kernel = 1}, true);
+    then({.out = block.width, .stride = block.stride}, true);
+    then({.out = block.out, .kernel = 1}, true);
+  } else {
+    then({.out = block.width, .stride = block.stride}, true);
+    then({.out = block.out}, true);
+  }
+  if (in.channels != block.out || block.stride != 1) {
+    Feature shortcut = convolve(
+        layer, in, {.out = block.out, .kernel = 1, .stride = block.stride});
+    normalise(layer, shortcut, false);
+  }
+  layer.moved_elements += 3 * feature.elements();  // the sum
+  model.layers.push_back(layer);
+  return feature;
+}
+
+ModelShape resnet(
+    const ResnetBlocks& plan, const ImageShape& image, int64_t classes) {
+  ModelShape model{.name = plan.name};
+  Feature feature = add_stem(model, image);
+  for (size_t group = 0; group < plan.blocks.size(); ++group) {
+    const int64_t width = int64_t{64} << group;
+    for (int64_t i = 0; i < plan.blocks[group]; ++i) {
+      const Block block = {
+          .width = width,
+          .out = plan.bottleneck ? 4 * width : width,
+          .stride = group > 0 && i == 0 ? 2 : 1,
+          .bottleneck = plan.bottleneck};
+      const std::string name =
+          "layer" + std::to_string(group + 1) + "." + std::to_string(i);
+      feature = add_block(model, name, feature, block);
+    }
+  }
+  const int64_t features = feature.channels;
+  add_scores(model, features, classes, static_cast<double>(features));
+  model.layers.back().moved_elements = feature.elements();
+  return model;
+}
+
+}  // namespace
+
+const std::vector<std::string>& convolution_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const ResnetBlocks& plan : kResnets) all.push_back(plan.name);
+    all.push_back("simple_cnn");
+    return all;
+  }();
+  return names;
+}
+
+ModelShape convolution_shape(
+    const std::string& name, const ImageShape& image, int64_t classes) {
+  const int64_t least = name == "simple_cnn" ? 4 : 1;
+  if (image.channels < 1 || image.height < least || image.width < least ||
+      classes < 1) {
+    throw ConfigError(
+        "model " + name + ": images of " + std::to_string(image.channels) +
+        " x " + std::to_string(image.height) + " x " +
+        std::to_string(image.width) + " and " + std::to_string(classes) +
+        " classes; it needs " + std::to_string(least) +
+        " pixels or more each way, 1 channel and 1 class or more");
+  }
+  for (const ResnetBlocks& plan : kResnets) {
+    if (name == plan.name) return resnet(plan, image, classes);
+  }
+  if (name == "simple_cnn") return simple_cnn(image, classes);
+  throw ConfigError("model " + name + ": is no convolutional network");
+}
+
+}  // namespace echelon
