@@ -1,0 +1,84 @@
+#include "echelon/simulator/shared_links.h"
+
+#include <algorithm>
+
+namespace echelon {
+
+int32_t SharedLinks::start(
+    double now, double seconds, const std::vector<int32_t>& links) {
+  int32_t number = static_cast<int32_t>(transfers_.size());
+  if (unused_.empty()) {
+    transfers_.emplace_back();
+  } else {
+    number = unused_.back();
+    unused_.pop_back();
+  }
+  Transfer& transfer = transfers_[static_cast<size_t>(number)];
+  transfer = {
+      .left = seconds,
+      .since = now,
+      .version = transfer.version + 1,
+      .moving = true,
+      .links = &links};
+  for (const int32_t link : links) {
+    links_[static_cast<size_t>(link)].push_back(number);
+  }
+  set_pace(now, number);
+  pace_again(now, links);
+  return number;
+}
+
+double SharedLinks::next_end() {
+  drop_stale();
+  return ends_.empty() ? std::numeric_limits<double>::infinity()
+                       : ends_.top().time;
+}
+
+int32_t SharedLinks::take_end() {
+  drop_stale();
+  const End end = ends_.top();
+  ends_.pop();
+  Transfer& transfer = transfers_[static_cast<size_t>(end.transfer)];
+  transfer.moving = false;
+  for (const int32_t link : *transfer.links) {
+    std::erase(links_[static_cast<size_t>(link)], end.transfer);
+  }
+  pace_again(end.time, *transfer.links);
+  unused_.push_back(end.transfer);
+  return end.transfer;
+}
+
+void SharedLinks::pace_again(double now, const std::vector<int32_t>& links) {
+  for (const int32_t link : links) {
+    for (const int32_t number : links_[static_cast<size_t>(link)]) {
+      set_pace(now, number);
+    }
+  }
+}
+
+void SharedLinks::set_pace(double now, int32_t number) {
+  Transfer& transfer = transfers_[static_cast<size_t>(number)];
+  size_t most = 1;
+  for (const int32_t link : *transfer.links) {
+    most = std::max(most, links_[static_cast<size_t>(link)].size());
+  }
+  const double pace = 1.0 / static_cast<double>(most);
+  if (pace == transfer.pace) return;
+  transfer.left -= (now - transfer.since) * transfer.pace;
+  transfer.left = std::max(0.0, transfer.left);
+  transfer.since = now;
+  transfer.pace = pace;
+  ++transfer.version;
+  ends_.push({now + transfer.left / pace, number, transfer.version});
+}
+
+void SharedLinks::drop_stale() {
+  while (!ends_.empty()) {
+    const End& end = ends_.top();
+    const Transfer& transfer = transfers_[static_cast<size_t>(end.transfer)];
+    if (transfer.moving && transfer.version == end.version) return;
+    ends_.pop();
+  }
+}
+
+}  // namespace echelon
