@@ -14,6 +14,8 @@ struct Link {
   std::string name;             // "NVLink 4", "InfiniBand NDR", "PCIe 5"
   double bytes_per_second = 0;  // of one device, one direction
   double latency_seconds = 0;   // of one message
+
+  bool operator==(const Link&) const = default;
 };
 
 /// Devices of one kind in one host.
@@ -30,11 +32,15 @@ struct Node {
   Link network;
   Link host;  // of one device to its host's memory
   double host_memory_bytes = 0;
+
+  bool operator==(const Node&) const = default;
 };
 
 struct NodeGroup {
   Node node;
   int64_t count = 1;
+
+  bool operator==(const NodeGroup&) const = default;
 };
 
 /// A value. Ranks fill the groups in order, and each node's devices in order.
@@ -50,6 +56,7 @@ struct Cluster {
 
   int64_t num_nodes() const;
   int64_t num_devices() const;
+  /// Nodes that are not all alike; a last one filled in part is one such.
   bool mixed() const { return groups.size() > 1; }
   /// The group of the node that has this rank. Throws ConfigError when the
   /// cluster has no such device.
@@ -58,10 +65,13 @@ struct Cluster {
   int64_t node_index(int64_t rank) const;
   /// The first `devices` of them, for a job that takes less than all.
   Cluster first(int64_t devices) const;
+
+  bool operator==(const Cluster&) const = default;
 };
 
 /// Throws ConfigError for what no job can run on: no device, a rate of 0 between
-/// devices that exist, a negative figure; names group, key, value and rule.
+/// devices that exist, a negative figure, two devices of one name; names group, key,
+/// value and rule.
 void check(const Cluster& cluster);
 
 }  // namespace echelon

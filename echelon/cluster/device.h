@@ -27,6 +27,8 @@ struct MatrixRate {
   Precision precision = Precision::fp32;
   int64_t m = 0, n = 0, k = 0;
   double flops_per_second = 0;
+
+  bool operator==(const MatrixRate&) const = default;
 };
 
 struct Device {
@@ -46,6 +48,7 @@ struct Device {
   double peak(Precision precision) const {
     return peak_flops_per_second[static_cast<size_t>(precision)];
   }
+  bool operator==(const Device&) const = default;
 };
 
 }  // namespace echelon

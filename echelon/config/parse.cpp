@@ -37,8 +37,14 @@ Value convert(const toml::node& node, const std::string& file) {
   } else if (const auto* a = node.as_array()) {
     value.kind = Value::Kind::array;
     for (const auto& item : *a) value.items.push_back(convert(item, file));
-  } else if (node.is_table()) {
+  } else if (const auto* t = node.as_table()) {
     value.kind = Value::Kind::table;
+    for (const auto& [key, item] : *t) {
+      value.members.push_back(
+          {std::string(key.str()),
+           place_of(key.source(), file),
+           convert(item, file)});
+    }
   } else {
     value.kind = Value::Kind::time;
     std::ostringstream text;
@@ -138,6 +144,12 @@ Tables parse_toml(std::string_view text, const std::string& file) {
     }
   }
   return tables;
+}
+
+Value parse_nested_toml(std::string_view text, const std::string& file) {
+  const toml::parse_result result = toml::parse(text, std::string_view(file));
+  if (!result) fail(text, file, result.error());
+  return convert(result.table(), file);
 }
 
 Value parse_value(std::string_view text, const std::string& flag) {

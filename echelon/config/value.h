@@ -23,6 +23,8 @@ struct Place {
   std::string short_text() const;
 };
 
+struct Member;
+
 struct Value {
   enum class Kind { boolean, integer, real, string, array, table, time };
 
@@ -32,12 +34,20 @@ struct Value {
   double real = 0;
   std::string string;  // string, or time as written
   std::vector<Value> items;
+  std::vector<Member> members;  // of a table, by name
   Place place;
 
   /// As TOML spells it.
   std::string text() const;
   /// "a whole number", "a string", "a list" …
   std::string kind_name() const;
+};
+
+/// A key of a table inside a value, with what it holds.
+struct Member {
+  std::string name;
+  Place place;  // of the key
+  Value value;
 };
 
 struct Key {
@@ -56,6 +66,10 @@ using Tables = std::map<std::string, Table>;
 /// Reads TOML. Throws ConfigError with `file`, line and column when the text is
 /// not TOML, a key is given twice, or a table stands inside a table.
 Tables parse_toml(std::string_view text, const std::string& file);
+
+/// The whole text as one table, for files whose tables stand inside tables. Throws
+/// as parse_toml does, but for these.
+Value parse_nested_toml(std::string_view text, const std::string& file);
 
 /// One value as --set has it: TOML, or else a bare string.
 Value parse_value(std::string_view text, const std::string& flag);

@@ -1,0 +1,197 @@
+#include "echelon/cluster/cluster.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "echelon/config/value.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+// Beyond it, sums of bytes and ranks would lose digits; no such cluster exists.
+constexpr int64_t kMostDevices = 10'000'000;
+
+class Check {
+ public:
+  explicit Check(const Cluster& cluster) : cluster_(cluster) {}
+
+  void run() {
+    place_ = "cluster";
+    if (cluster_.groups.empty()) fail("has no nodes; give it at least one");
+    at_least("nodes_per_rack", static_cast<double>(cluster_.nodes_per_rack), 0);
+    at_least("oversubscription", cluster_.oversubscription, 1);
+    at_least(
+        "mean_hours_between_failures", cluster_.mean_hours_between_failures, 0);
+    int64_t devices = 0;
+    for (size_t i = 0; i < cluster_.groups.size(); ++i) {
+      group(i);
+      const auto& [node, count] = cluster_.groups[i];
+      if (count > kMostDevices || node.num_devices > kMostDevices ||
+          (devices += count * node.num_devices) > kMostDevices) {
+        fail(
+            "count = " + std::to_string(count) + " nodes of " +
+            std::to_string(node.num_devices) +
+            ": a cluster has at most 10 million devices");
+      }
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& text) const {
+    throw ConfigError(place_ + ": " + text);
+  }
+
+  void refuse(
+      const std::string& key, double value, const std::string& rule) const {
+    fail(key + " = " + config::toml_text(value) + " must be " + rule);
+  }
+
+  void at_least(const std::string& key, double value, double least) const {
+    if (!(value >= least) || std::isinf(value)) {
+      refuse(key, value, "at least " + config::toml_text(least));
+    }
+  }
+
+  void above_zero(
+      const std::string& key, double value, const std::string& why) const {
+    if (!(value > 0) || std::isinf(value)) {
+      refuse(key, value, "above 0" + (why.empty() ? why : ": " + why));
+    }
+  }
+
+  void link(const std::string& key, const Link& link) const {
+    at_least(key + " rate", link.bytes_per_second, 0);
+    at_least(key + " latency", link.latency_seconds, 0);
+  }
+
+  void device(const Device& device) const {
+    above_zero("memory", device.memory_bytes, "");
+    above_zero("memory_rate", device.memory_bytes_per_second, "");
+    at_least("price_per_hour", device.price_per_hour, 0);
+    at_least("launch", device.launch_seconds, 0);
+    double most = 0;
+    for (Precision precision : kPrecisions) {
+      const double peak = device.peak(precision);
+      at_least("peak of " + std::string(to_string(precision)), peak, 0);
+      most = std::max(most, peak);
+    }
+    above_zero("the highest peak", most, "it computes in some precision");
+    for (const auto& rate : device.matrix_rates) {
+      for (int64_t extent : {rate.m, rate.n, rate.k}) {
+        if (extent <= 0) fail("matrix_rates: m, n and k must be above 0");
+      }
+      above_zero("matrix_rates: rate", rate.flops_per_second, "");
+    }
+  }
+
+  void group(size_t index) {
+    const auto& [node, count] = cluster_.groups[index];
+    place_ = "nodes " + std::to_string(index + 1) + " (" + node.device.name +
+             ")";
+    if (count < 1) refuse("count", static_cast<double>(count), "at least 1");
+    if (node.num_devices < 1) {
+      refuse("devices", static_cast<double>(node.num_devices), "at least 1");
+    }
+    device(node.device);
+    for (size_t i = 0; i < index; ++i) {
+      const Device& other = cluster_.groups[i].node.device;
+      if (other.name == node.device.name && other != node.device) {
+        fail(
+            "its device differs from that of nodes " + std::to_string(i + 1) +
+            ", but has the same name; give one of them another");
+      }
+    }
+    link("inside", node.inside);
+    link("network", node.network);
+    link("host", node.host);
+    at_least("host_memory", node.host_memory_bytes, 0);
+    if (node.num_devices > 1) {
+      above_zero(
+          "inside rate",
+          node.inside.bytes_per_second,
+          "its " + std::to_string(node.num_devices) + " devices need a link");
+    }
+    if (cluster_.groups.size() > 1 || count > 1) {
+      above_zero(
+          "network rate",
+          node.network.bytes_per_second,
+          "the cluster has more than one node");
+    }
+  }
+
+  const Cluster& cluster_;
+  std::string place_;
+};
+
+}  // namespace
+
+int64_t Cluster::num_nodes() const {
+  int64_t nodes = 0;
+  for (const auto& group : groups) nodes += group.count;
+  return nodes;
+}
+
+int64_t Cluster::num_devices() const {
+  int64_t devices = 0;
+  for (const auto& group : groups) {
+    devices += group.count * group.node.num_devices;
+  }
+  return devices;
+}
+
+const Node& Cluster::node_of(int64_t rank) const {
+  int64_t first = 0;
+  for (const auto& group : groups) {
+    const int64_t next = first + group.count * group.node.num_devices;
+    if (rank >= first && rank < next) return group.node;
+    first = next;
+  }
+  throw ConfigError(
+      "cluster " + name + ": no device " + std::to_string(rank) + ", it has " +
+      std::to_string(num_devices()));
+}
+
+int64_t Cluster::node_index(int64_t rank) const {
+  int64_t first = 0, nodes = 0;
+  for (const auto& group : groups) {
+    const int64_t next = first + group.count * group.node.num_devices;
+    if (rank >= first && rank < next) {
+      return nodes + (rank - first) / group.node.num_devices;
+    }
+    first = next;
+    nodes += group.count;
+  }
+  node_of(rank);  // throws
+  return -1;
+}
+
+Cluster Cluster::first(int64_t devices) const {
+  if (devices < 1 || devices > num_devices()) {
+    throw ConfigError(
+        "cluster " + name + ": " + std::to_string(devices) +
+        " devices wanted, but it has " + std::to_string(num_devices()));
+  }
+  Cluster part = *this;
+  part.groups.clear();
+  for (const auto& group : groups) {
+    const int64_t whole =
+        std::min(group.count, devices / group.node.num_devices);
+    if (whole > 0) part.groups.push_back({group.node, whole});
+    devices -= whole * group.node.num_devices;
+    if (whole < group.count) {
+      if (devices > 0) {
+        part.groups.push_back({group.node, 1});
+        part.groups.back().node.num_devices = devices;
+      }
+      break;
+    }
+  }
+  return part;
+}
+
+void check(const Cluster& cluster) {
+  Check(cluster).run();
+}
+
+}  // namespace echelon

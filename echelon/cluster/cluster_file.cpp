@@ -1,0 +1,429 @@
+#include "echelon/cluster/cluster_file.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cluster/quantity.h"
+#include "echelon/config/nearest.h"
+#include "echelon/config/value.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using config::Member;
+using config::Place;
+using config::Value;
+using Kind = Value::Kind;
+
+constexpr std::streamoff kLargestFile = 16 << 20;
+
+[[noreturn]] void fail(const Place& place, const std::string& text) {
+  throw ConfigError(place.text() + ": " + text);
+}
+
+// One table; finish() refuses the keys that nobody asked for.
+class Table {
+ public:
+  // `title` as errors name it: "[[nodes]] 2".
+  Table(const Value& value, Place place, std::string title)
+      : value_(value), place_(std::move(place)), title_(std::move(title)) {
+    if (value.kind != Kind::table) {
+      fail(
+          place_,
+          title_ + " = " + config::shortened(value.text()) + " is " +
+              value.kind_name() + "; it must be a table");
+    }
+  }
+
+  const Place& place() const { return place_; }
+  const std::string& title() const { return title_; }
+  const std::vector<Member>& members() const { return value_.members; }
+
+  const Member* find(const std::string& key) {
+    known_.push_back(key);
+    for (const auto& member : value_.members) {
+      if (member.name == key) return &member;
+    }
+    return nullptr;
+  }
+
+  bool read(const std::string& key, std::string& target) {
+    const Member* member = find(key);
+    if (member == nullptr) return false;
+    expect(*member, Kind::string, "a string, as in \"h100-sxm\"");
+    target = member->value.string;
+    return true;
+  }
+
+  bool read(const std::string& key, bool& target) {
+    const Member* member = find(key);
+    if (member == nullptr) return false;
+    expect(*member, Kind::boolean, "true or false");
+    target = member->value.boolean;
+    return true;
+  }
+
+  bool read(const std::string& key, int64_t& target, int64_t least) {
+    const Member* member = find(key);
+    if (member == nullptr) return false;
+    expect(*member, Kind::integer, "a whole number");
+    if (member->value.integer < least) {
+      refuse(*member, "at least " + std::to_string(least));
+    }
+    target = member->value.integer;
+    return true;
+  }
+
+  bool read(const std::string& key, double& target, double least) {
+    const Member* member = find(key);
+    if (member == nullptr) return false;
+    const Value& value = member->value;
+    if (value.kind != Kind::real && value.kind != Kind::integer) {
+      refuse(*member, "a number");
+    }
+    const double number = value.kind == Kind::real
+                              ? value.real
+                              : static_cast<double>(value.integer);
+    if (!(number >= least) || number > 1e18) {
+      refuse(*member, "at least " + config::toml_text(least));
+    }
+    target = number;
+    return true;
+  }
+
+  bool read(const std::string& key, double& target, Unit unit) {
+    const Member* member = find(key);
+    if (member == nullptr) return false;
+    const Value& value = member->value;
+    const std::string example(quantity_example(unit));
+    if (value.kind == Kind::integer || value.kind == Kind::real) {
+      refuse(*member, "a string with a unit, as in \"" + example + "\"");
+    }
+    expect(*member, Kind::string, "a string with a unit: " + example);
+    const auto quantity = parse_quantity(value.string, unit);
+    if (!quantity) {
+      refuse(*member, "a number with a unit, as in " + example);
+    }
+    if (!(*quantity >= 0)) refuse(*member, "at least 0");
+    target = *quantity;
+    return true;
+  }
+
+  void finish() const {
+    for (const auto& member : value_.members) {
+      if (std::find(known_.begin(), known_.end(), member.name) !=
+          known_.end()) {
+        continue;
+      }
+      fail(
+          member.place,
+          title_ + " has no key " + config::shortened(member.name) +
+              config::did_you_mean(member.name, known_));
+    }
+  }
+
+  [[noreturn]] void refuse(const Member& member, const std::string& rule) {
+    fail(
+        member.value.place,
+        title_ + " " + member.name + " = " +
+            config::shortened(member.value.text()) + " must be " + rule);
+  }
+
+ private:
+  void expect(const Member& member, Kind kind, const std::string& rule) {
+    if (member.value.kind != kind) refuse(member, rule);
+  }
+
+  const Value& value_;
+  Place place_;
+  std::string title_;
+  std::vector<std::string> known_;
+};
+
+bool in_catalogue(const std::string& name) {
+  const auto& names = device_names();
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+MatrixRate read_matrix_rate(const Value& value, const std::string& title) {
+  Table table(value, value.place, title + " matrix_rates");
+  MatrixRate rate;
+  std::string precision;
+  const bool whole = table.read("precision", precision) &
+                     table.read("m", rate.m, 1) & table.read("n", rate.n, 1) &
+                     table.read("k", rate.k, 1) &
+                     table.read(
+                         "rate", rate.flops_per_second, Unit::flops_per_second);
+  table.finish();
+  if (!whole) {
+    fail(table.place(), table.title() + " needs precision, m, n, k and rate");
+  }
+  try {
+    rate.precision = precision_from_name(precision);
+  } catch (const ConfigError& error) {
+    fail(table.place(), table.title() + ": " + error.what());
+  }
+  return rate;
+}
+
+// Devices of the file by name, and the catalogue's device whose usual node they
+// take (empty: none).
+struct FileDevice {
+  Device device;
+  std::string like;
+};
+
+class Reader {
+ public:
+  Reader(const Value& root, const std::string& file, const std::string& name)
+      : root_(root, Place{file, 1, 1, ""}, "a cluster"), file_(file) {
+    cluster_.name = name;
+  }
+
+  Cluster read() {
+    root_.read("name", cluster_.name);
+    root_.read("nodes_per_rack", cluster_.nodes_per_rack, int64_t{0});
+    root_.read("oversubscription", cluster_.oversubscription, 1.0);
+    root_.read(
+        "mean_hours_between_failures",
+        cluster_.mean_hours_between_failures,
+        0.0);
+    read_devices();
+    read_nodes();
+    root_.finish();
+    require_links();
+    try {
+      check(cluster_);
+    } catch (const ConfigError& error) {
+      throw ConfigError(file_ + ": " + error.what());
+    }
+    return cluster_;
+  }
+
+ private:
+  void read_devices() {
+    const Member* member = root_.find("devices");
+    if (member == nullptr) return;
+    Table table(member->value, member->place, "[devices]");
+    for (const auto& inner : table.members()) {
+      devices_[inner.name] = read_device(inner);
+    }
+  }
+
+  FileDevice read_device(const Member& member) {
+    const std::string title = "[devices." + config::shortened(member.name) + "]";
+    Table table(member.value, member.place, title);
+    FileDevice made;
+    if (in_catalogue(member.name)) made.like = member.name;
+    if (table.read("like", made.like)) {
+      if (!in_catalogue(made.like)) {
+        table.refuse(
+            *table.find("like"),
+            "a device of the catalogue" +
+                config::did_you_mean(made.like, device_names()));
+      }
+    }
+    if (!made.like.empty()) made.device = find_device(made.like);
+    Device& device = made.device;
+    device.name = member.name;
+    table.read("memory", device.memory_bytes, Unit::bytes);
+    table.read(
+        "memory_rate", device.memory_bytes_per_second, Unit::bytes_per_second);
+    table.read("price_per_hour", device.price_per_hour, 0.0);
+    table.read("source", device.source);
+    table.read("launch", device.launch_seconds, Unit::seconds);
+    read_peaks(table, device);
+    if (const Member* rates = table.find("matrix_rates")) {
+      if (rates->value.kind != Kind::array) table.refuse(*rates, "a list");
+      device.matrix_rates.clear();
+      for (const auto& item : rates->value.items) {
+        device.matrix_rates.push_back(read_matrix_rate(item, title));
+      }
+    }
+    table.finish();
+    require_figures(table, device);
+    return made;
+  }
+
+  void read_peaks(Table& table, Device& device) {
+    const Member* member = table.find("peak");
+    if (member == nullptr) return;
+    Table peaks(member->value, member->place, table.title() + " peak");
+    for (Precision precision : kPrecisions) {
+      peaks.read(
+          std::string(to_string(precision)),
+          device.peak_flops_per_second[static_cast<size_t>(precision)],
+          Unit::flops_per_second);
+    }
+    peaks.finish();
+  }
+
+  void require_figures(const Table& table, const Device& device) {
+    const auto missing = [&](const char* key, const char* example) {
+      fail(
+          table.place(),
+          table.title() + " needs " + key + ", as in " + key + " = " + example +
+              "; or like = \"h100-sxm\", a device of the catalogue");
+    };
+    if (device.memory_bytes <= 0) missing("memory", "\"80 GiB\"");
+    if (device.memory_bytes_per_second <= 0) {
+      missing("memory_rate", "\"3 TB/s\"");
+    }
+    if (*std::max_element(
+            device.peak_flops_per_second.begin(),
+            device.peak_flops_per_second.end()) <= 0) {
+      missing("peak", "{ bf16 = \"312 TFLOP/s\" }");
+    }
+  }
+
+  void read_nodes() {
+    const Member* member = root_.find("nodes");
+    if (member == nullptr) {
+      fail(
+          root_.place(),
+          "a cluster needs [[nodes]], with device = \"h100-sxm\" and count = 8");
+    }
+    const Value& list = member->value;
+    if (list.kind != Kind::array || list.items.empty()) {
+      fail(member->place, "nodes must be written as [[nodes]], each with keys");
+    }
+    for (size_t i = 0; i < list.items.size(); ++i) {
+      Table table(
+          list.items[i],
+          list.items[i].place,
+          "[[nodes]] " + std::to_string(i + 1));
+      cluster_.groups.push_back(read_node(table));
+      places_.push_back(table.place());
+    }
+  }
+
+  NodeGroup read_node(Table& table) {
+    NodeGroup group;
+    std::string device;
+    if (!table.read("device", device)) {
+      fail(
+          table.place(),
+          table.title() + " needs device, as in device = \"h100-sxm\"");
+    }
+    Node& node = group.node;
+    node = node_with(table, device);
+    table.read("name", node.name);
+    table.read("count", group.count, int64_t{1});
+    table.read("devices", node.num_devices, int64_t{1});
+    table.read("switched", node.switched);
+    table.read("reduces_in_switch", node.reduces_in_switch);
+    table.read("host_memory", node.host_memory_bytes, Unit::bytes);
+    read_link(table, "inside", node.inside);
+    read_link(table, "network", node.network);
+    read_link(table, "host", node.host);
+    table.finish();
+    return group;
+  }
+
+  Node node_with(Table& table, const std::string& name) {
+    const auto own = devices_.find(name);
+    if (own == devices_.end() && !in_catalogue(name)) {
+      std::vector<std::string> names = device_names();
+      for (const auto& [known, device] : devices_) names.push_back(known);
+      table.refuse(
+          *table.find("device"),
+          "a device of the catalogue, or of a table [devices." +
+              config::shortened(name, 30) + "] in this file" +
+              config::did_you_mean(name, names));
+    }
+    if (own == devices_.end()) return usual_node(name);
+    Node node;
+    if (!own->second.like.empty()) node = usual_node(own->second.like);
+    node.device = own->second.device;
+    return node;
+  }
+
+  void read_link(Table& table, const std::string& key, Link& link) {
+    const Member* member = table.find(key);
+    if (member == nullptr) return;
+    Table inner(member->value, member->place, table.title() + " " + key);
+    Link made = link;
+    const bool rate =
+        inner.read("rate", made.bytes_per_second, Unit::bytes_per_second);
+    if (rate) made.name.clear();
+    inner.read("name", made.name);
+    inner.read("latency", made.latency_seconds, Unit::seconds);
+    inner.finish();
+    if (!rate && link.bytes_per_second <= 0) {
+      fail(
+          inner.place(),
+          inner.title() + " needs rate, as in rate = \"400 Gbit/s\"");
+    }
+    link = made;
+  }
+
+  void require_links() {
+    const auto& groups = cluster_.groups;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const Node& node = groups[i].node;
+      const std::string title = "[[nodes]] " + std::to_string(i + 1);
+      if (node.num_devices > 1 && node.inside.bytes_per_second <= 0) {
+        fail(
+            places_[i],
+            title + " has " + std::to_string(node.num_devices) +
+                " devices and no link between them; add inside = { rate = "
+                "\"64 GB/s\", latency = \"5 us\" }");
+      }
+      if ((groups.size() > 1 || groups[i].count > 1) &&
+          node.network.bytes_per_second <= 0) {
+        fail(
+            places_[i],
+            title +
+                " has no link to the other nodes; add network = { rate = "
+                "\"400 Gbit/s\", latency = \"5 us\" }");
+      }
+    }
+  }
+
+  Table root_;
+  std::string file_;
+  Cluster cluster_;
+  std::map<std::string, FileDevice> devices_;
+  std::vector<Place> places_;  // of the groups
+};
+
+std::string text_of(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    throw ConfigError(path.string() + " is a folder; name a cluster file");
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw ConfigError(
+        path.string() +
+        ": no such cluster file, or it cannot be read; a cluster is a file or "
+        "DEVICE:NODESxDEVICES, as in h100-sxm:64x8");
+  }
+  std::string text;
+  char block[1 << 16];
+  while (file.read(block, sizeof(block)) || file.gcount() > 0) {
+    text.append(block, static_cast<size_t>(file.gcount()));
+    if (text.size() > kLargestFile) {
+      throw ConfigError(
+          path.string() + ": more than 16 MiB; no cluster file is that large");
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+Cluster parse_cluster(const std::string& text, const std::string& name) {
+  const Value root = config::parse_nested_toml(text, name);
+  return Reader(root, name, std::filesystem::path(name).stem().string()).read();
+}
+
+Cluster read_cluster(const std::filesystem::path& path) {
+  return parse_cluster(text_of(path), path.string());
+}
+
+}  // namespace echelon

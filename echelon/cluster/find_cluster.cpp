@@ -1,0 +1,123 @@
+#include <sys/stat.h>
+
+#include <charconv>
+#include <optional>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cluster/cluster_file.h"
+#include "echelon/config/nearest.h"
+#include "echelon/config/value.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+constexpr int64_t kMostDevices = 10'000'000;
+
+bool is_path(const std::string& text) {
+  struct stat found {};
+  return text.find('/') != std::string::npos || text.ends_with(".toml") ||
+         ::stat(text.c_str(), &found) == 0;
+}
+
+// A whole number from 1 on, and nothing else.
+std::optional<int64_t> count_of(std::string_view text) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end || value < 1) return std::nullopt;
+  if (value > kMostDevices) return std::nullopt;
+  return value;
+}
+
+[[noreturn]] void fail(const std::string& text, const std::string& why) {
+  throw ConfigError("cluster \"" + config::shortened(text) + "\": " + why);
+}
+
+int64_t count_in(const std::string& text, std::string_view number) {
+  if (const auto count = count_of(number)) return *count;
+  fail(
+      text,
+      "\"" + std::string(number.substr(0, 30)) +
+          "\" is no number of devices; it is DEVICE:NODESxDEVICES, as in "
+          "h100-sxm:64x8, or DEVICE:DEVICES, as in a100-80gb:1024 (from 1 to "
+          "10 million)");
+}
+
+void add_usual_nodes(
+    Cluster& cluster, const Node& node, int64_t devices) {
+  const int64_t whole = devices / node.num_devices;
+  const int64_t rest = devices % node.num_devices;
+  if (whole > 0) cluster.groups.push_back({node, whole});
+  if (rest > 0) {
+    cluster.groups.push_back({node, 1});
+    cluster.groups.back().node.num_devices = rest;
+  }
+}
+
+Node node_named(const std::string& text, std::string_view device) {
+  for (const auto& known : device_names()) {
+    if (known == device) return usual_node(device);
+  }
+  if (device.empty()) fail(text, "a device's name is missing, as in h100-sxm:8");
+  std::string all;
+  for (const auto& known : device_names()) {
+    all += (all.empty() ? "" : ", ") + known;
+  }
+  fail(
+      text,
+      "no device \"" + std::string(device.substr(0, 60)) +
+          "\" in the catalogue, and no file of that name" +
+          config::did_you_mean(device, device_names()) + " (devices: " + all +
+          ")");
+}
+
+void add_part(
+    Cluster& cluster, const std::string& text, std::string_view part) {
+  const size_t colon = part.find(':');
+  Node node = node_named(text, part.substr(0, colon));
+  if (colon == std::string_view::npos) {
+    cluster.groups.push_back({node, 1});
+    return;
+  }
+  const std::string_view counts = part.substr(colon + 1);
+  const size_t times = counts.find('x');
+  if (times == std::string_view::npos) {
+    add_usual_nodes(cluster, node, count_in(text, counts));
+    return;
+  }
+  const int64_t nodes = count_in(text, counts.substr(0, times));
+  node.num_devices = count_in(text, counts.substr(times + 1));
+  if (node.num_devices > 1 && node.inside.bytes_per_second == 0) {
+    fail(
+        text,
+        node.device.name +
+            " has no link inside a node in the catalogue; write " +
+            node.device.name + ":" +
+            std::to_string(nodes * node.num_devices) +
+            ", or a cluster file that says the link");
+  }
+  cluster.groups.push_back({node, nodes});
+}
+
+}  // namespace
+
+Cluster find_cluster(const std::string& text) {
+  if (text.empty()) {
+    throw ConfigError(
+        "cluster: no name; give DEVICE:NODESxDEVICES, as in h100-sxm:64x8, or "
+        "a cluster file");
+  }
+  if (is_path(text)) return read_cluster(text);
+  Cluster cluster;
+  cluster.name = text;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find('+', begin), text.size());
+    add_part(cluster, text, std::string_view(text).substr(begin, end - begin));
+    begin = end + 1;
+  }
+  check(cluster);
+  return cluster;
+}
+
+}  // namespace echelon

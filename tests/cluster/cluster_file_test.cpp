@@ -1,0 +1,229 @@
+#include "echelon/cluster/cluster_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr const char* kMixed = R"(
+name = "two racks"
+nodes_per_rack = 4
+oversubscription = 2
+mean_hours_between_failures = 20000
+
+[devices.h100-sxm]
+price_per_hour = 2.5
+
+[devices.ours]
+memory = "64 GiB"
+memory_rate = "2 TB/s"
+peak = { bf16 = "200 TFLOP/s", fp32 = "50 TFLOP/s" }
+launch = "4 us"
+matrix_rates = [
+  { precision = "bf16", m = 4096, n = 4096, k = 4096, rate = "150 TFLOP/s" },
+]
+
+[[nodes]]
+device = "h100-sxm"
+count = 8
+network = { name = "InfiniBand NDR", rate = "400 Gbit/s", latency = "4 us" }
+
+[[nodes]]
+device = "ours"
+count = 2
+devices = 4
+name = "our box"
+switched = false
+host_memory = "512 GiB"
+inside = { name = "bus", rate = "64 GB/s", latency = "3 us" }
+network = { rate = "100 Gbit/s" }
+)";
+
+std::string error_of(const std::string& text) {
+  try {
+    parse_cluster(text, "c.toml");
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(ClusterFile, ReadsEveryKey) {
+  const Cluster cluster = parse_cluster(kMixed, "c.toml");
+  EXPECT_EQ(cluster.name, "two racks");
+  EXPECT_EQ(cluster.nodes_per_rack, 4);
+  EXPECT_EQ(cluster.oversubscription, 2);
+  EXPECT_EQ(cluster.num_devices(), 72);
+  const Node& h100 = cluster.groups[0].node;
+  EXPECT_EQ(h100.num_devices, 8);
+  EXPECT_EQ(h100.device.price_per_hour, 2.5);
+  EXPECT_EQ(h100.device.memory_bytes, find_device("h100-sxm").memory_bytes);
+  EXPECT_EQ(h100.network, (Link{"InfiniBand NDR", 50e9, 4e-6}));
+  EXPECT_EQ(h100.inside, usual_node("h100-sxm").inside);
+  const Node& ours = cluster.groups[1].node;
+  EXPECT_EQ(ours.name, "our box");
+  EXPECT_FALSE(ours.switched);
+  EXPECT_EQ(ours.inside, (Link{"bus", 64e9, 3e-6}));
+  EXPECT_EQ(ours.network, (Link{"", 12.5e9, 0}));
+  EXPECT_EQ(ours.device.peak(Precision::bf16), 200e12);
+  EXPECT_EQ(ours.device.launch_seconds, 4e-6);
+  ASSERT_EQ(ours.device.matrix_rates.size(), 1u);
+  EXPECT_EQ(
+      ours.device.matrix_rates[0],
+      (MatrixRate{Precision::bf16, 4096, 4096, 4096, 150e12}));
+}
+
+TEST(ClusterFile, NameIsTheFilesWithoutOne) {
+  const Cluster cluster =
+      parse_cluster("[[nodes]]\ndevice = \"l4\"\n", "folder/lab.toml");
+  EXPECT_EQ(cluster.name, "lab");
+}
+
+TEST(ClusterFile, WhatIsWrittenReadsBackIdentically) {
+  const auto again = [](const Cluster& cluster) {
+    EXPECT_EQ(parse_cluster(to_toml(cluster), "c.toml"), cluster)
+        << to_toml(cluster);
+  };
+  again(parse_cluster(kMixed, "c.toml"));
+  for (const auto& name : device_names()) again(find_cluster(name + ":3x1"));
+  again(find_cluster("a100-80gb:1027+v100:5x4"));
+  // A device of the catalogue that lacks what the catalogue's has.
+  Cluster changed = find_cluster("h100-sxm:1");
+  changed.groups[0].node.device.peak_flops_per_second[0] = 0;
+  changed.groups[0].node.inside = {};
+  changed.name = "quote \" newline \n, slash \\ é";
+  again(changed);
+  changed.groups[0].node.device.name = "odd [name].\"x\"";
+  again(changed);
+}
+
+TEST(ClusterFile, ErrorsSayLineColumnValueAndRule) {
+  EXPECT_THAT(
+      error_of("[[nodes]]\ndevice = \"h100-smx\"\n"),
+      AllOf(
+          StartsWith("c.toml:2:10: [[nodes]] 1 device"),
+          HasSubstr("did you mean \"h100-sxm\"?")));
+  EXPECT_THAT(
+      error_of("[[nodes]]\ndevice = \"l4\"\nnetwork = { rate = 400 }\n"),
+      AllOf(
+          StartsWith("c.toml:3:20: [[nodes]] 1 network rate = 400"),
+          HasSubstr("unit")));
+  EXPECT_THAT(
+      error_of("[[nodes]]\ndevice = \"l4\"\nnetwork = { rate = \"400\" }\n"),
+      HasSubstr("a number with a unit, as in 400 Gbit/s"));
+  EXPECT_THAT(
+      error_of("[[nodes]]\ndevice = \"l4\"\nnetwrk = { rate = \"1 GB/s\" }\n"),
+      AllOf(
+          StartsWith("c.toml:3:1: [[nodes]] 1 has no key netwrk"),
+          HasSubstr("did you mean \"network\"?")));
+  EXPECT_THAT(
+      error_of("[[nodes]]\ndevice = \"l4\"\ncount = 0\n"),
+      HasSubstr("count = 0 must be at least 1"));
+  EXPECT_THAT(
+      error_of("[[nodes]]\ndevice = \"l4\"\nswitched = 1\n"),
+      HasSubstr("true or false"));
+  EXPECT_THAT(
+      error_of("[[nodes]]\ndevice = \"l4\"\ninside = { rate = \"-1 GB/s\" }\n"),
+      HasSubstr("must be at least 0"));
+  EXPECT_THAT(
+      error_of("[nodes]\ndevice = \"l4\"\n"),
+      HasSubstr("must be written as [[nodes]]"));
+  EXPECT_THAT(error_of("nodes = []\n"), HasSubstr("[[nodes]]"));
+  EXPECT_THAT(error_of("nodes = [1]\n"), HasSubstr("must be a table"));
+  EXPECT_THAT(error_of(""), HasSubstr("needs [[nodes]]"));
+  EXPECT_THAT(error_of("[[nodes]]\ncount = 2\n"), HasSubstr("needs device"));
+  EXPECT_THAT(error_of("[[nodes]\n"), HasSubstr("not TOML"));
+  EXPECT_THAT(
+      error_of("devices = 8\n[[nodes]]\ndevice = \"l4\"\n"),
+      HasSubstr("[devices] = 8 is a whole number"));
+}
+
+constexpr const char* kOwn =
+    "[devices.ours]\nmemory = \"64 GiB\"\nmemory_rate = \"2 TB/s\"\n"
+    "peak = { bf16 = \"200 TFLOP/s\" }\n";
+
+TEST(ClusterFile, MissingLinksAreNamed) {
+  const std::string own = kOwn;
+  EXPECT_THAT(
+      error_of(own + "[[nodes]]\ndevice = \"ours\"\ndevices = 4\n"),
+      AllOf(
+          StartsWith("c.toml:5:"),
+          HasSubstr("4 devices and no link between them; add inside = {")));
+  EXPECT_THAT(
+      error_of(own + "[[nodes]]\ndevice = \"ours\"\ncount = 2\n"),
+      HasSubstr("no link to the other nodes; add network = {"));
+  EXPECT_EQ(error_of(own + "[[nodes]]\ndevice = \"ours\"\n"), "no error");
+  EXPECT_THAT(
+      error_of(
+          own + "[[nodes]]\ndevice = \"ours\"\nhost = { latency = \"1 us\" }\n"),
+      HasSubstr("host needs rate"));
+}
+
+TEST(ClusterFile, DevicesNeedTheirFigures) {
+  const std::string nodes = "[[nodes]]\ndevice = \"ours\"\n";
+  EXPECT_THAT(
+      error_of("[devices.ours]\nmemory = \"64 GiB\"\n" + nodes),
+      HasSubstr("[devices.ours] needs memory_rate"));
+  EXPECT_THAT(
+      error_of(
+          "[devices.ours]\nmemory = \"64 GiB\"\nmemory_rate = \"1 TB/s\"\n" +
+          nodes),
+      HasSubstr("needs peak"));
+  EXPECT_EQ(
+      error_of("[devices.ours]\nlike = \"l4\"\nmemory = \"48 GiB\"\n" + nodes),
+      "no error");
+  EXPECT_THAT(
+      error_of("[devices.ours]\nlike = \"l5\"\n" + nodes),
+      HasSubstr("did you mean \"l4\"?"));
+  EXPECT_THAT(
+      error_of(std::string(kOwn) + "matrix_rates = [ { m = 1 } ]\n" + nodes),
+      HasSubstr("needs precision, m, n, k and rate"));
+}
+
+// Any change of a byte, and any end, is read or refused: no crash, no hang, and
+// what is read is a cluster that a job can run on.
+TEST(ClusterFile, DamagedTextsAreReadOrRefused) {
+  const std::string whole = kMixed;
+  std::mt19937 random(11);
+  int read = 0, refused = 0;
+  const auto attempt = [&](const std::string& text) {
+    try {
+      const Cluster cluster = parse_cluster(text, "c.toml");
+      check(cluster);
+      ASSERT_EQ(parse_cluster(to_toml(cluster), "c.toml"), cluster);
+      ++read;
+    } catch (const ConfigError& error) {
+      const std::string message = error.what();
+      ASSERT_THAT(message, StartsWith("c.toml"));
+      ASSERT_LE(std::count(message.begin(), message.end(), '\n'), 4);
+      ASSERT_LT(message.size(), 600u) << message;
+      ++refused;
+    }
+  };
+  for (size_t size = 0; size <= whole.size(); ++size) {
+    attempt(whole.substr(0, size));
+  }
+  for (int i = 0; i < 3000; ++i) {
+    std::string text = whole;
+    for (int changes = 1 + static_cast<int>(random() % 3); changes > 0;
+         --changes) {
+      text[random() % text.size()] = static_cast<char>(random() % 256);
+    }
+    attempt(text);
+  }
+  EXPECT_GT(read, 20);
+  EXPECT_GT(refused, 1000);
+}
+
+}  // namespace
+}  // namespace echelon
