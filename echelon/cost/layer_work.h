@@ -5,9 +5,9 @@
 
 #include <vector>
 
+#include "echelon/cost/calibration.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/cost/operation.h"
-#include "echelon/cost/calibration.h"
 #include "echelon/cost/strategy.h"
 
 namespace echelon {
@@ -18,9 +18,15 @@ std::vector<LayerWork> layer_work(
     const ModelShape& model, const Strategy& strategy, const Stack& stack);
 
 /// Cut into pipeline stages (pp * stages_per_rank), as even as can be by the stack's
-/// rule. Throws ConfigError when there are fewer layers than stages.
+/// rule: blocks are spread evenly, the embedding is the first stage's, the head the
+/// last one's; layers that were counted are cut by their FLOPs. Layers beyond
+/// `recompute_layers` of a stage compute nothing again. Throws ConfigError when there
+/// are fewer layers than stages.
 std::vector<std::vector<LayerWork>> stage_work(
     const std::vector<LayerWork>& layers, const Strategy& strategy,
     const Stack& stack);
+
+/// Stages that each pipeline rank holds: the strategy's, or what its schedule takes.
+int64_t stages_per_rank(const Strategy& strategy);
 
 }  // namespace echelon

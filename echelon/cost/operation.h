@@ -24,10 +24,12 @@ enum class CollectiveKind {
 struct Operation {
   OperationKind kind = OperationKind::memory;
   std::string name;   // "attention projection"
-  int64_t count = 1;  // of equal ones, one after the other
+  int64_t count = 1;  // matrix: equal products that run together (batched, grouped)
+  int64_t launches = 1;  // kernels that the host starts for it
   int64_t m = 0, n = 0, k = 0;  // matrix
-  double flops = 0;   // attention; of matrices 2 m n k
+  double flops = 0;   // attention; of matrices count * 2 m n k
   double bytes = 0;   // memory: moved; collective: of the whole tensor
+  bool backward = false;  // attention: its backward products
   CollectiveKind collective = CollectiveKind::all_reduce;
   Axis axis = Axis::tp;
   /// A collective that computation of the same pass may hide (asynchronous tensor

@@ -1,43 +1,43 @@
-// Seconds of one operation: roofline with shapes, and collectives by algorithm.
-// Sources: Williams et al., 2009 (roofline); Thakur et al., 2005 (collectives);
-// Hu et al., 2025, arXiv:2507.04786 (NCCL's algorithms).
+// Seconds of one operation on one device, and of one pass through a layer.
+// Source: Williams et al., 2009 (roofline); tiles and waves: the CUDA C++ best
+// practices of matrix products. Constants: calibration.cpp.
 #pragma once
 
-#include "echelon/cluster/cluster.h"
-#include "echelon/cost/calibration.h"
-#include "echelon/cost/operation.h"
-#include "echelon/cost/strategy.h"
+#include <array>
+#include <vector>
+
+#include "echelon/cost/collective_time.h"
 
 namespace echelon {
 
+/// `count` products of [m, k] and [k, n] that run together.
 double matrix_seconds(
     int64_t m, int64_t n, int64_t k, Precision precision, const Device& device,
-    const DeviceRates& rates);
+    const DeviceRates& rates, int64_t count = 1);
 double memory_seconds(double bytes, const Device& device, const DeviceRates& rates);
 
-/// The ranks of one group of an axis, as the links see them.
-struct GroupPlace {
-  int64_t ranks = 1;
-  int64_t ranks_per_node = 1;  // of the group
-  int64_t nodes = 1;
-  /// Groups of the same axis that use a node's adapters at the same time.
-  int64_t sharing = 1;
-  bool across_racks = false;
-};
-
-/// Where the group of `rank` along `axis` lies.
-GroupPlace place_of(
-    const Strategy& strategy, const Cluster& cluster, Axis axis, int64_t rank = 0);
-
-/// `bytes`: of the whole tensor (what all_gather ends with, what reduce_scatter
-/// begins with).
-double collective_seconds(
-    CollectiveKind kind, double bytes, const GroupPlace& place, const Node& node,
-    const Cluster& cluster, const Stack& stack);
-
-/// Of any operation on `rank`.
+/// Of any operation on `rank`, all of it, hidden or not.
 double operation_seconds(
     const Operation& operation, const Strategy& strategy, const Cluster& cluster,
     int64_t rank = 0);
+
+/// One pass through one layer: its operations one after the other on the device, and
+/// the host that must launch them all.
+struct PassSeconds {
+  double matrix = 0;                // matrix products and attention
+  double memory = 0;                // bound by memory
+  double host = 0;                  // the device waits for launches
+  std::array<double, 6> exposed{};  // by axis (kAxes)
+  std::array<double, 6> communication{};  // by axis, hidden or not
+
+  double computation() const { return matrix + memory + host; }
+  double total() const;
+  PassSeconds& operator+=(const PassSeconds& other);
+};
+PassSeconds operator*(double factor, PassSeconds pass);
+
+PassSeconds pass_seconds(
+    const std::vector<Operation>& operations, const Strategy& strategy,
+    const Cluster& cluster, const Stack& stack, int64_t rank = 0);
 
 }  // namespace echelon

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "echelon/cost/memory_estimate.h"
+#include "echelon/cost/operation_time.h"
 #include "echelon/schedule/timing.h"
 
 namespace echelon {
@@ -28,12 +29,22 @@ struct StepParts {
 /// Before the schedule: what each stage takes for a microbatch, and what follows.
 struct StageTimes {
   std::vector<StageCost> stages;  // of a microbatch, communication in them
-  std::vector<StepParts> forward, backward;  // of a stage, what it consists of
-  double gradients = 0;        // reducing them, of the slowest stage, all
-  double gradients_exposed = 0;
-  double parameters_exposed = 0;  // gathering (ZeRO)
-  double optimizer = 0;
-  double other = 0;
+  std::vector<int32_t> rank_of_stage;  // pipeline rank
+  /// Of a stage and a microbatch: what the costs consist of.
+  std::vector<PassSeconds> forward, again, backward_input, backward_weight;
+  /// What follows the last microbatch, by pipeline rank.
+  struct After {
+    double gradients = 0;           // summing them, hidden or not
+    double gradients_exposed = 0;
+    double parameters = 0;          // gathering them (ZeRO), of the whole step
+    double parameters_exposed = 0;
+    double optimizer = 0;
+    double other = 0;               // tied weights, offload, host
+    double total() const {
+      return gradients_exposed + parameters_exposed + optimizer + other;
+    }
+  };
+  std::vector<After> after;
 };
 
 struct StepEstimate {
@@ -53,6 +64,17 @@ StageTimes stage_times(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
 StepEstimate estimate_step(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
+/// The same without the memory, and without asking whether the strategy is one.
+StepEstimate estimate_time(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
+
+/// From the first forward to the last backward of a step. Long schedules are timed
+/// by their beginning: once the pipeline is full, each further round of microbatches
+/// takes the same.
+double pipeline_seconds(
+    const Strategy& strategy, const std::vector<StageCost>& stages);
+/// The pipeline rank of each stage: v-shaped for zb-v and dualpipev.
+std::vector<int32_t> rank_of_stages(const Strategy& strategy);
 
 /// Why the strategy is none for this model and cluster ("tp=3 does not divide 32
 /// heads; 1, 2, 4 … do"); empty when it is one.

@@ -1,0 +1,193 @@
+#include "echelon/cost/calibration.h"
+
+#include <algorithm>
+
+#include "echelon/config/nearest.h"
+#include "echelon/error.h"
+
+// Sources. [mamf]: github.com/stas00/ml-engineering, best shapes found. [azure]:
+// github.com/Azure/AI-benchmarking-guide. [nccl]: all-reduce tables of the two, of
+// NVIDIA/dgxc-benchmarking and of VIA-Research/vTrain. [fit]: least squares on the
+// logarithm of the steps in benchmarks/published, a third held out.
+
+namespace echelon {
+namespace {
+
+struct NamedRates {
+  std::string_view prefix;  // of the device's name
+  DeviceRates rates;
+};
+
+DeviceRates a100() {
+  DeviceRates r;
+  r.matrix_share = 0.83;  // [azure] 256 of 312 TFLOP/s at 16384^3
+  r.attention_share = 0.58;  // [azure] FlashAttention 2: 180 of 312
+  r.attention_backward_share = 0.50;
+  r.memory_share = 0.80;  // [azure] streams 1.61 of 2.04 TB/s
+  r.multiprocessors = 108;
+  r.ring_share = 0.80;  // [nccl] 235 of 300 GB/s for 8, 197 for 2
+  r.start_seconds = 16e-6;
+  r.hop_seconds = 2e-6;
+  r.fill_seconds = 110e-6;
+  r.fill_bytes = 8e6;
+  return r;
+}
+
+DeviceRates v100() {
+  DeviceRates r;
+  r.matrix_share = 0.75;
+  r.attention_share = 0.4;
+  r.attention_backward_share = 0.35;
+  r.memory_share = 0.85;
+  r.multiprocessors = 80;
+  r.ring_share = 0.88;  // [nccl] 134 of 150 GB/s for 8
+  return r;
+}
+
+DeviceRates h100() {
+  DeviceRates r;
+  r.matrix_share = 0.72;  // power limit; [mamf] 0.80 is the best shape
+  r.matrix_share_fp8 = 0.65;
+  r.attention_share = 0.45;
+  r.attention_backward_share = 0.40;
+  r.memory_share = 0.87;  // [azure] 2.9 of 3.35 TB/s
+  r.multiprocessors = 132;
+  r.ring_share = 0.84;    // [nccl] 366 of 450 GB/s
+  r.switch_share = 1.07;  // [nccl] 480 of 450
+  r.start_seconds = 14e-6;
+  r.hop_seconds = 1e-6;
+  r.fill_seconds = 95e-6;
+  r.fill_bytes = 16e6;
+  return r;
+}
+
+DeviceRates b200() {
+  DeviceRates r = h100();
+  r.matrix_share = 0.72;  // [mamf] 0.78
+  r.matrix_share_fp8 = 0.65;
+  r.memory_share = 0.85;
+  r.multiprocessors = 148;
+  r.ring_share = 0.80;    // [nccl] 682 of 900 GB/s
+  r.switch_share = 0.94;  // [nccl] 846 of 900
+  return r;
+}
+
+const std::vector<NamedRates>& named_rates() {
+  static const std::vector<NamedRates> all = {
+      {"v100", v100()}, {"a100", a100()}, {"h100", h100()}, {"h200", h100()},
+      {"gh200", h100()}, {"b200", b200()}, {"b300", b200()}, {"gb200", b200()},
+      {"gb300", b200()}};
+  return all;
+}
+
+/// Megatron-LM as of 2021: scores in memory, nothing beside computation.
+Stack megatron_2021() {
+  Stack s;
+  s.name = "megatron-2021";
+  s.fused_attention = false;
+  s.dropout = true;
+  s.host_seconds = 10e-6;
+  s.step_host_seconds = 20e-3;
+  s.overlaps_gradients = false;
+  s.overlaps_parameters = false;
+  s.gradient_bytes = 4;
+  s.accumulate_bytes = 10;
+  s.optimizer_bytes = 52;
+  s.loss_bytes = 40;
+  s.blocking_transfers = true;
+  s.scatters_transfers = true;
+  return s;
+}
+
+/// Megatron-LM as of 2022 with sequence parallelism and selective recompute.
+Stack megatron_2022() {
+  Stack s = megatron_2021();
+  s.name = "megatron-2022";
+  s.hidden_backward_tensor_parallel = 0.5;
+  s.accumulate_bytes = 6;
+  return s;
+}
+
+/// Megatron core with Transformer Engine.
+Stack megatron_core() {
+  Stack s;
+  s.name = "megatron-core";
+  s.host_seconds = 4e-6;
+  s.step_host_seconds = 10e-3;
+  s.gradient_bytes = 4;
+  s.accumulate_bytes = 6;
+  s.optimizer_bytes = 36;
+  s.hidden_tensor_parallel = 0.5;
+  s.hidden_backward_tensor_parallel = 0.6;
+  return s;
+}
+
+/// PyTorch's FullyShardedDataParallel.
+Stack fsdp() {
+  Stack s;
+  s.name = "fsdp";
+  s.host_seconds = 6e-6;
+  s.gradient_bytes = 2;
+  s.accumulate_bytes = 4;
+  s.optimizer_bytes = 30;
+  s.reduces_each_microbatch = true;
+  return s;
+}
+
+/// DeepSpeed's ZeRO stage 3 around Megatron-LM's layers.
+Stack deepspeed() {
+  Stack s = megatron_2021();
+  s.name = "deepspeed";
+  s.overlaps_gradients = true;
+  s.overlaps_parameters = true;
+  s.gradient_bytes = 2;
+  s.reduces_each_microbatch = true;
+  return s;
+}
+
+Stack echelon_stack() {
+  Stack s;
+  s.name = "echelon";
+  s.host_seconds = 3e-6;
+  return s;
+}
+
+const std::vector<Stack>& stacks() {
+  static const std::vector<Stack> all = {
+      echelon_stack(), megatron_2021(), megatron_2022(), megatron_core(),
+      fsdp(), deepspeed()};
+  return all;
+}
+
+}  // namespace
+
+DeviceRates rates_of(const Device& device) {
+  for (const NamedRates& named : named_rates()) {
+    if (device.name.starts_with(named.prefix)) return named.rates;
+  }
+  return {};
+}
+
+const std::vector<std::string>& stack_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const Stack& stack : stacks()) list.push_back(stack.name);
+    return list;
+  }();
+  return names;
+}
+
+const Stack& find_stack(std::string_view name) {
+  for (const Stack& stack : stacks()) {
+    if (stack.name == name) return stack;
+  }
+  std::string known;
+  for (const std::string& one : stack_names()) {
+    known += (known.empty() ? "" : ", ") + one;
+  }
+  throw ConfigError(
+      "unknown stack \"" + std::string(name) + "\"; known: " + known +
+      config::did_you_mean(name, stack_names()));
+}
+
+}  // namespace echelon

@@ -1,0 +1,139 @@
+#include "echelon/cost/layer_builder.h"
+
+#include <utility>
+
+namespace echelon {
+namespace {
+
+Operation matrix(
+    const std::string& name, int64_t count, int64_t m, int64_t n, int64_t k) {
+  Operation operation;
+  operation.kind = OperationKind::matrix;
+  operation.name = name;
+  operation.count = count;
+  operation.m = m;
+  operation.n = n;
+  operation.k = k;
+  operation.flops = 2.0 * static_cast<double>(count) * static_cast<double>(m) *
+      static_cast<double>(n) * static_cast<double>(k);
+  return operation;
+}
+
+Operation memory(const std::string& name, double bytes, int64_t launches) {
+  Operation operation;
+  operation.name = name;
+  operation.bytes = bytes;
+  operation.launches = launches;
+  return operation;
+}
+
+double bytes_of(Precision precision) {
+  switch (precision) {
+    case Precision::fp64: return 8;
+    case Precision::fp32:
+    case Precision::tf32: return 4;
+    default: return 2;  // fp8 and fp4 are of products alone
+  }
+}
+
+}  // namespace
+
+LayerBuilder::LayerBuilder(
+    std::string name, const Strategy& strategy, const Stack& stack)
+    : strategy_(strategy), stack_(stack), element_bytes_(bytes_of(strategy.precision)) {
+  work_.name = std::move(name);
+}
+
+void LayerBuilder::linear(
+    const std::string& name, int64_t rows, int64_t columns, int64_t inner, bool bias,
+    int64_t count, bool expert) {
+  work_.forward.push_back(matrix(name, count, rows, columns, inner));
+  work_.backward_input.push_back(matrix(name, count, rows, inner, columns));
+  work_.backward_weight.push_back(matrix(name, count, inner, columns, rows));
+  const double weights = static_cast<double>(count) * static_cast<double>(inner) *
+      static_cast<double>(columns);
+  const double biases =
+      bias ? static_cast<double>(count) * static_cast<double>(columns) : 0;
+  if (bias) {
+    work_.backward_weight.push_back(memory(
+        name + " bias",
+        element_bytes_ * static_cast<double>(rows * count) *
+            static_cast<double>(columns),
+        1));
+  }
+  work_.backward_weight.push_back(memory(
+      name + " accumulate", stack_.accumulate_bytes * (weights + biases),
+      bias ? 2 : 1));
+  work_.parameters += weights + biases;
+  if (expert) work_.expert_parameters += weights + biases;
+}
+
+void LayerBuilder::product(
+    const std::string& name, int64_t count, int64_t m, int64_t n, int64_t k) {
+  work_.forward.push_back(matrix(name, count, m, n, k));
+  work_.backward_input.push_back(matrix(name, count, m, k, n));
+  work_.backward_input.push_back(matrix(name, count, k, n, m));
+}
+
+void LayerBuilder::fused_attention(double flops, double elements) {
+  Operation operation;
+  operation.kind = OperationKind::attention;
+  operation.name = "attention";
+  operation.flops = flops;
+  operation.bytes = element_bytes_ * elements;
+  work_.forward.push_back(operation);
+  // Scores are computed again: five products for two.
+  operation.backward = true;
+  operation.flops = 2.5 * flops;
+  operation.bytes *= 2;
+  operation.launches = 3;
+  work_.backward_input.push_back(operation);
+}
+
+void LayerBuilder::stream(
+    const std::string& name, double elements, double forward_moves,
+    double backward_moves, int64_t forward_launches, int64_t backward_launches) {
+  work_.forward.push_back(
+      memory(name, element_bytes_ * elements * forward_moves, forward_launches));
+  if (backward_moves > 0) {
+    work_.backward_input.push_back(
+        memory(name, element_bytes_ * elements * backward_moves, backward_launches));
+  }
+}
+
+void LayerBuilder::parameters(double elements, int64_t tensors) {
+  work_.parameters += elements;
+  work_.backward_weight.push_back(
+      memory("accumulate", stack_.accumulate_bytes * elements, tensors));
+}
+
+void LayerBuilder::collective(
+    const std::string& name, Axis axis, CollectiveKind kind, double bytes,
+    double hidden, bool forward) {
+  if (strategy_.layout.degree(axis) == 1) return;
+  Operation operation;
+  operation.kind = OperationKind::collective;
+  operation.name = name;
+  operation.axis = axis;
+  operation.collective = kind;
+  operation.bytes = bytes;
+  operation.hideable = hidden;
+  (forward ? work_.forward : work_.backward_input).push_back(operation);
+}
+
+LayerWork LayerBuilder::finish(double output_elements) {
+  work_.output_bytes = element_bytes_ * output_elements;
+  if (strategy_.recompute == Recompute::all) {
+    work_.again = work_.forward;
+  } else if (strategy_.recompute == Recompute::selective) {
+    for (size_t at = 0; at < work_.forward.size(); ++at) {
+      const bool chosen = stack_.fused_attention
+          ? work_.forward[at].kind == OperationKind::memory
+          : at >= selective_begin_ && at < selective_end_;
+      if (chosen) work_.again.push_back(work_.forward[at]);
+    }
+  }
+  return std::move(work_);
+}
+
+}  // namespace echelon

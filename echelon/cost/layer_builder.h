@@ -1,0 +1,52 @@
+// Puts one layer's operations together: each call adds what a part of the layer does
+// forwards, for its inputs' gradients and for its weights'.
+#pragma once
+
+#include <string>
+
+#include "echelon/cost/calibration.h"
+#include "echelon/cost/operation.h"
+#include "echelon/cost/strategy.h"
+
+namespace echelon {
+
+class LayerBuilder {
+ public:
+  LayerBuilder(std::string name, const Strategy& strategy, const Stack& stack);
+
+  /// `count` products of activations [rows, inner] and weights [inner, columns].
+  void linear(const std::string& name, int64_t rows, int64_t columns, int64_t inner,
+              bool bias, int64_t count = 1, bool expert = false);
+  /// `count` products of two activations, [m, k] and [k, n].
+  void product(const std::string& name, int64_t count, int64_t m, int64_t n,
+               int64_t k);
+  /// Fused attention: forward FLOPs, elements of queries, keys, values, outputs.
+  void fused_attention(double flops, double elements);
+  /// `elements` pass through memory: moved so often forwards and backwards, by so
+  /// many kernels.
+  void stream(const std::string& name, double elements, double forward_moves,
+              double backward_moves, int64_t forward_launches = 1,
+              int64_t backward_launches = 1);
+  /// Weights beside products: scales, tables.
+  void parameters(double elements, int64_t tensors);
+  /// Collectives, forwards and what backward does for it.
+  void collective(const std::string& name, Axis axis, CollectiveKind kind,
+                  double bytes, double hidden, bool forward);
+  void keep(double bytes) { work_.kept_bytes += bytes; }
+  /// What is recomputed selectively begins and ends here.
+  void begin_selective() { selective_begin_ = work_.forward.size(); }
+  void end_selective() { selective_end_ = work_.forward.size(); }
+
+  double element_bytes() const { return element_bytes_; }
+  /// With what backward computes again by the strategy.
+  LayerWork finish(double output_elements);
+
+ private:
+  LayerWork work_;
+  const Strategy& strategy_;
+  const Stack& stack_;
+  double element_bytes_ = 2;
+  size_t selective_begin_ = 0, selective_end_ = 0;
+};
+
+}  // namespace echelon

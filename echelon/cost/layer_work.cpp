@@ -1,0 +1,203 @@
+#include "echelon/cost/layer_work.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+
+#include "echelon/cost/layer_builder.h"
+#include "echelon/cost/transformer_work.h"
+#include "echelon/error.h"
+#include "echelon/schedule/options.h"
+
+namespace echelon {
+namespace {
+
+Operation products(const CountedLayer& layer, double flops, double samples) {
+  Operation operation;
+  operation.kind = OperationKind::matrix;
+  operation.name = layer.name;
+  operation.flops = flops;
+  operation.m =
+      std::max<int64_t>(1, std::llround(std::max(1.0, layer.rows) * samples));
+  operation.n = std::max<int64_t>(1, layer.columns);
+  // The depth takes up what other products the layer has beside its largest.
+  operation.k = std::max<int64_t>(
+      1,
+      std::llround(
+          flops /
+          (2 * static_cast<double>(operation.m) * static_cast<double>(operation.n))));
+  return operation;
+}
+
+Operation moves(const CountedLayer& layer, double bytes) {
+  Operation operation;
+  operation.name = layer.name;
+  operation.bytes = bytes;
+  operation.launches = 3;
+  return operation;
+}
+
+LayerWork counted_work(
+    const CountedLayer& layer, const Strategy& strategy, const Stack& stack) {
+  const double samples = static_cast<double>(strategy.microbatch_size);
+  const double element = LayerBuilder(layer.name, strategy, stack).element_bytes();
+  LayerWork work;
+  work.name = layer.name;
+  work.parameters = layer.parameters;
+  const double moved = element * layer.moved_elements * samples;
+  if (layer.forward_flops > 0) {
+    work.forward.push_back(products(layer, layer.forward_flops * samples, samples));
+  }
+  work.forward.push_back(moves(layer, moved));
+  if (layer.backward_flops > 0) {
+    const double half = layer.backward_flops * samples / 2;
+    work.backward_input.push_back(products(layer, half, samples));
+    work.backward_weight.push_back(products(layer, half, samples));
+  }
+  work.backward_input.push_back(moves(layer, 1.5 * moved));
+  work.kept_bytes = element * layer.kept_elements * samples;
+  work.output_bytes = element * layer.output_elements * samples;
+  if (strategy.recompute == Recompute::all) work.again = work.forward;
+  if (strategy.recompute == Recompute::selective) {
+    work.again = {work.forward.back()};
+  }
+  return work;
+}
+
+double flops_of(const LayerWork& layer) {
+  double flops = 0;
+  for (const auto* pass : {&layer.forward, &layer.backward_input,
+                           &layer.backward_weight}) {
+    for (const Operation& operation : *pass) flops += operation.flops;
+  }
+  return flops;
+}
+
+bool is_block(const LayerWork& layer) {
+  return layer.name == "block" || layer.name == "expert block";
+}
+
+/// First layer of each stage by an even number of blocks; those that are left over
+/// go to the stages in the middle, which have neither embedding nor head.
+std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages) {
+  std::vector<int64_t> counts(static_cast<size_t>(stages), blocks / stages);
+  const int64_t over = blocks % stages;
+  const int64_t first = (stages - over) / 2;
+  for (int64_t at = 0; at < over; ++at) ++counts[static_cast<size_t>(first + at)];
+  return counts;
+}
+
+/// Where counted layers are cut: each stage ends where its share of the FLOPs does.
+std::vector<int64_t> layers_of_stages(
+    const std::vector<double>& flops, int64_t stages) {
+  const double all = std::accumulate(flops.begin(), flops.end(), 0.0);
+  std::vector<int64_t> counts(static_cast<size_t>(stages), 0);
+  const int64_t layers = static_cast<int64_t>(flops.size());
+  double sum = 0;
+  int64_t stage = 0;
+  for (int64_t at = 0; at < layers; ++at) {
+    const bool must_leave = layers - at <= stages - 1 - stage;
+    const double end = all * static_cast<double>(stage + 1) / static_cast<double>(stages);
+    const bool full = sum + flops[static_cast<size_t>(at)] / 2 > end;
+    if (stage + 1 < stages && counts[static_cast<size_t>(stage)] > 0 &&
+        (full || must_leave)) {
+      ++stage;
+    }
+    ++counts[static_cast<size_t>(stage)];
+    sum += flops[static_cast<size_t>(at)];
+  }
+  return counts;
+}
+
+void append(std::vector<LayerWork>& stage, const LayerWork& layer, int64_t repeat) {
+  if (repeat == 0) return;
+  LayerWork part = layer;
+  part.repeat = repeat;
+  stage.push_back(std::move(part));
+}
+
+/// Only the first `most` layers of a stage compute anything again.
+void limit_recompute(std::vector<LayerWork>& stage, int64_t most) {
+  std::vector<LayerWork> limited;
+  for (const LayerWork& layer : stage) {
+    if (layer.again.empty()) {
+      limited.push_back(layer);
+      continue;
+    }
+    const int64_t again = std::min(most, layer.repeat);
+    append(limited, layer, again);
+    append(limited, layer, layer.repeat - again);
+    if (layer.repeat > again) limited.back().again.clear();
+    most -= again;
+  }
+  stage = std::move(limited);
+}
+
+}  // namespace
+
+std::vector<LayerWork> layer_work(
+    const ModelShape& model, const Strategy& strategy, const Stack& stack) {
+  if (model.transformer) {
+    return transformer_work(
+        *model.transformer, strategy, stack,
+        strategy.seq_len > 0 ? strategy.seq_len : model.seq_len);
+  }
+  std::vector<LayerWork> layers;
+  for (const CountedLayer& layer : model.layers) {
+    layers.push_back(counted_work(layer, strategy, stack));
+  }
+  return layers;
+}
+
+int64_t stages_per_rank(const Strategy& strategy) {
+  if (strategy.layout.pp == 1) return 1;
+  if (strategy.stages_per_rank > 0) return strategy.stages_per_rank;
+  return stages_per_rank_of(strategy.schedule);
+}
+
+std::vector<std::vector<LayerWork>> stage_work(
+    const std::vector<LayerWork>& layers, const Strategy& strategy, const Stack&) {
+  const int64_t stages = strategy.layout.pp * stages_per_rank(strategy);
+  std::vector<double> flops;  // of the layers that are spread
+  int64_t spread = 0;
+  bool blocks = false;
+  for (const LayerWork& layer : layers) blocks |= is_block(layer);
+  for (const LayerWork& layer : layers) {
+    if (blocks && !is_block(layer)) continue;
+    spread += layer.repeat;
+    flops.insert(flops.end(), static_cast<size_t>(layer.repeat), flops_of(layer));
+  }
+  if (spread < stages) {
+    throw ConfigError(
+        "pp=" + std::to_string(strategy.layout.pp) + " with " +
+        std::to_string(stages_per_rank(strategy)) + " stages each cuts the model into " +
+        std::to_string(stages) + " stages, but it has " + std::to_string(spread) +
+        " layers; take fewer");
+  }
+  const std::vector<int64_t> counts =
+      blocks ? blocks_of_stages(spread, stages) : layers_of_stages(flops, stages);
+
+  std::vector<std::vector<LayerWork>> cut(static_cast<size_t>(stages));
+  size_t stage = 0;
+  int64_t room = counts[0];
+  for (const LayerWork& layer : layers) {
+    if (blocks && !is_block(layer)) {
+      append(&layer == &layers.front() ? cut.front() : cut.back(), layer, 1);
+      continue;
+    }
+    for (int64_t left = layer.repeat; left > 0;) {
+      if (room == 0) room = counts[++stage];
+      const int64_t here = std::min(left, room);
+      append(cut[stage], layer, here);
+      left -= here;
+      room -= here;
+    }
+  }
+  if (strategy.recompute_layers >= 0) {
+    for (auto& one : cut) limit_recompute(one, strategy.recompute_layers);
+  }
+  return cut;
+}
+
+}  // namespace echelon

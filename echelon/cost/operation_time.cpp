@@ -1,0 +1,228 @@
+#include "echelon/cost/operation_time.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace echelon {
+namespace {
+
+double ceil_div(double a, double b) { return std::ceil(a / b); }
+
+/// Bytes of an element of inputs and outputs.
+double element_bytes(Precision precision) {
+  switch (precision) {
+    case Precision::fp64: return 8;
+    case Precision::fp32:
+    case Precision::tf32: return 4;
+    case Precision::bf16:
+    case Precision::fp16: return 2;
+    case Precision::fp8: return 1;
+    case Precision::fp4: return 0.5;
+  }
+  return 2;
+}
+
+double output_bytes(Precision precision) {
+  return std::max(2.0, element_bytes(precision));
+}
+
+double share_of(Precision precision, const DeviceRates& rates) {
+  return precision == Precision::fp8 || precision == Precision::fp4
+      ? rates.matrix_share_fp8
+      : rates.matrix_share;
+}
+
+/// The peak of a precision, or of the next one that the device has.
+double peak_of(const Device& device, Precision precision) {
+  if (device.peak(precision) > 0) return device.peak(precision);
+  switch (precision) {
+    case Precision::fp4: return peak_of(device, Precision::fp8);
+    case Precision::fp8: return peak_of(device, Precision::bf16);
+    case Precision::bf16:
+      return device.peak(Precision::fp16) > 0 ? device.peak(Precision::fp16)
+                                              : device.peak(Precision::fp32);
+    case Precision::fp16:
+      return device.peak(Precision::bf16) > 0 ? device.peak(Precision::bf16)
+                                              : device.peak(Precision::fp32);
+    case Precision::tf32: return device.peak(Precision::fp32);
+    case Precision::fp64: return device.peak(Precision::fp32) / 2;
+    case Precision::fp32: return device.peak(Precision::fp64);
+  }
+  return 0;
+}
+
+/// Part of the multiprocessors' time that useful tiles take: the last wave and the
+/// tiles at the edges are not full. The best of the tile shapes; narrow ones load
+/// more per product.
+double tile_share(int64_t m, int64_t n, int64_t count, const DeviceRates& rates) {
+  if (rates.multiprocessors == 0) return 1;
+  struct Shape { double rows, columns, share; };
+  const double side = rates.tile;
+  double best = 0;
+  for (const Shape& shape :
+       {Shape{side, side, 1.0}, Shape{side, side / 2, 0.92},
+        Shape{side / 2, side, 0.92}, Shape{side / 2, side / 2, 0.78}}) {
+    const double tiles = ceil_div(static_cast<double>(m), shape.rows) *
+        ceil_div(static_cast<double>(n), shape.columns) * static_cast<double>(count);
+    const double useful = static_cast<double>(m) * static_cast<double>(n) *
+        static_cast<double>(count) / (shape.rows * shape.columns);
+    const double slots = rates.multiprocessors;
+    best = std::max(best, shape.share * useful / (ceil_div(tiles, slots) * slots));
+  }
+  return best;
+}
+
+/// Computation and memory overlap in part: the norm of the two.
+double roofline(double compute, double memory) {
+  return std::pow(std::pow(compute, 1.5) + std::pow(memory, 1.5), 1 / 1.5);
+}
+
+/// Of the measured rates the one of the nearest shape, by sizes' ratios.
+const MatrixRate* nearest_rate(
+    const Device& device, Precision precision, double m, double n, double k) {
+  const MatrixRate* best = nullptr;
+  double best_distance = 0;
+  for (const MatrixRate& rate : device.matrix_rates) {
+    if (rate.precision != precision || rate.flops_per_second <= 0) continue;
+    const auto far = [](double a, int64_t b) {
+      return std::abs(std::log(a / static_cast<double>(b)));
+    };
+    const double distance = far(m, rate.m) + far(n, rate.n) + far(k, rate.k);
+    if (best == nullptr || distance < best_distance) {
+      best = &rate;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+double attention_seconds(
+    const Operation& operation, const Strategy& strategy, const Device& device,
+    const DeviceRates& rates, const Stack& stack) {
+  // fp8 stacks keep attention in 16 bit.
+  const Precision precision =
+      strategy.precision == Precision::fp8 || strategy.precision == Precision::fp4
+      ? Precision::bf16
+      : strategy.precision;
+  const double peak = peak_of(device, precision);
+  double share = operation.backward ? rates.attention_backward_share
+                                    : rates.attention_share;
+  if (!stack.fused_attention) share = rates.matrix_share;
+  return roofline(
+      operation.flops / (peak * share), memory_seconds(operation.bytes, device, rates));
+}
+
+size_t index(Axis axis) {
+  return static_cast<size_t>(
+      std::find(kAxes.begin(), kAxes.end(), axis) - kAxes.begin());
+}
+
+}  // namespace
+
+double matrix_seconds(
+    int64_t m, int64_t n, int64_t k, Precision precision, const Device& device,
+    const DeviceRates& rates, int64_t count) {
+  const double rows = static_cast<double>(m), columns = static_cast<double>(n);
+  const double depth = static_cast<double>(k), many = static_cast<double>(count);
+  const double flops = 2 * rows * columns * depth * many;
+  if (flops <= 0) return 0;
+  if (const MatrixRate* rate = nearest_rate(device, precision, rows, columns, depth)) {
+    return flops / rate->flops_per_second;
+  }
+  const double peak = peak_of(device, precision) * share_of(precision, rates);
+  const double compute = flops / (peak * tile_share(m, n, count, rates));
+  const double bytes = many *
+      (element_bytes(precision) * depth * (rows + columns) +
+       output_bytes(precision) * rows * columns);
+  return rates.launch_seconds +
+      roofline(compute, bytes / (device.memory_bytes_per_second * rates.memory_share));
+}
+
+double memory_seconds(double bytes, const Device& device, const DeviceRates& rates) {
+  return bytes / (device.memory_bytes_per_second * rates.memory_share);
+}
+
+double operation_seconds(
+    const Operation& operation, const Strategy& strategy, const Cluster& cluster,
+    int64_t rank) {
+  const Node& node = cluster.node_of(rank);
+  const DeviceRates rates = rates_of(node.device);
+  const Stack& stack = find_stack(strategy.stack);
+  switch (operation.kind) {
+    case OperationKind::matrix:
+      return matrix_seconds(
+                 operation.m, operation.n, operation.k, strategy.precision,
+                 node.device, rates, operation.count) /
+          stack.compute_share;
+    case OperationKind::attention:
+      return rates.launch_seconds +
+          attention_seconds(operation, strategy, node.device, rates, stack) /
+          stack.compute_share;
+    case OperationKind::memory:
+      return static_cast<double>(operation.launches) * rates.launch_seconds +
+          memory_seconds(operation.bytes, node.device, rates);
+    case OperationKind::collective:
+      return collective_seconds(
+          operation.collective, operation.bytes,
+          place_of(strategy, cluster, operation.axis, rank), node, cluster, stack);
+  }
+  return 0;
+}
+
+double PassSeconds::total() const {
+  double sum = computation();
+  for (const double one : exposed) sum += one;
+  return sum;
+}
+
+PassSeconds& PassSeconds::operator+=(const PassSeconds& other) {
+  matrix += other.matrix;
+  memory += other.memory;
+  host += other.host;
+  for (size_t axis = 0; axis < exposed.size(); ++axis) {
+    exposed[axis] += other.exposed[axis];
+    communication[axis] += other.communication[axis];
+  }
+  return *this;
+}
+
+PassSeconds operator*(double factor, PassSeconds pass) {
+  pass.matrix *= factor;
+  pass.memory *= factor;
+  pass.host *= factor;
+  for (double& one : pass.exposed) one *= factor;
+  for (double& one : pass.communication) one *= factor;
+  return pass;
+}
+
+PassSeconds pass_seconds(
+    const std::vector<Operation>& operations, const Strategy& strategy,
+    const Cluster& cluster, const Stack& stack, int64_t rank) {
+  PassSeconds pass;
+  if (operations.empty()) return pass;
+  double launches = 0;
+  for (const Operation& operation : operations) {
+    const double seconds = operation_seconds(operation, strategy, cluster, rank);
+    launches += static_cast<double>(operation.launches);
+    switch (operation.kind) {
+      case OperationKind::matrix:
+      case OperationKind::attention: pass.matrix += seconds; break;
+      case OperationKind::memory: pass.memory += seconds; break;
+      case OperationKind::collective: {
+        const size_t axis = index(operation.axis);
+        pass.communication[axis] += seconds;
+        pass.exposed[axis] += seconds * (1 - operation.hideable);
+        pass.memory += seconds * operation.hideable * stack.overlap_slowdown;
+        break;
+      }
+    }
+  }
+  const Device& device = cluster.node_of(rank).device;
+  const double launch =
+      device.launch_seconds > 0 ? device.launch_seconds : stack.host_seconds;
+  const double host = launches * launch + stack.layer_host_seconds;
+  pass.host = std::max(0.0, host - pass.total());
+  return pass;
+}
+
+}  // namespace echelon

@@ -1,0 +1,56 @@
+#include <algorithm>
+#include <cmath>
+
+#include "echelon/cost/layer_work.h"
+#include "echelon/cost/step_estimate.h"
+#include "echelon/schedule/options.h"
+
+namespace echelon {
+namespace {
+
+double timed(
+    const Strategy& strategy, const std::vector<StageCost>& stages,
+    int64_t microbatches) {
+  ScheduleOptions options;
+  options.kind = strategy.schedule;
+  options.ranks = static_cast<int32_t>(strategy.layout.pp);
+  options.microbatches = static_cast<int32_t>(microbatches);
+  options.stages_per_rank = static_cast<int32_t>(stages_per_rank(strategy));
+  return time_schedule(make_schedule(options), stages).makespan;
+}
+
+}  // namespace
+
+std::vector<int32_t> rank_of_stages(const Strategy& strategy) {
+  const int64_t ranks = strategy.layout.pp;
+  const int64_t stages = ranks * stages_per_rank(strategy);
+  const bool turns = strategy.schedule == "zb-v" || strategy.schedule == "dualpipev";
+  std::vector<int32_t> of_stage;
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    const int64_t around = stage % ranks;
+    of_stage.push_back(static_cast<int32_t>(
+        turns && (stage / ranks) % 2 == 1 ? ranks - 1 - around : around));
+  }
+  return of_stage;
+}
+
+double pipeline_seconds(
+    const Strategy& strategy, const std::vector<StageCost>& stages) {
+  const int64_t microbatches = strategy.num_microbatches();
+  if (strategy.layout.pp == 1) {
+    double sum = 0;
+    for (const StageCost& stage : stages) sum += stage.forward + stage.backward;
+    return static_cast<double>(microbatches) * sum;
+  }
+  // The pipeline is full after two rounds; a period is one round of `pp`.
+  const int64_t round = strategy.layout.pp;
+  const int64_t full = 4 * round + microbatches % round;
+  if (microbatches <= full + round) return timed(strategy, stages, microbatches);
+  const double begin = timed(strategy, stages, full);
+  const double period = timed(strategy, stages, full + round) - begin;
+  const double rounds =
+      static_cast<double>(microbatches - full) / static_cast<double>(round);
+  return begin + rounds * period;
+}
+
+}  // namespace echelon

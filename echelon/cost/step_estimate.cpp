@@ -1,0 +1,131 @@
+#include "echelon/cost/step_estimate.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "echelon/cost/layer_work.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+size_t index(Axis axis) {
+  return static_cast<size_t>(
+      std::find(kAxes.begin(), kAxes.end(), axis) - kAxes.begin());
+}
+
+void add(StepParts& parts, double factor, const PassSeconds& pass, bool again) {
+  if (again) {
+    parts.recompute += factor * pass.computation();
+  } else {
+    parts.matrix += factor * pass.matrix;
+    parts.memory += factor * (pass.memory + pass.host);
+  }
+  for (size_t axis = 0; axis < parts.exposed.size(); ++axis) {
+    parts.exposed[axis] += factor * pass.exposed[axis];
+  }
+}
+
+/// The axis that gradients are summed along, for the report.
+Axis data_axis(const Strategy& strategy) {
+  return strategy.layout.dp_shard > 1 ? Axis::dp_shard : Axis::dp_replicate;
+}
+
+double peak_of(const Cluster& cluster, const Strategy& strategy) {
+  double sum = 0;
+  int64_t left = strategy.layout.num_ranks();
+  for (const NodeGroup& group : cluster.groups) {
+    const int64_t here = std::min(left, group.count * group.node.num_devices);
+    double peak = group.node.device.peak(strategy.precision);
+    if (peak == 0) peak = group.node.device.peak(Precision::fp32);
+    sum += static_cast<double>(here) * peak;
+    left -= here;
+  }
+  return sum;
+}
+
+void add_utilisation(
+    StepEstimate& step, const ModelShape& model, const Strategy& strategy,
+    const Cluster& cluster) {
+  const int64_t seq = strategy.seq_len > 0 ? strategy.seq_len : model.seq_len;
+  const double samples = static_cast<double>(strategy.global_batch);
+  step.tokens_per_second = samples *
+      (model.transformer ? static_cast<double>(seq) : 1) / step.step_seconds;
+  const double peak = peak_of(cluster, strategy) * step.step_seconds;
+  if (peak <= 0) return;
+  step.model_flops_utilisation = samples * model.model_flops(seq, false) / peak;
+  step.full_attention_utilisation = samples * model.model_flops(seq, true) / peak;
+}
+
+}  // namespace
+
+double StepParts::total() const {
+  return std::accumulate(
+      exposed.begin(), exposed.end(),
+      matrix + memory + recompute + bubble + optimizer + other);
+}
+
+StepEstimate estimate_time(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+  const StageTimes times = stage_times(model, strategy, cluster);
+  const double microbatches = static_cast<double>(strategy.num_microbatches());
+  const double span = pipeline_seconds(strategy, times.stages);
+  // A pipeline rank's gradients begin when its own backward ends, which in all
+  // schedules is near the end; the slowest to finish is the step's end.
+  size_t slowest = 0;
+  std::vector<double> busy(times.after.size(), 0);
+  for (size_t stage = 0; stage < times.stages.size(); ++stage) {
+    busy[static_cast<size_t>(times.rank_of_stage[stage])] += microbatches *
+        (times.stages[stage].forward + times.stages[stage].backward);
+  }
+  for (size_t rank = 0; rank < busy.size(); ++rank) {
+    if (times.after[rank].total() > times.after[slowest].total()) slowest = rank;
+  }
+  const StageTimes::After& after = times.after[slowest];
+  StepEstimate step;
+  step.step_seconds = span + after.total();
+  StepParts& parts = step.parts;
+  for (size_t stage = 0; stage < times.stages.size(); ++stage) {
+    if (static_cast<size_t>(times.rank_of_stage[stage]) != slowest) continue;
+    add(parts, microbatches, times.forward[stage], false);
+    add(parts, microbatches, times.again[stage], true);
+    add(parts, microbatches, times.backward_input[stage], false);
+    add(parts, microbatches, times.backward_weight[stage], false);
+    for (const auto* pass : {&times.forward[stage], &times.again[stage],
+                             &times.backward_input[stage],
+                             &times.backward_weight[stage]}) {
+      for (size_t axis = 0; axis < step.communication.size(); ++axis) {
+        step.communication[axis] += microbatches * pass->communication[axis];
+      }
+    }
+    step.communication[index(Axis::pp)] +=
+        2 * microbatches * times.stages[stage].transfer;
+  }
+  parts.bubble = span - busy[slowest];
+  const size_t data = index(data_axis(strategy));
+  parts.exposed[data] += after.gradients_exposed + after.parameters_exposed;
+  step.communication[data] += after.gradients + after.parameters;
+  parts.optimizer = after.optimizer;
+  parts.other = after.other;
+  add_utilisation(step, model, strategy, cluster);
+  return step;
+}
+
+StepEstimate estimate_step(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+  if (const std::string why = check_strategy(model, strategy, cluster); !why.empty()) {
+    throw ConfigError(why);
+  }
+  StepEstimate step = estimate_time(model, strategy, cluster);
+  step.memory = estimate_memory(model, strategy, cluster);
+  for (size_t rank = 0; rank < step.memory.ranks.size(); ++rank) {
+    const double bytes = static_cast<double>(step.memory.ranks[rank].total()) +
+        step.memory.reserved_bytes;
+    const int64_t place = strategy.layout.num_ranks() /
+        static_cast<int64_t>(step.memory.ranks.size()) * static_cast<int64_t>(rank);
+    if (bytes > usable_bytes(cluster.node_of(place).device)) step.fits = false;
+  }
+  return step;
+}
+
+}  // namespace echelon

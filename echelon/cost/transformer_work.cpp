@@ -1,0 +1,360 @@
+#include "echelon/cost/transformer_work.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "echelon/cost/layer_builder.h"
+
+// Of one rank: T tokens of a microbatch, S of them after sequence parallelism cuts
+// them, H hidden, A heads, D head_dim, t tensor-parallel degree.
+
+namespace echelon {
+namespace {
+
+int64_t part(int64_t whole, int64_t degree) {
+  return std::max<int64_t>(1, (whole + degree - 1) / degree);
+}
+
+/// What every part of a block needs.
+struct Sizes {
+  int64_t tp, cp, seq, microbatch, tokens, cut_tokens, hidden;
+  bool sequence_parallel;
+
+  Sizes(const TransformerShape& shape, const Strategy& strategy, int64_t seq_len)
+      : tp(strategy.layout.tp),
+        cp(strategy.layout.cp),
+        seq(part(seq_len, strategy.layout.cp)),
+        microbatch(strategy.microbatch_size),
+        tokens(seq * microbatch),
+        cut_tokens(
+            strategy.sequence_parallel ? part(tokens, strategy.layout.tp) : tokens),
+        hidden(shape.hidden),
+        sequence_parallel(strategy.sequence_parallel && tp > 1) {}
+  double elements() const {
+    return static_cast<double>(tokens) * static_cast<double>(hidden);
+  }
+  double cut_elements() const {
+    return static_cast<double>(cut_tokens) * static_cast<double>(hidden);
+  }
+};
+
+class Block {
+ public:
+  Block(const TransformerShape& shape, const Strategy& strategy, const Stack& stack,
+        int64_t seq_len, bool experts)
+      : shape_(shape),
+        stack_(stack),
+        sizes_(shape, strategy, seq_len),
+        ep_(strategy.layout.ep),
+        experts_(experts),
+        build_(experts ? "expert block" : "block", strategy, stack) {}
+
+  LayerWork work(int64_t repeat) {
+    norm();
+    enter();
+    shape_.latent ? latent_attention() : attention();
+    leave("attention");
+    residual();
+    norm();
+    enter();
+    experts_ ? mixture() : feed_forward(feed_forward_size());
+    leave("feed-forward");
+    residual();
+    LayerWork done = build_.finish(sizes_.cut_elements());
+    done.repeat = repeat;
+    return done;
+  }
+
+ private:
+  int64_t head_dim() const {
+    return shape_.head_dim > 0 ? shape_.head_dim : shape_.hidden / shape_.heads;
+  }
+  int64_t feed_forward_size() const {
+    return shape_.ffn > 0 ? shape_.ffn : 4 * shape_.hidden;
+  }
+
+  void norm() {
+    build_.stream("norm", sizes_.cut_elements(), 2, 4, 1, 2);
+    build_.parameters(
+        static_cast<double>(shape_.hidden) * (shape_.rms_norm ? 1 : 2),
+        shape_.rms_norm ? 1 : 2);
+    build_.keep(build_.element_bytes() * sizes_.cut_elements());
+  }
+
+  /// Dropout and sum: what a layer ends with.
+  void residual() {
+    const double mask = stack_.dropout ? 0.5 : 0;
+    if (stack_.fused_elementwise) {
+      build_.stream("residual", sizes_.cut_elements(), 3 + mask, 2 + mask, 1, 1);
+    } else {
+      build_.stream(
+          "residual", sizes_.cut_elements(), stack_.dropout ? 5.5 : 3,
+          stack_.dropout ? 4.5 : 2, stack_.dropout ? 2 : 1, stack_.dropout ? 2 : 1);
+    }
+    build_.keep(stack_.dropout ? sizes_.cut_elements() : 0);
+  }
+
+  /// Before matrices that are cut: copies forwards, sums backwards.
+  void enter() {
+    const double bytes = build_.element_bytes() * sizes_.elements();
+    if (sizes_.sequence_parallel) {
+      build_.collective("gather sequence", Axis::tp, CollectiveKind::all_gather, bytes,
+                        stack_.hidden_tensor_parallel, true);
+      build_.collective("cut sequence", Axis::tp, CollectiveKind::reduce_scatter, bytes,
+                        stack_.hidden_backward_tensor_parallel, false);
+      // The gathered input is not kept: weights' gradients need it again.
+      build_.collective("gather sequence again", Axis::tp, CollectiveKind::all_gather,
+                        bytes, std::max(0.5, stack_.hidden_backward_tensor_parallel),
+                        false);
+    } else {
+      build_.collective("sum gradients of inputs", Axis::tp,
+                        CollectiveKind::all_reduce, bytes,
+                        stack_.hidden_backward_tensor_parallel, false);
+    }
+  }
+
+  /// After them: sums forwards, copies backwards.
+  void leave(const std::string& name) {
+    const double bytes = build_.element_bytes() * sizes_.elements();
+    if (sizes_.sequence_parallel) {
+      build_.collective(name + " cut sequence", Axis::tp,
+                        CollectiveKind::reduce_scatter, bytes,
+                        stack_.hidden_tensor_parallel, true);
+      build_.collective(name + " gather sequence", Axis::tp,
+                        CollectiveKind::all_gather, bytes,
+                        stack_.hidden_backward_tensor_parallel, false);
+    } else {
+      build_.collective(name + " sum", Axis::tp, CollectiveKind::all_reduce, bytes,
+                        stack_.hidden_tensor_parallel, true);
+    }
+  }
+
+  void attention() {
+    const int64_t heads = part(shape_.heads, sizes_.tp);
+    const int64_t kv_all = shape_.kv_heads > 0 ? shape_.kv_heads : shape_.heads;
+    const int64_t kv_heads = part(kv_all, sizes_.tp);
+    const int64_t d = head_dim();
+    build_.linear("queries, keys, values", sizes_.tokens, (heads + 2 * kv_heads) * d,
+                  sizes_.hidden, shape_.biases);
+    build_.keep(build_.element_bytes() * sizes_.elements() /
+                (sizes_.sequence_parallel ? static_cast<double>(sizes_.tp) : 1));
+    rotary(static_cast<double>((heads + kv_heads) * d));
+    exchange_keys(static_cast<double>(2 * kv_heads * d));
+    core(heads, d, d, static_cast<double>((2 * heads + 2 * kv_heads) * d));
+    build_.linear("attention output", sizes_.tokens, sizes_.hidden, heads * d,
+                  shape_.biases);
+  }
+
+  void latent_attention() {
+    const LatentAttention& latent = *shape_.latent;
+    const int64_t heads = part(shape_.heads, sizes_.tp);
+    const int64_t query_dim = latent.nope_dim + latent.rope_dim;
+    const int64_t tokens = sizes_.tokens, hidden = sizes_.hidden;
+    if (latent.query_rank > 0) {
+      build_.linear("queries down", tokens, latent.query_rank, hidden, false);
+      build_.linear("queries up", tokens, heads * query_dim, latent.query_rank, false);
+    } else {
+      build_.linear("queries", tokens, heads * query_dim, hidden, false);
+    }
+    build_.linear("keys, values down", tokens, latent.key_value_rank + latent.rope_dim,
+                  hidden, false);
+    build_.linear("keys, values up", tokens,
+                  heads * (latent.nope_dim + latent.value_dim), latent.key_value_rank,
+                  false);
+    rotary(static_cast<double>((heads + 1) * query_dim));
+    exchange_keys(static_cast<double>(heads * (query_dim + latent.value_dim)));
+    core(heads, query_dim, latent.value_dim,
+         static_cast<double>(2 * heads * (query_dim + latent.value_dim)));
+    build_.linear("attention output", tokens, hidden, heads * latent.value_dim, false);
+  }
+
+  void rotary(double width) {
+    if (shape_.positions > 0) return;
+    const bool fused = stack_.fused_elementwise;
+    build_.stream("rotary", static_cast<double>(sizes_.tokens) * width, fused ? 2 : 6,
+                  fused ? 2 : 6, fused ? 2 : 8, fused ? 2 : 8);
+  }
+
+  /// Context parallelism: every rank sees all keys and values.
+  void exchange_keys(double width) {
+    const double bytes = build_.element_bytes() *
+        static_cast<double>(sizes_.tokens * sizes_.cp) * width;
+    build_.collective("gather keys, values", Axis::cp, CollectiveKind::all_gather,
+                      bytes, stack_.hidden_context_parallel, true);
+    build_.collective("gather keys, values again", Axis::cp,
+                      CollectiveKind::all_gather, bytes,
+                      stack_.hidden_context_parallel, false);
+    build_.collective("cut gradients of keys, values", Axis::cp,
+                      CollectiveKind::reduce_scatter, bytes,
+                      stack_.hidden_context_parallel, false);
+  }
+
+  /// Scores, their softmax, values.
+  void core(int64_t heads, int64_t query_dim, int64_t value_dim, double width) {
+    const int64_t keys = sizes_.seq * sizes_.cp;
+    const double scores = static_cast<double>(sizes_.microbatch * heads) *
+        static_cast<double>(sizes_.seq) * static_cast<double>(keys);
+    build_.keep(build_.element_bytes() * static_cast<double>(sizes_.tokens) * width);
+    if (stack_.fused_attention) {
+      build_.fused_attention(
+          2 * scores * static_cast<double>(query_dim + value_dim) *
+              (shape_.causal ? 0.5 : 1),
+          static_cast<double>(sizes_.tokens) * width);
+      return;
+    }
+    build_.stream("heads first", static_cast<double>(sizes_.tokens) * width, 1.5, 1.5,
+                  3, 4);
+    build_.begin_selective();
+    const int64_t many = sizes_.microbatch * heads;
+    build_.product("scores", many, sizes_.seq, keys, query_dim);
+    const bool fused = stack_.fused_elementwise;
+    build_.stream("softmax", scores, fused ? 2 : 7, fused ? 3 : 5, fused ? 1 : 4,
+                  fused ? 1 : 3);
+    if (stack_.dropout) build_.stream("dropout", scores, 2.5, 2.5, 1, 1);
+    build_.product("values", many, sizes_.seq, value_dim, keys);
+    build_.end_selective();
+    build_.keep(scores * (2 * build_.element_bytes() + 1));
+  }
+
+  void feed_forward(int64_t size) {
+    const int64_t columns = part(size, sizes_.tp);
+    build_.linear("feed-forward in", sizes_.tokens,
+                  shape_.gated ? 2 * columns : columns, sizes_.hidden, shape_.biases);
+    activation(static_cast<double>(sizes_.tokens) * static_cast<double>(columns));
+    build_.linear("feed-forward out", sizes_.tokens, sizes_.hidden, columns,
+                  shape_.biases);
+    build_.keep(build_.element_bytes() * sizes_.cut_elements());
+  }
+
+  void activation(double elements) {
+    const bool fused = stack_.fused_elementwise;
+    if (shape_.gated) {
+      build_.stream("activation", elements, fused ? 3 : 5, fused ? 5 : 8, fused ? 1 : 2,
+                    fused ? 1 : 3);
+      build_.keep(3 * build_.element_bytes() * elements);
+    } else {
+      build_.stream("activation", elements, 2, 3, 1, fused ? 1 : 2);
+      build_.keep(2 * build_.element_bytes() * elements);
+    }
+  }
+
+  /// Experts, balanced: a rank computes as many token copies as its own tokens have.
+  void mixture() {
+    const ExpertShape& mix = shape_.experts;
+    const int64_t local = part(mix.experts, ep_);
+    const int64_t copies = sizes_.tokens * mix.experts_per_token;
+    const double width = static_cast<double>(sizes_.hidden);
+    const double sent = static_cast<double>(sizes_.cut_tokens) *
+        static_cast<double>(mix.experts_per_token) * width;
+    build_.linear("router", sizes_.tokens, mix.experts, sizes_.hidden, false);
+    build_.stream("sort tokens", sent, 4, 4, 6, 6);
+    dispatch("dispatch", sent);
+    const int64_t rows = part(copies, local);
+    const int64_t columns = part(mix.ffn, sizes_.tp);
+    build_.linear("experts in", rows, shape_.gated ? 2 * columns : columns,
+                  sizes_.hidden, false, local, true);
+    activation(static_cast<double>(copies) * static_cast<double>(columns));
+    build_.linear("experts out", rows, sizes_.hidden, columns, false, local, true);
+    dispatch("combine", sent);
+    build_.stream("sum copies", sent, 3, 3, 4, 4);
+    build_.keep(2 * build_.element_bytes() * sent);
+    if (mix.shared_ffn > 0) feed_forward(mix.shared_ffn);
+  }
+
+  void dispatch(const std::string& name, double elements) {
+    const double bytes = build_.element_bytes() * elements;
+    for (const bool forward : {true, false}) {
+      build_.collective(name, Axis::ep, CollectiveKind::all_to_all, bytes,
+                        stack_.hidden_expert_parallel, forward);
+    }
+  }
+
+  const TransformerShape& shape_;
+  const Stack& stack_;
+  Sizes sizes_;
+  int64_t ep_;
+  bool experts_;
+  LayerBuilder build_;
+};
+
+LayerWork embedding(
+    const TransformerShape& shape, const Strategy& strategy, const Stack& stack,
+    int64_t seq_len) {
+  const Sizes sizes(shape, strategy, seq_len);
+  LayerBuilder build("embedding", strategy, stack);
+  build.stream("look up", sizes.elements(), stack.dropout ? 5 : 3, 3, 5, 4);
+  build.collective(
+      "embedding sum", Axis::tp,
+      sizes.sequence_parallel ? CollectiveKind::reduce_scatter
+                              : CollectiveKind::all_reduce,
+      build.element_bytes() * sizes.elements(), 0, true);
+  build.parameters(
+      static_cast<double>(part(shape.vocab, sizes.tp)) *
+          static_cast<double>(shape.hidden),
+      2);
+  if (shape.positions > 0) {
+    build.parameters(
+        static_cast<double>(shape.positions) * static_cast<double>(shape.hidden), 2);
+  }
+  build.keep(stack.dropout ? sizes.cut_elements() : 0);
+  LayerWork work = build.finish(sizes.cut_elements());
+  work.again.clear();
+  return work;
+}
+
+LayerWork head(
+    const TransformerShape& shape, const Strategy& strategy, const Stack& stack,
+    int64_t seq_len) {
+  const Sizes sizes(shape, strategy, seq_len);
+  LayerBuilder build("head", strategy, stack);
+  const double bytes = build.element_bytes() * sizes.elements();
+  build.stream("norm", sizes.cut_elements(), 2, 4, 1, 2);
+  build.parameters(static_cast<double>(shape.hidden) * (shape.rms_norm ? 1 : 2), 2);
+  if (sizes.sequence_parallel) {
+    build.collective("gather sequence", Axis::tp, CollectiveKind::all_gather, bytes, 0,
+                     true);
+  }
+  build.collective(
+      "sum gradients of inputs", Axis::tp,
+      sizes.sequence_parallel ? CollectiveKind::reduce_scatter
+                              : CollectiveKind::all_reduce,
+      bytes, stack.hidden_backward_tensor_parallel, false);
+  const int64_t vocab = part(shape.vocab, sizes.tp);
+  build.linear("logits", sizes.tokens, vocab, shape.hidden, false);
+  const double logits = static_cast<double>(sizes.tokens) * static_cast<double>(vocab);
+  build.stream("loss", logits, stack.loss_bytes / build.element_bytes(),
+               0.5 * stack.loss_bytes / build.element_bytes(), 10, 5);
+  for (int sums = 0; sums < 3; ++sums) {
+    build.collective("loss", Axis::tp, CollectiveKind::all_reduce,
+                     4.0 * static_cast<double>(sizes.tokens), 0, true);
+  }
+  build.keep(bytes + logits * 4);
+  LayerWork work = build.finish(0);
+  work.again.clear();
+  return work;
+}
+
+bool has_experts(const ExpertShape& experts, int64_t layer) {
+  return experts.experts > 0 && layer >= experts.first_dense_layers &&
+      (experts.every <= 1 || (layer + 1) % experts.every == 0);
+}
+
+}  // namespace
+
+std::vector<LayerWork> transformer_work(
+    const TransformerShape& shape, const Strategy& strategy, const Stack& stack,
+    int64_t seq_len) {
+  std::vector<LayerWork> layers = {embedding(shape, strategy, stack, seq_len)};
+  for (int64_t first = 0; first < shape.layers;) {
+    int64_t end = first + 1;
+    const bool experts = has_experts(shape.experts, first);
+    while (end < shape.layers && has_experts(shape.experts, end) == experts) ++end;
+    layers.push_back(
+        Block(shape, strategy, stack, seq_len, experts).work(end - first));
+    first = end;
+  }
+  layers.push_back(head(shape, strategy, stack, seq_len));
+  return layers;
+}
+
+}  // namespace echelon
