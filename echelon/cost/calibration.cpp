@@ -145,6 +145,24 @@ Stack deepspeed() {
   return s;
 }
 
+/// The authors' fork of Megatron-LM of 2023 (arXiv:2401.10241).
+Stack zero_bubble() {
+  Stack s = megatron_2022();
+  s.name = "zero-bubble";
+  s.blocking_transfers = false;
+  s.optimizer_bytes = 40;
+  return s;
+}
+
+/// llm.c: kernels by hand, one program per device.
+Stack llm_c() {
+  Stack s;
+  s.name = "llm.c";
+  s.host_seconds = 2e-6;
+  s.gradient_bytes = 2;
+  return s;
+}
+
 Stack echelon_stack() {
   Stack s;
   s.name = "echelon";
@@ -155,7 +173,7 @@ Stack echelon_stack() {
 const std::vector<Stack>& stacks() {
   static const std::vector<Stack> all = {
       echelon_stack(), megatron_2021(), megatron_2022(), megatron_core(),
-      fsdp(), deepspeed()};
+      fsdp(), deepspeed(), zero_bubble(), llm_c()};
   return all;
 }
 
