@@ -154,7 +154,7 @@ double send_seconds(
 GroupPlace place_of(
     const Strategy& strategy,
     const Cluster& cluster,
-    std::initializer_list<Axis> axes,
+    const std::vector<Axis>& axes,
     int64_t rank) {
   const Node& node = cluster.node_of(rank);
   const int64_t devices = node.num_devices;
@@ -180,7 +180,7 @@ GroupPlace place_of(
 
 GroupPlace place_of(
     const Strategy& strategy, const Cluster& cluster, Axis axis, int64_t rank) {
-  return place_of(strategy, cluster, {axis}, rank);
+  return place_of(strategy, cluster, std::vector{axis}, rank);
 }
 
 double collective_seconds(
@@ -204,6 +204,32 @@ double collective_seconds(
   const double n = static_cast<double>(place.ranks);
   return way.start_seconds + fill(way, bytes) + ring_delay(1, place, node, rates) +
       (n - 1) / n * bytes / way.bytes_per_second;
+}
+
+double transfer_seconds(
+    const Strategy& strategy, const Cluster& cluster, const Stack& stack,
+    double bytes, int64_t sender, int64_t receiver) {
+  if (sender == receiver || bytes <= 0) return 0;
+  GroupPlace pair;
+  pair.ranks = 2;
+  const bool near = cluster.node_index(sender) == cluster.node_index(receiver);
+  pair.ranks_per_node = near ? 2 : 1;
+  pair.nodes = near ? 1 : 2;
+  const Node& node = cluster.node_of(sender);
+  pair.sharing = std::min(node.num_devices, stride_of(strategy, Axis::pp));
+  const int64_t tp = strategy.layout.tp;
+  const bool scatters =
+      stack.scatters_transfers && tp > 1 && !near && !strategy.sequence_parallel;
+  if (!scatters) {
+    return collective_seconds(
+        CollectiveKind::send, bytes, pair, node, cluster, stack);
+  }
+  return collective_seconds(
+             CollectiveKind::send, bytes / static_cast<double>(tp), pair, node,
+             cluster, stack) +
+      collective_seconds(
+             CollectiveKind::all_gather, bytes,
+             place_of(strategy, cluster, Axis::tp, sender), node, cluster, stack);
 }
 
 }  // namespace echelon

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
+#include <vector>
 
 #include "echelon/cluster/cluster.h"
 #include "echelon/cost/calibration.h"
@@ -31,7 +31,7 @@ GroupPlace place_of(
 GroupPlace place_of(
     const Strategy& strategy,
     const Cluster& cluster,
-    std::initializer_list<Axis> axes,
+    const std::vector<Axis>& axes,
     int64_t rank = 0);
 
 /// `bytes`: of the whole tensor (what all_gather ends with, what reduce_scatter
@@ -40,5 +40,10 @@ GroupPlace place_of(
 double collective_seconds(
     CollectiveKind kind, double bytes, const GroupPlace& place, const Node& node,
     const Cluster& cluster, const Stack& stack);
+
+/// Of a message of the pipeline from one rank to another, as the stack sends it.
+double transfer_seconds(
+    const Strategy& strategy, const Cluster& cluster, const Stack& stack,
+    double bytes, int64_t sender, int64_t receiver);
 
 }  // namespace echelon

@@ -21,7 +21,12 @@ struct Context {
   const Strategy& strategy;
   const Cluster& cluster;
   const Stack& stack;
+  int64_t first_rank = 0;       // of the pipeline
   int64_t pipeline_stride = 1;  // ranks between neighbours of pp
+
+  int64_t rank_of(int64_t pipeline_rank) const {
+    return first_rank + pipeline_rank * pipeline_stride;
+  }
 };
 
 int64_t stride_of_pipeline(const Strategy& strategy) {
@@ -35,31 +40,9 @@ int64_t stride_of_pipeline(const Strategy& strategy) {
 
 /// Of a pair of pipeline ranks.
 double send_seconds(const Context& context, double bytes, int64_t from, int64_t to) {
-  if (from == to || bytes <= 0) return 0;
-  const int64_t sender = from * context.pipeline_stride;
-  const int64_t receiver = to * context.pipeline_stride;
-  GroupPlace pair;
-  pair.ranks = 2;
-  const bool near =
-      context.cluster.node_index(sender) == context.cluster.node_index(receiver);
-  pair.ranks_per_node = near ? 2 : 1;
-  pair.nodes = near ? 1 : 2;
-  const Node& node = context.cluster.node_of(sender);
-  pair.sharing = std::min(node.num_devices, context.pipeline_stride);
-  const int64_t tp = context.strategy.layout.tp;
-  const bool scatters = context.stack.scatters_transfers && tp > 1 && !near &&
-      !context.strategy.sequence_parallel;
-  if (!scatters) {
-    return collective_seconds(
-        CollectiveKind::send, bytes, pair, node, context.cluster, context.stack);
-  }
-  return collective_seconds(
-             CollectiveKind::send, bytes / static_cast<double>(tp), pair, node,
-             context.cluster, context.stack) +
-      collective_seconds(
-             CollectiveKind::all_gather, bytes,
-             place_of(context.strategy, context.cluster, Axis::tp, sender), node,
-             context.cluster, context.stack);
+  return transfer_seconds(
+      context.strategy, context.cluster, context.stack, bytes,
+      context.rank_of(from), context.rank_of(to));
 }
 
 PassSeconds stage_pass(
@@ -230,12 +213,12 @@ double tied_seconds(const Context& context, const std::vector<LayerWork>& first)
   const double bytes = first.front().parameters * context.stack.gradient_bytes;
   GroupPlace pair;
   pair.ranks = 2;
-  const int64_t last = (s.layout.pp - 1) * context.pipeline_stride;
-  const bool near = context.cluster.node_index(0) == context.cluster.node_index(last);
+  const int64_t last = context.rank_of(s.layout.pp - 1);
+  const bool near = context.cluster.node_index(context.rank_of(0)) == context.cluster.node_index(last);
   pair.ranks_per_node = near ? 2 : 1;
   pair.nodes = near ? 1 : 2;
   return collective_seconds(
-      CollectiveKind::all_reduce, bytes, pair, context.cluster.node_of(0),
+      CollectiveKind::all_reduce, bytes, pair, context.cluster.node_of(context.rank_of(0)),
       context.cluster, context.stack);
 }
 
@@ -297,16 +280,17 @@ StageTimes::After after_of(
 }  // namespace
 
 StageTimes stage_times(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    int64_t first_rank) {
   const Stack& stack = find_stack(strategy.stack);
   const Context context{
-      model, strategy, cluster, stack, stride_of_pipeline(strategy)};
+      model, strategy, cluster, stack, first_rank, stride_of_pipeline(strategy)};
   const auto work =
       stage_work(layer_work(model, strategy, stack), strategy, stack);
   StageTimes times;
   times.rank_of_stage = rank_of_stages(strategy);
   for (size_t stage = 0; stage < work.size(); ++stage) {
-    const int64_t rank = times.rank_of_stage[stage] * context.pipeline_stride;
+    const int64_t rank = context.rank_of(times.rank_of_stage[stage]);
     times.forward.push_back(
         stage_pass(context, work[stage], rank, &LayerWork::forward));
     times.again.push_back(stage_pass(context, work[stage], rank, &LayerWork::again));
@@ -351,7 +335,7 @@ StageTimes stage_times(
       backward += times.stages[stage].backward;
     }
     times.after.push_back(after_of(
-        context, layers, rank * context.pipeline_stride, forward, backward));
+        context, layers, context.rank_of(rank), forward, backward));
     if (rank == times.rank_of_stage.front() || rank == times.rank_of_stage.back()) {
       times.after.back().other += tied;
     }

@@ -60,8 +60,10 @@ struct StepEstimate {
 
 /// Throws ConfigError when the strategy is none for this model or cluster
 /// (check_strategy).
+/// `first_rank`: of the pipeline that is meant; others may run on other devices.
 StageTimes stage_times(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    int64_t first_rank = 0);
 StepEstimate estimate_step(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
 /// The same without the memory, and without asking whether the strategy is one.
