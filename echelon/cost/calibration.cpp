@@ -80,6 +80,63 @@ const std::vector<NamedRates>& named_rates() {
   return all;
 }
 
+constexpr double kGiB = 1073741824.0;
+
+// What stacks keep in memory: arXiv:2205.05198 for Megatron (32-bit gradients beside
+// 16-bit weights, masters with the optimizer), documents and sources of the others;
+// context, buffers and fragments [fit] to the memory in benchmarks/published.
+StackMemory megatron_memory() {
+  return {
+      .gated_kept = 4,
+      .selective = SelectiveWay::attention_scores,
+      .masters_beside = true,
+      .gradient_bytes = 4,
+      .context_bytes = 1.0 * kGiB};
+}
+
+// Transformer Engine's kernels; gradients are summed in 16 bits.
+StackMemory megatron_core_memory() {
+  return {
+      .gated_kept = 3,
+      .selective = SelectiveWay::attention_scores,
+      .masters_beside = true,
+      .gradient_bytes = 2,
+      .shards_over_cp = true,
+      .logit_working_bytes = 10,
+      .context_bytes = 1.0 * kGiB};
+}
+
+// Gradients in 16 bits, the optimizer's part of them in 32; two buckets of 5e8.
+StackMemory deepspeed_memory() {
+  StackMemory memory = megatron_memory();
+  memory.gradient_bytes = 2;
+  memory.master_gradient_bytes = 4;
+  memory.buffer_bytes = 2 * 2 * 5e8;
+  memory.context_bytes = 4.0 * kGiB;
+  memory.fragment_share = 0.3;
+  return memory;
+}
+
+StackMemory fsdp_memory() {
+  return {
+      .gated_kept = 4,
+      .selective = SelectiveWay::keeps_half,
+      .shards_over_cp = true,
+      .keeps_embedding = true,
+      .reduce_bytes = 4,
+      .logit_working_bytes = 10,
+      .context_bytes = 1.0 * kGiB,
+      .fragment_share = 0.05};
+}
+
+StackMemory echelon_memory() {
+  return {
+      .gated_kept = 4,
+      .selective = SelectiveWay::keeps_products,
+      .context_bytes = 0.5 * kGiB,
+      .fragment_share = 0.05};
+}
+
 /// Megatron-LM as of 2021: scores in memory, nothing beside computation.
 Stack megatron_2021() {
   Stack s;
@@ -96,6 +153,7 @@ Stack megatron_2021() {
   s.loss_bytes = 40;
   s.blocking_transfers = true;
   s.scatters_transfers = true;
+  s.memory = megatron_memory();
   return s;
 }
 
@@ -119,6 +177,7 @@ Stack megatron_core() {
   s.optimizer_bytes = 36;
   s.hidden_tensor_parallel = 0.5;
   s.hidden_backward_tensor_parallel = 0.6;
+  s.memory = megatron_core_memory();
   return s;
 }
 
@@ -131,6 +190,7 @@ Stack fsdp() {
   s.accumulate_bytes = 4;
   s.optimizer_bytes = 30;
   s.reduces_each_microbatch = true;
+  s.memory = fsdp_memory();
   return s;
 }
 
@@ -142,6 +202,7 @@ Stack deepspeed() {
   s.overlaps_parameters = true;
   s.gradient_bytes = 2;
   s.reduces_each_microbatch = true;
+  s.memory = deepspeed_memory();
   return s;
 }
 
@@ -163,57 +224,18 @@ Stack llm_c() {
   return s;
 }
 
-/// Megatron core of 2025 and later: graphs of CUDA launches, fused experts.
-Stack megatron_bridge() {
-  Stack s = megatron_core();
-  s.name = "megatron-bridge";
-  return s;
-}
-
-/// torchtitan with torch.compile; FSDP 2 shards each parameter.
-Stack torchtitan() {
-  Stack s = fsdp();
-  s.name = "torchtitan";
-  return s;
-}
-
-Stack torchtitan_eager() {
-  Stack s = torchtitan();
-  s.name = "torchtitan-eager";
-  s.fused_elementwise = false;
-  return s;
-}
-
-/// Tensor-parallel collectives in pieces, beside the products.
-Stack torchtitan_async_tp() {
-  Stack s = torchtitan();
-  s.name = "torchtitan-async-tp";
-  s.hidden_tensor_parallel = 0.6;
-  s.hidden_backward_tensor_parallel = 0.6;
-  return s;
-}
-
-/// PaxML and MaxText: compiled by XLA.
-Stack jax() {
-  Stack s = fsdp();
-  s.name = "jax";
-  s.gradient_bytes = 4;
-  s.reduces_each_microbatch = false;
-  return s;
-}
-
 Stack echelon_stack() {
   Stack s;
   s.name = "echelon";
   s.host_seconds = 3e-6;
+  s.memory = echelon_memory();
   return s;
 }
 
 const std::vector<Stack>& stacks() {
   static const std::vector<Stack> all = {
       echelon_stack(), megatron_2021(), megatron_2022(), megatron_core(),
-      fsdp(), deepspeed(), zero_bubble(), llm_c(), megatron_bridge(),
-      torchtitan(), torchtitan_eager(), torchtitan_async_tp(), jax()};
+      fsdp(), deepspeed(), zero_bubble(), llm_c()};
   return all;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "echelon/cluster/device.h"
+#include "echelon/cost/stack_memory.h"
 
 namespace echelon {
 
@@ -73,6 +74,8 @@ struct Stack {
   bool blocking_transfers = false;  // a stage waits for what it sends
   bool scatters_transfers = false;  // each rank of tp sends its slice
   double transfer_share = 1;  // of the network's rate that one pair reaches
+
+  StackMemory memory;
 };
 
 const std::vector<std::string>& stack_names();

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <string>
 
 #include "echelon/cost/layer_builder.h"
+#include "echelon/cost/stage_cut.h"
 #include "echelon/cost/transformer_work.h"
 #include "echelon/error.h"
-#include "echelon/schedule/options.h"
 
 namespace echelon {
 namespace {
@@ -78,38 +77,6 @@ bool is_block(const LayerWork& layer) {
   return layer.name == "block" || layer.name == "expert block";
 }
 
-/// First layer of each stage by an even number of blocks; those that are left over
-/// go to the stages in the middle, which have neither embedding nor head.
-std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages) {
-  std::vector<int64_t> counts(static_cast<size_t>(stages), blocks / stages);
-  const int64_t over = blocks % stages;
-  const int64_t first = (stages - over) / 2;
-  for (int64_t at = 0; at < over; ++at) ++counts[static_cast<size_t>(first + at)];
-  return counts;
-}
-
-/// Where counted layers are cut: each stage ends where its share of the FLOPs does.
-std::vector<int64_t> layers_of_stages(
-    const std::vector<double>& flops, int64_t stages) {
-  const double all = std::accumulate(flops.begin(), flops.end(), 0.0);
-  std::vector<int64_t> counts(static_cast<size_t>(stages), 0);
-  const int64_t layers = static_cast<int64_t>(flops.size());
-  double sum = 0;
-  int64_t stage = 0;
-  for (int64_t at = 0; at < layers; ++at) {
-    const bool must_leave = layers - at <= stages - 1 - stage;
-    const double end = all * static_cast<double>(stage + 1) / static_cast<double>(stages);
-    const bool full = sum + flops[static_cast<size_t>(at)] / 2 > end;
-    if (stage + 1 < stages && counts[static_cast<size_t>(stage)] > 0 &&
-        (full || must_leave)) {
-      ++stage;
-    }
-    ++counts[static_cast<size_t>(stage)];
-    sum += flops[static_cast<size_t>(at)];
-  }
-  return counts;
-}
-
 void append(std::vector<LayerWork>& stage, const LayerWork& layer, int64_t repeat) {
   if (repeat == 0) return;
   LayerWork part = layer;
@@ -150,12 +117,6 @@ std::vector<LayerWork> layer_work(
   return layers;
 }
 
-int64_t stages_per_rank(const Strategy& strategy) {
-  if (strategy.layout.pp == 1) return 1;
-  if (strategy.stages_per_rank > 0) return strategy.stages_per_rank;
-  return stages_per_rank_of(strategy.schedule);
-}
-
 std::vector<std::vector<LayerWork>> stage_work(
     const std::vector<LayerWork>& layers, const Strategy& strategy, const Stack&) {
   const int64_t stages = strategy.layout.pp * stages_per_rank(strategy);
@@ -168,8 +129,7 @@ std::vector<std::vector<LayerWork>> stage_work(
     spread += layer.repeat;
     flops.insert(flops.end(), static_cast<size_t>(layer.repeat), flops_of(layer));
   }
-  // Embedding and head may be stages of their own.
-  if (spread + (blocks ? 2 : 0) < stages) {
+  if (spread < stages) {
     throw ConfigError(
         "pp=" + std::to_string(strategy.layout.pp) + " with " +
         std::to_string(stages_per_rank(strategy)) + " stages each cuts the model into " +

@@ -26,7 +26,4 @@ std::vector<std::vector<LayerWork>> stage_work(
     const std::vector<LayerWork>& layers, const Strategy& strategy,
     const Stack& stack);
 
-/// Stages that each pipeline rank holds: the strategy's, or what its schedule takes.
-int64_t stages_per_rank(const Strategy& strategy);
-
 }  // namespace echelon

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "echelon/cost/layer_work.h"
+#include "echelon/cost/stage_cut.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/schedule/options.h"
 

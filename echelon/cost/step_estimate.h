@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/cost/check_strategy.h"
 #include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/operation_time.h"
 #include "echelon/schedule/timing.h"
@@ -77,10 +78,5 @@ double pipeline_seconds(
     const Strategy& strategy, const std::vector<StageCost>& stages);
 /// The pipeline rank of each stage: v-shaped for zb-v and dualpipev.
 std::vector<int32_t> rank_of_stages(const Strategy& strategy);
-
-/// Why the strategy is none for this model and cluster ("tp=3 does not divide 32
-/// heads; 1, 2, 4 … do"); empty when it is one.
-std::string check_strategy(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
 
 }  // namespace echelon

@@ -1,0 +1,169 @@
+#include "echelon/cost/check_strategy.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "echelon/config/nearest.h"
+#include "echelon/cost/stage_cut.h"
+#include "echelon/error.h"
+#include "echelon/schedule/options.h"
+
+namespace echelon {
+namespace {
+
+std::string text(int64_t value) { return std::to_string(value); }
+
+// "1, 2, 4 and 8", the first dozen.
+std::string list(const std::vector<int64_t>& values) {
+  std::string all;
+  const size_t shown = std::min<size_t>(values.size(), 12);
+  for (size_t i = 0; i < shown; ++i) {
+    if (i > 0) all += i + 1 == values.size() ? " and " : ", ";
+    all += text(values[i]);
+  }
+  return all + (shown < values.size() ? ", …" : "");
+}
+
+std::vector<int64_t> divisors(int64_t value) {
+  std::vector<int64_t> all;
+  for (int64_t i = 1; i <= value && i <= 4096; ++i) {
+    if (value % i == 0) all.push_back(i);
+  }
+  return all;
+}
+
+std::string divides(
+    const char* axis, int64_t degree, int64_t value, const std::string& what) {
+  if (value % degree == 0) return {};
+  return std::string(axis) + "=" + text(degree) + " does not divide " +
+         text(value) + " " + what + "; " + list(divisors(value)) + " do";
+}
+
+std::string check_numbers(const Strategy& strategy) {
+  const std::pair<const char*, int64_t> positive[] = {
+      {"dp_replicate", strategy.layout.dp_replicate},
+      {"dp_shard", strategy.layout.dp_shard},
+      {"pp", strategy.layout.pp},
+      {"cp", strategy.layout.cp},
+      {"ep", strategy.layout.ep},
+      {"tp", strategy.layout.tp},
+      {"global_batch", strategy.global_batch},
+      {"microbatch_size", strategy.microbatch_size}};
+  for (const auto& [name, value] : positive) {
+    if (value < 1) return std::string(name) + "=" + text(value) + "; it must be 1 or more";
+  }
+  if (strategy.seq_len < 0 || strategy.stages_per_rank < 0) {
+    return "seq_len and stages_per_rank must be 0 or more";
+  }
+  if (strategy.zero_stage < 0 || strategy.zero_stage > 3) {
+    return "zero_stage=" + text(strategy.zero_stage) + "; there are 0, 1, 2 and 3";
+  }
+  return {};
+}
+
+std::string check_ranks(const Strategy& strategy, const Cluster& cluster) {
+  const int64_t ranks = strategy.layout.num_ranks();
+  const int64_t devices = cluster.num_devices();
+  if (ranks <= devices) return {};
+  return to_string(strategy.layout) + " are " + text(ranks) + " ranks, but " +
+         (cluster.name.empty() ? "the cluster" : cluster.name) + " has " +
+         text(devices) + " devices";
+}
+
+std::string check_batch(const Strategy& strategy) {
+  const int64_t data = strategy.data_ranks();
+  const int64_t each = data * strategy.microbatch_size;
+  if (strategy.global_batch % each == 0) return {};
+  const int64_t below = strategy.global_batch / each * each;
+  const std::string near =
+      below > 0 ? text(below) + " or " + text(below + each) : text(each);
+  return "batch " + text(strategy.global_batch) + " does not divide over " +
+         text(data) + " data-parallel ranks in microbatches of " +
+         text(strategy.microbatch_size) + "; a batch of " + near + " does";
+}
+
+std::string check_transformer(
+    const TransformerShape& shape, int64_t seq, const Strategy& strategy) {
+  const Layout& layout = strategy.layout;
+  std::string problem = divides("tp", layout.tp, shape.heads, "heads");
+  if (problem.empty() && !shape.latent && layout.tp > shape.key_value_heads() &&
+      layout.tp % shape.key_value_heads() != 0) {
+    problem = "tp=" + text(layout.tp) + " is no multiple of the " +
+              text(shape.key_value_heads()) + " heads of keys and values";
+  }
+  if (problem.empty()) {
+    problem = divides("cp", layout.cp, seq, "tokens of a sequence");
+  }
+  if (problem.empty() && strategy.sequence_parallel) {
+    problem = divides("tp", layout.tp, seq / layout.cp,
+                      "tokens of a rank with sequence parallelism");
+  }
+  if (problem.empty() && layout.ep > 1) {
+    problem = shape.experts.experts == 0
+                  ? "ep=" + text(layout.ep) + ", but the model has no experts; take ep=1"
+                  : divides("ep", layout.ep, shape.experts.experts, "experts");
+  }
+  return problem;
+}
+
+std::string check_convolutions(const Strategy& strategy) {
+  const Layout& layout = strategy.layout;
+  if (layout.cp > 1) return "cp=" + text(layout.cp) + ", but images have no sequence; take cp=1";
+  if (layout.ep > 1) return "ep=" + text(layout.ep) + ", but the model has no experts; take ep=1";
+  return {};
+}
+
+std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
+  if (strategy.layout.pp == 1) return {};
+  const auto& kinds = schedule_kinds();
+  if (std::find(kinds.begin(), kinds.end(), strategy.schedule) == kinds.end()) {
+    return "schedule \"" + strategy.schedule + "\" is not known" +
+           config::did_you_mean(strategy.schedule, kinds);
+  }
+  const int64_t p = strategy.layout.pp, m = strategy.num_microbatches();
+  const int64_t each = num_stages(strategy) / p;
+  const bool two = strategy.schedule == "zb-v" || strategy.schedule == "dualpipev";
+  const bool many = strategy.schedule == "interleaved" || strategy.schedule == "breadth_first";
+  if (!many && each != (two ? 2 : 1)) {
+    return "schedule " + strategy.schedule + " has " + (two ? "2" : "1") +
+           " stages per rank, not " + text(each);
+  }
+  const int64_t layers = model.transformer
+                             ? model.transformer->layers
+                             : static_cast<int64_t>(model.layers.size());
+  if (p * each > layers) {
+    return "pp=" + text(p) + " with " + text(each) + " stages per rank cuts the model into " +
+           text(p * each) + " stages, but it has " + text(layers) +
+           " layers; take pp=" + text(std::max<int64_t>(1, layers / each)) + " or less";
+  }
+  if (strategy.schedule == "interleaved" && m % p != 0) {
+    return "schedule interleaved: " + text(m) + " microbatches are no multiple of pp=" +
+           text(p) + "; take 1f1b, or " + text((m + p - 1) / p * p);
+  }
+  if (strategy.schedule == "dualpipev" && m < 2 * p) {
+    return "schedule dualpipev: " + text(m) + " microbatches, but pp=" + text(p) +
+           " needs " + text(2 * p) + " or more";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string check_strategy(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+  std::string problem = check_numbers(strategy);
+  if (problem.empty()) problem = check_ranks(strategy, cluster);
+  if (problem.empty()) problem = check_batch(strategy);
+  if (problem.empty()) {
+    problem = model.transformer
+                  ? check_transformer(
+                        *model.transformer,
+                        strategy.seq_len > 0 ? strategy.seq_len : model.seq_len,
+                        strategy)
+                  : check_convolutions(strategy);
+  }
+  if (problem.empty()) problem = check_schedule(model, strategy);
+  return problem;
+}
+
+}  // namespace echelon

@@ -1,0 +1,179 @@
+#include "echelon/cost/memory_estimate.h"
+
+#include <algorithm>
+
+#include "echelon/cost/activation_bytes.h"
+#include "echelon/cost/calibration.h"
+#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/state_bytes.h"
+#include "echelon/cost/stored_microbatches.h"
+
+namespace echelon {
+namespace {
+
+int64_t whole(double bytes) { return static_cast<int64_t>(bytes); }
+
+// What the layers of one stage keep for each microbatch, and the most that one of
+// them, and its loss, take beside.
+std::vector<ActivationBytes> transformer_activations(
+    const ModelShape& model, const Strategy& strategy, const Stack& stack) {
+  const TransformerShape& shape = *model.transformer;
+  const int64_t stages = num_stages(strategy);
+  const auto of = [&](bool experts, Recompute recompute) {
+    return block_bytes(model, strategy, stack, experts, recompute);
+  };
+  const bool mixture = shape.experts.experts > 0;
+  const ActivationBytes again[2] = {
+      of(false, strategy.recompute), of(mixture, strategy.recompute)};
+  const ActivationBytes keeps[2] = {
+      of(false, Recompute::none), of(mixture, Recompute::none)};
+  std::vector<ActivationBytes> parts;
+  int64_t layer = 0;
+  for (const int64_t blocks : blocks_of_stages(shape.layers, stages)) {
+    ActivationBytes part;
+    for (int64_t i = 0; i < blocks; ++i, ++layer) {
+      const bool recomputed =
+          strategy.recompute_layers < 0 || i < strategy.recompute_layers;
+      const ActivationBytes& block =
+          (recomputed ? again : keeps)[shape.has_experts(layer)];
+      part.kept += block.kept;
+      part.working = std::max(part.working, block.working);
+      part.output = block.output;
+    }
+    parts.push_back(part);
+  }
+  const ActivationBytes head = head_bytes(model, strategy, stack);
+  parts.back().kept += head.kept;
+  parts.back().working = std::max(parts.back().working, head.working);
+  return parts;
+}
+
+std::vector<ActivationBytes> counted_activations(
+    const ModelShape& model, const Strategy& strategy) {
+  std::vector<ActivationBytes> parts;
+  size_t layer = 0;
+  for (const int64_t layers :
+       layers_of_stages(flops_of_layers(model), num_stages(strategy))) {
+    ActivationBytes part;
+    for (int64_t i = 0; i < layers; ++i, ++layer) {
+      const ActivationBytes one =
+          counted_bytes(model.layers[layer], strategy, strategy.recompute);
+      part.kept += one.kept;
+      part.working = std::max(part.working, one.working);
+      part.output = one.output;
+    }
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+PipelineShape pipeline_of(const Strategy& strategy) {
+  return {
+      .schedule = strategy.schedule,
+      .ranks = strategy.layout.pp,
+      .stages_per_rank = num_stages(strategy) / strategy.layout.pp,
+      .microbatches = std::max<int64_t>(1, strategy.num_microbatches())};
+}
+
+RankParameters sum_of(
+    const std::vector<RankParameters>& stages, const std::vector<int64_t>& own) {
+  RankParameters rank;
+  for (const int64_t stage : own) {
+    const RankParameters& one = stages[static_cast<size_t>(stage)];
+    rank.dense += one.dense;
+    rank.experts += one.experts;
+    rank.largest_unit = std::max(rank.largest_unit, one.largest_unit);
+    rank.embedding_and_head += one.embedding_and_head;
+  }
+  return rank;
+}
+
+struct RankActivations {
+  double kept = 0;
+  double working = 0;
+  double transfers = 0;
+};
+
+RankActivations activations_of(
+    const std::vector<ActivationBytes>& stages, const PipelineShape& pipeline,
+    int64_t rank) {
+  RankActivations sum;
+  const auto own = stages_of_rank(pipeline, rank);
+  const auto stored = stored_microbatches(pipeline, rank);
+  for (size_t i = 0; i < own.size(); ++i) {
+    const ActivationBytes& stage = stages[static_cast<size_t>(own[i])];
+    sum.kept += stored[i] * stage.kept;
+    sum.working = std::max(sum.working, stage.working);
+    // One that arrives and one that leaves.
+    if (pipeline.ranks > 1) sum.transfers = 2 * stage.output;
+  }
+  return sum;
+}
+
+}  // namespace
+
+double MemoryEstimate::peak_bytes() const {
+  if (ranks.empty()) return reserved_bytes;
+  return static_cast<double>(ranks[static_cast<size_t>(fullest())].total()) +
+         reserved_bytes;
+}
+
+int MemoryEstimate::fullest() const {
+  const auto most = std::max_element(
+      ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
+        return a.total() < b.total();
+      });
+  return static_cast<int>(most - ranks.begin());
+}
+
+MemoryEstimate estimate_memory(
+    const ModelShape& model, const Strategy& strategy, const Cluster&) {
+  const Stack& stack = find_stack(strategy.stack);
+  const PipelineShape pipeline = pipeline_of(strategy);
+  const auto parameters = stage_parameters(model, strategy);
+  const auto activations = model.transformer
+                               ? transformer_activations(model, strategy, stack)
+                               : counted_activations(model, strategy);
+  MemoryEstimate estimate;
+  double moving = 0;  // what comes and goes, of the rank with most
+  for (int64_t rank = 0; rank < pipeline.ranks; ++rank) {
+    const StateBytes state = state_bytes(
+        sum_of(parameters, stages_of_rank(pipeline, rank)), strategy, stack);
+    RankActivations one = activations_of(activations, pipeline, rank);
+    double host = state.host_bytes;
+    if (strategy.offload_activations) {
+      host += one.kept;
+      one.kept = 0;
+    }
+    MemoryByKind kinds = state.device;
+    kinds[MemoryKind::activations] += whole(one.kept);
+    kinds[MemoryKind::working] += whole(one.working);
+    kinds[MemoryKind::communication] += whole(stack.memory.buffer_bytes + one.transfers);
+    estimate.ranks.push_back(kinds);
+    estimate.host_bytes = std::max(estimate.host_bytes, host);
+    moving = std::max(moving, one.kept + one.working);
+  }
+  estimate.reserved_bytes = stack.memory.context_bytes + stack.memory.fragment_share * moving;
+  return estimate;
+}
+
+double least_bytes(const ModelShape& model, const Strategy& strategy) {
+  const Stack& stack = find_stack(strategy.stack);
+  const PipelineShape pipeline = pipeline_of(strategy);
+  const auto parameters = stage_parameters(model, strategy);
+  double most = 0;
+  for (int64_t rank = 0; rank < pipeline.ranks; ++rank) {
+    const StateBytes state = state_bytes(
+        sum_of(parameters, stages_of_rank(pipeline, rank)), strategy, stack);
+    most = std::max(most, static_cast<double>(state.device.total()));
+  }
+  return most;
+}
+
+double usable_bytes(const Device& device) {
+  // The driver and other programs' share of what is reported; what the job's own
+  // context takes is MemoryEstimate::reserved_bytes.
+  return 0.99 * device.memory_bytes;
+}
+
+}  // namespace echelon

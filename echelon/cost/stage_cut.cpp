@@ -1,0 +1,56 @@
+#include "echelon/cost/stage_cut.h"
+
+#include <numeric>
+
+#include "echelon/schedule/options.h"
+
+namespace echelon {
+
+int64_t stages_per_rank(const Strategy& strategy) {
+  if (strategy.layout.pp == 1) return 1;
+  if (strategy.stages_per_rank > 0) return strategy.stages_per_rank;
+  return stages_per_rank_of(strategy.schedule);
+}
+
+int64_t num_stages(const Strategy& strategy) {
+  return strategy.layout.pp * stages_per_rank(strategy);
+}
+
+std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages) {
+  std::vector<int64_t> counts(static_cast<size_t>(stages), blocks / stages);
+  const int64_t over = blocks % stages;
+  const int64_t first = (stages - over) / 2;
+  for (int64_t i = 0; i < over; ++i) ++counts[static_cast<size_t>(first + i)];
+  return counts;
+}
+
+std::vector<int64_t> layers_of_stages(
+    const std::vector<double>& flops, int64_t stages) {
+  const double all = std::accumulate(flops.begin(), flops.end(), 0.0);
+  std::vector<int64_t> counts(static_cast<size_t>(stages), 0);
+  auto left = static_cast<int64_t>(flops.size());
+  double sum = 0;
+  int64_t stage = 0;
+  for (const double layer : flops) {
+    const double end =
+        all * static_cast<double>(stage + 1) / static_cast<double>(stages);
+    const bool full = sum + layer / 2 > end || left < stages - stage;
+    if (stage + 1 < stages && counts[static_cast<size_t>(stage)] > 0 && full) {
+      ++stage;
+    }
+    ++counts[static_cast<size_t>(stage)];
+    sum += layer;
+    --left;
+  }
+  return counts;
+}
+
+std::vector<double> flops_of_layers(const ModelShape& model) {
+  std::vector<double> flops;
+  for (const CountedLayer& layer : model.layers) {
+    flops.push_back(layer.forward_flops + layer.backward_flops);
+  }
+  return flops;
+}
+
+}  // namespace echelon

@@ -1,0 +1,28 @@
+// Where models are cut into pipeline stages.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "echelon/cost/model_shape.h"
+#include "echelon/cost/strategy.h"
+
+namespace echelon {
+
+/// What the strategy says, or its schedule takes; 1 without a pipeline.
+int64_t stages_per_rank(const Strategy& strategy);
+/// pp * stages_per_rank.
+int64_t num_stages(const Strategy& strategy);
+
+/// Blocks of each stage: as many each; those that are left over go to the stages in
+/// the middle, which have neither embedding nor head.
+std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages);
+
+/// Layers of each stage by what each layer computes: a stage ends where its share
+/// does, and each has one or more.
+std::vector<int64_t> layers_of_stages(
+    const std::vector<double>& flops, int64_t stages);
+
+std::vector<double> flops_of_layers(const ModelShape& model);
+
+}  // namespace echelon

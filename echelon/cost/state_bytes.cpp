@@ -1,0 +1,171 @@
+#include "echelon/cost/state_bytes.h"
+
+#include <algorithm>
+#include <string>
+
+#include "echelon/cost/activation_bytes.h"
+#include "echelon/cost/stage_cut.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+double as_double(int64_t value) { return static_cast<double>(value); }
+
+void check_stages(const ModelShape& model, int64_t layers, int64_t stages) {
+  if (layers >= stages) return;
+  throw ConfigError(
+      "pp: " + std::to_string(stages) + " stages, but " + model.name + " has " +
+      std::to_string(layers) + " layers to cut; take fewer");
+}
+
+RankParameters block_of(
+    const TransformerShape& shape, const Strategy& strategy, bool experts) {
+  const BlockParameters block = block_parameters(shape, experts);
+  const double tp = as_double(strategy.layout.tp);
+  RankParameters part;
+  part.dense = (block.attention + block.feed_forward) / tp + block.norms + block.router;
+  part.experts = block.experts / (tp * as_double(strategy.layout.ep));
+  part.largest_unit = part.total();
+  return part;
+}
+
+void add(RankParameters& stage, const RankParameters& layer, double times) {
+  stage.dense += times * layer.dense;
+  stage.experts += times * layer.experts;
+  stage.largest_unit = std::max(stage.largest_unit, layer.largest_unit);
+}
+
+std::vector<RankParameters> transformer_stages(
+    const ModelShape& model, const Strategy& strategy) {
+  const TransformerShape& shape = *model.transformer;
+  const int64_t stages = num_stages(strategy);
+  check_stages(model, shape.layers, stages);
+  const RankParameters dense = block_of(shape, strategy, false);
+  const RankParameters expert =
+      shape.experts.experts > 0 ? block_of(shape, strategy, true) : dense;
+  std::vector<RankParameters> parts(static_cast<size_t>(stages));
+  int64_t layer = 0;
+  size_t stage = 0;
+  for (const int64_t blocks : blocks_of_stages(shape.layers, stages)) {
+    int64_t with_experts = 0;
+    for (const int64_t end = layer + blocks; layer < end; ++layer) {
+      with_experts += shape.has_experts(layer);
+    }
+    if (blocks > with_experts) {
+      add(parts[stage], dense, as_double(blocks - with_experts));
+    }
+    if (with_experts > 0) add(parts[stage], expert, as_double(with_experts));
+    ++stage;
+  }
+  const double tp = as_double(strategy.layout.tp);
+  const auto end = [&](RankParameters& part, double elements) {
+    part.dense += elements / tp;
+    part.embedding_and_head += elements / tp;
+    part.largest_unit = std::max(part.largest_unit, elements / tp);
+  };
+  end(parts.front(), embedding_parameters(shape));
+  // A tied head is one tensor with the embedding only where both are on one rank.
+  const bool copy = shape.tied && stages > 1;
+  end(parts.back(), head_parameters(shape) +
+                        (copy ? as_double(shape.vocab * shape.hidden) : 0));
+  return parts;
+}
+
+std::vector<RankParameters> counted_stages(
+    const ModelShape& model, const Strategy& strategy) {
+  const int64_t stages = num_stages(strategy);
+  const auto layers = static_cast<int64_t>(model.layers.size());
+  check_stages(model, layers, stages);
+  std::vector<RankParameters> parts(static_cast<size_t>(stages));
+  const std::vector<int64_t> counts = layers_of_stages(flops_of_layers(model), stages);
+  int64_t layer = 0;
+  for (size_t stage = 0; stage < parts.size(); ++stage) {
+    for (const int64_t end = layer + counts[stage]; layer < end; ++layer) {
+      const double elements =
+          model.layers[static_cast<size_t>(layer)].parameters /
+          as_double(strategy.layout.tp);
+      add(parts[stage], {.dense = elements, .largest_unit = elements}, 1);
+    }
+  }
+  return parts;
+}
+
+int64_t bytes(double value) { return static_cast<int64_t>(value); }
+
+}  // namespace
+
+std::vector<RankParameters> stage_parameters(
+    const ModelShape& model, const Strategy& strategy) {
+  return model.transformer ? transformer_stages(model, strategy)
+                           : counted_stages(model, strategy);
+}
+
+double optimizer_states(std::string_view optimizer) {
+  if (optimizer == "sgd") return 0;
+  if (optimizer == "momentum" || optimizer == "lion") return 1;
+  return 2;
+}
+
+double dense_shards(const Strategy& strategy, const Stack& stack) {
+  if (strategy.zero_stage == 0) return 1;
+  const Layout& layout = strategy.layout;
+  return as_double(
+      layout.dp_shard * layout.ep * (stack.memory.shards_over_cp ? layout.cp : 1));
+}
+
+double expert_shards(const Strategy& strategy, const Stack& stack) {
+  return dense_shards(strategy, stack) / as_double(
+      strategy.zero_stage == 0 ? 1 : strategy.layout.ep);
+}
+
+StateBytes state_bytes(
+    const RankParameters& rank, const Strategy& strategy,
+    const Stack& stack) {
+  const double element = element_bytes(strategy.precision);
+  const double master = element_bytes(strategy.master);
+  const double whole = rank.total();
+  const double part = rank.dense / dense_shards(strategy, stack) +
+                      rank.experts / expert_shards(strategy, stack);
+  const int64_t stage = strategy.zero_stage;
+  const double gradient = stack.memory.gradient_bytes > 0 ? stack.memory.gradient_bytes : element;
+  const double on_their_way = stack.memory.prefetch * rank.largest_unit;
+  double weights = 0, gradients = 0, optimizer = 0, gathered = 0;
+  optimizer = optimizer_states(strategy.optimizer) * master * part;
+  if (stack.memory.masters_beside) {
+    weights = element * (stage == 3 ? part : whole);
+    gradients = gradient * (stage >= 2 ? part : whole) +
+                stack.memory.master_gradient_bytes * part;
+    if (element < master) optimizer += master * part;
+  } else {
+    weights = master * part;
+    const bool copies = stage == 0 ? element != master : stage < 3;
+    if (copies && stack.memory.keeps_copies) gathered += element * whole;
+    gradients = stage >= 2 ? master * part : gradient * whole;
+    if (stage == 1) gradients += master * part;
+  }
+  if (stage == 3) {
+    gathered += strategy.gather_once ? element * whole
+                                     : element * (rank.largest_unit + on_their_way);
+    if (stack.memory.keeps_embedding && !strategy.gather_once) {
+      gathered += element * rank.embedding_and_head;
+    }
+  }
+  StateBytes state;
+  if (stage >= 2) {
+    state.device[MemoryKind::communication] =
+        bytes((element + stack.memory.reduce_bytes) * rank.largest_unit);
+  }
+  if (strategy.offload_optimizer) {
+    state.host_bytes = optimizer + (stack.memory.masters_beside ? 0 : weights);
+    optimizer = 0;
+    if (!stack.memory.masters_beside) weights = 0;
+  }
+  state.device[MemoryKind::parameters] = bytes(weights);
+  state.device[MemoryKind::gradients] = bytes(gradients);
+  state.device[MemoryKind::optimizer_state] = bytes(optimizer);
+  state.device[MemoryKind::gathered] = bytes(gathered);
+  return state;
+}
+
+}  // namespace echelon

@@ -1,0 +1,84 @@
+// Strategies that are none, and what is said of each.
+#include "echelon/cost/check_strategy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cost/model_catalogue.h"
+
+namespace echelon {
+namespace {
+
+using ::testing::HasSubstr;
+
+Strategy good() {
+  Strategy strategy;
+  strategy.layout = {.dp_replicate = 2, .tp = 4, .pp = 4};
+  strategy.global_batch = 32;
+  return strategy;
+}
+
+std::string problem_of(auto change, const char* model = "llama3-8b") {
+  Strategy strategy = good();
+  change(strategy);
+  return check_strategy(
+      find_model(model), strategy, find_cluster("h100-sxm:8x8"));
+}
+
+TEST(CheckStrategy, SaysNothingOfOneThatIs) {
+  EXPECT_EQ(problem_of([](Strategy&) {}), "");
+  for (const char* schedule : {"gpipe", "zb-h1", "zb-v", "interleaved", "dualpipev"}) {
+    EXPECT_EQ(problem_of([&](Strategy& s) { s.schedule = schedule; }), "") << schedule;
+  }
+  EXPECT_EQ(problem_of([](Strategy& s) { s.layout = {.dp_shard = 8, .ep = 8}; s.global_batch = 64; },
+                       "mixtral-8x7b"), "");
+  EXPECT_EQ(problem_of([](Strategy& s) { s.layout = {.dp_replicate = 8}; }, "resnet50"), "");
+}
+
+TEST(CheckStrategy, NamesWhatDoesNotDivideAndWhatDoes) {
+  EXPECT_EQ(problem_of([](Strategy& s) { s.layout.tp = 3; }),
+            "tp=3 does not divide 32 heads; 1, 2, 4, 8, 16 and 32 do");
+  EXPECT_EQ(problem_of([](Strategy& s) { s.global_batch = 33; }),
+            "batch 33 does not divide over 2 data-parallel ranks in microbatches of 1; "
+            "a batch of 32 or 34 does");
+  EXPECT_THAT(problem_of([](Strategy& s) { s.layout.pp = 8; s.layout.tp = 8; }),
+              HasSubstr("are 128 ranks, but"));
+  EXPECT_THAT(problem_of([](Strategy& s) { s.layout = {.cp = 3}; }),
+              HasSubstr("cp=3 does not divide 8192 tokens"));
+  EXPECT_THAT(problem_of([](Strategy& s) { s.layout.ep = 2; }),
+              HasSubstr("the model has no experts; take ep=1"));
+  EXPECT_THAT(problem_of([](Strategy& s) { s.layout = {.ep = 3}; s.global_batch = 3; }, "mixtral-8x7b"),
+              HasSubstr("ep=3 does not divide 8 experts; 1, 2, 4 and 8 do"));
+  EXPECT_THAT(problem_of([](Strategy& s) { s.layout = {.cp = 2}; }, "resnet50"),
+              HasSubstr("images have no sequence"));
+}
+
+TEST(CheckStrategy, NamesWhatTheScheduleNeeds) {
+  const auto with = [](const char* schedule, int64_t pp, int64_t batch) {
+    return problem_of([=](Strategy& s) {
+      s.layout = {.pp = pp};
+      s.schedule = schedule;
+      s.global_batch = batch;
+    });
+  };
+  EXPECT_THAT(with("1f1b", 33, 64), HasSubstr("it has 32 layers; take pp=32 or less"));
+  EXPECT_THAT(with("1f2b", 4, 64), HasSubstr("did you mean \"1f1b\""));
+  EXPECT_THAT(with("interleaved", 4, 6), HasSubstr("no multiple of pp=4"));
+  EXPECT_THAT(with("dualpipev", 4, 6), HasSubstr("needs 8 or more"));
+  EXPECT_THAT(problem_of([](Strategy& s) { s.stages_per_rank = 2; }),
+              HasSubstr("1f1b has 1 stages per rank, not 2"));
+}
+
+TEST(CheckStrategy, RefusesNumbersThatAreNone) {
+  EXPECT_THAT(problem_of([](Strategy& s) { s.layout.tp = 0; }), HasSubstr("tp=0"));
+  EXPECT_THAT(problem_of([](Strategy& s) { s.microbatch_size = -1; }),
+              HasSubstr("microbatch_size=-1"));
+  EXPECT_THAT(problem_of([](Strategy& s) { s.global_batch = 0; }),
+              HasSubstr("global_batch=0"));
+  EXPECT_THAT(problem_of([](Strategy& s) { s.zero_stage = 4; }),
+              HasSubstr("zero_stage=4"));
+}
+
+}  // namespace
+}  // namespace echelon
