@@ -1,21 +1,13 @@
 #include "echelon/cli/export_source.h"
 
-#include <filesystem>
-
 #include "echelon/checkpoint/checkpoint_tensors.h"
 #include "echelon/checkpoint/folder.h"
 #include "echelon/error.h"
 #include "echelon/models/mapped_tensors.h"
+#include "echelon/train/trained_job.h"
 
 namespace echelon::cli {
 namespace {
-
-namespace fs = std::filesystem;
-
-bool is_there(const fs::path& path) {
-  std::error_code error;
-  return fs::exists(path, error);
-}
 
 ExportSource open_checkpoint(const std::vector<CheckpointPlace>& places) {
   std::string way_out;
@@ -28,9 +20,7 @@ ExportSource open_checkpoint(const std::vector<CheckpointPlace>& places) {
   try {
     auto tensors = std::make_unique<CheckpointTensors>(
         std::make_unique<CheckpointReader>(source.name), way_out);
-    source.job = [config = tensors->manifest().config, name = source.name] {
-      return parse_job(config, name + "/manifest.json: config");
-    };
+    source.job = [name = source.name] { return trained_job(name); };
     source.tensors = std::move(tensors);
   } catch (const CheckpointError& error) {
     throw CheckpointError(error.what() + way_out);
@@ -38,27 +28,20 @@ ExportSource open_checkpoint(const std::vector<CheckpointPlace>& places) {
   return source;
 }
 
-// What a run that had no checkpoints, or an import, has left.
-ExportSource open_last_weights(const fs::path& run) {
+ExportSource open_file(const std::string& weights, const std::string& run) {
   ExportSource source;
-  source.name = (run / "checkpoints/last.safetensors").string();
-  source.tensors =
-      std::make_unique<MappedTensors>(WeightsSource(source.name));
-  source.job = [config = (run / "config.toml").string()] {
-    return load_job(config);
-  };
+  source.name = weights;
+  source.tensors = std::make_unique<MappedTensors>(WeightsSource(weights));
+  source.job = [run] { return trained_job(run); };
   return source;
 }
 
 }  // namespace
 
 ExportSource open_export_source(const std::string& place) {
-  const fs::path run(place);
-  const bool only_weights = is_there(run / "config.toml") &&
-                            is_there(run / "checkpoints/last.safetensors") &&
-                            list_checkpoints(run / "checkpoints").empty();
-  if (only_weights) return open_last_weights(run);
-  return open_checkpoint(find_checkpoints(run));
+  const auto last = last_weights(place);
+  if (!last.empty()) return open_file(last, place);
+  return open_checkpoint(find_checkpoints(place));
 }
 
 }  // namespace echelon::cli

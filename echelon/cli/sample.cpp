@@ -1,16 +1,14 @@
 #include <CLI/CLI.hpp>
-#include <filesystem>
 #include <memory>
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/error.h"
 #include "echelon/models/language_model.h"
+#include "echelon/train/trained_job.h"
 
 namespace echelon::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct SampleArguments {
   std::string run;
@@ -27,14 +25,6 @@ void require(bool holds, const std::string& flag, const std::string& rule) {
 }
 
 void check_sample(const SampleArguments& arguments) {
-  std::error_code error;
-  const fs::path config = fs::path(arguments.run) / "config.toml";
-  if (!fs::exists(config, error)) {
-    throw ConfigError(
-        arguments.run +
-        ": is no run folder, it has no config.toml; name the folder that "
-        "`echelon train` wrote");
-  }
   require(
       !arguments.prompt.empty(),
       "--prompt",
@@ -47,7 +37,7 @@ void check_sample(const SampleArguments& arguments) {
       "--top-p",
       "must be more than 0 and at most 1");
   require(arguments.seed >= 0, "--seed", "must be 0 or more");
-  const Job job = load_job(config.string());
+  const Job job = trained_job(arguments.run);
   if (!is_language_model(job.model)) {
     throw ConfigError(
         arguments.run + ": its model is " + job.model.name +
@@ -62,9 +52,15 @@ void add_sample(CLI::App& app, Action& action) {
       "sample", "print text that a trained language model goes on with");
   command->footer(
       "echelon sample runs/text --prompt \"The layout\"\n"
-      "echelon sample runs/text --prompt \"The\" --temperature 0 --tokens 50");
+      "echelon sample runs/text --prompt \"The\" --temperature 0 --tokens 50\n"
+      "echelon sample runs/text/checkpoints/step-00000100 --prompt \"The\"");
   auto arguments = std::make_shared<SampleArguments>();
-  command->add_option("RUN", arguments->run, "the run folder")->required();
+  command
+      ->add_option(
+          "RUN",
+          arguments->run,
+          "the run folder, whose newest checkpoint is taken, or a checkpoint")
+      ->required();
   command->add_option("--prompt", arguments->prompt, "the text to go on with")
       ->type_name("TEXT")
       ->required();

@@ -224,6 +224,45 @@ Stack llm_c() {
   return s;
 }
 
+/// Megatron core of 2025 and later: graphs of CUDA launches, fused experts.
+Stack megatron_bridge() {
+  Stack s = megatron_core();
+  s.name = "megatron-bridge";
+  return s;
+}
+
+/// torchtitan with torch.compile; FSDP 2 shards each parameter.
+Stack torchtitan() {
+  Stack s = fsdp();
+  s.name = "torchtitan";
+  return s;
+}
+
+Stack torchtitan_eager() {
+  Stack s = torchtitan();
+  s.name = "torchtitan-eager";
+  s.fused_elementwise = false;
+  return s;
+}
+
+/// Tensor-parallel collectives in pieces, beside the products.
+Stack torchtitan_async_tp() {
+  Stack s = torchtitan();
+  s.name = "torchtitan-async-tp";
+  s.hidden_tensor_parallel = 0.6;
+  s.hidden_backward_tensor_parallel = 0.6;
+  return s;
+}
+
+/// PaxML and MaxText: compiled by XLA.
+Stack jax() {
+  Stack s = fsdp();
+  s.name = "jax";
+  s.gradient_bytes = 4;
+  s.reduces_each_microbatch = false;
+  return s;
+}
+
 Stack echelon_stack() {
   Stack s;
   s.name = "echelon";
@@ -235,7 +274,8 @@ Stack echelon_stack() {
 const std::vector<Stack>& stacks() {
   static const std::vector<Stack> all = {
       echelon_stack(), megatron_2021(), megatron_2022(), megatron_core(),
-      fsdp(), deepspeed(), zero_bubble(), llm_c()};
+      fsdp(), deepspeed(), zero_bubble(), llm_c(), megatron_bridge(),
+      torchtitan(), torchtitan_eager(), torchtitan_async_tp(), jax()};
   return all;
 }
 

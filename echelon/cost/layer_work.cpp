@@ -129,7 +129,8 @@ std::vector<std::vector<LayerWork>> stage_work(
     spread += layer.repeat;
     flops.insert(flops.end(), static_cast<size_t>(layer.repeat), flops_of(layer));
   }
-  if (spread < stages) {
+  // Embedding and head may be stages of their own.
+  if (spread + (blocks ? 2 : 0) < stages) {
     throw ConfigError(
         "pp=" + std::to_string(strategy.layout.pp) + " with " +
         std::to_string(stages_per_rank(strategy)) + " stages each cuts the model into " +

@@ -58,7 +58,7 @@ std::vector<std::string> weights_differences(
     const std::function<bool(const std::string& name)>& expected) {
   std::vector<TensorFacts> tensors;
   for (const auto& [name, tensor] : weights.tensors()) {
-    tensors.push_back({name, tensor.info->dtype, tensor.info->shape});
+    tensors.push_back(tensor.facts);
   }
   return weights_differences(tensors, parameters, expected);
 }

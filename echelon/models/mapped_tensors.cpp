@@ -15,7 +15,7 @@ constexpr size_t kMappedBytes = 8 << 20;
 MappedTensors::MappedTensors(WeightsSource weights)
     : weights_(std::move(weights)) {
   for (const auto& [name, tensor] : weights_.tensors()) {
-    facts_.push_back({name, tensor.info->dtype, tensor.info->shape});
+    facts_.push_back(tensor.facts);
     mapped_.push_back(&tensor);
   }
 }
@@ -23,6 +23,10 @@ MappedTensors::MappedTensors(WeightsSource weights)
 void MappedTensors::read(const std::vector<Piece>& pieces) {
   for (const auto& piece : pieces) {
     const auto& tensor = *mapped_.at(piece.tensor);
+    if (!tensor.file) {
+      tensor.read(piece.elements, piece.to);
+      continue;
+    }
     const auto width = safetensors::dtype_bytes(tensor.info->dtype);
     const auto bytes = tensor.file->bytes(*tensor.info).subspan(
         static_cast<size_t>(piece.elements.begin) * width,

@@ -134,8 +134,8 @@ void bind(config::Section& section, ModelOptions& options) {
   section.field(
       "weights",
       options.weights,
-      "start from this .safetensors file or Hugging Face folder; empty: from "
-      "train.seed");
+      "start from this .safetensors file, Hugging Face folder, run (its newest "
+      "checkpoint) or checkpoint; empty: from train.seed");
   section.field("dtype", options.dtype, "type of the parameters")
       .one_of({"float32", "float64"});
   section.field(

@@ -71,6 +71,17 @@ bool has(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// A mapped one is not read yet.
+torch::Tensor whole_tensor(const WeightsSource::Tensor& tensor) {
+  if (tensor.file) return load_tensor(tensor.file, *tensor.info);
+  const auto whole = torch::empty(
+      tensor.facts.shape,
+      torch::TensorOptions().dtype(dtype_from_safetensors(tensor.facts.dtype)));
+  tensor.read(
+      {0, whole.numel()}, static_cast<std::byte*>(whole.data_ptr()));
+  return whole;
+}
+
 // Reads the file's tensors into the targets; see weights_differences for
 // `expected`.
 class Loader {
@@ -117,10 +128,9 @@ class Loader {
     return target.names.front();
   }
 
-  // Of the mapped file, so that no more than the part is read.
+  // Of a mapped file no more than the part is read.
   torch::Tensor part(const Target& target, const std::string& name) const {
-    const auto* found = source_.find(name);
-    const auto whole = load_tensor(found->file, *found->info);
+    const auto whole = whole_tensor(*source_.find(name));
     return target.shard ? slice_of(whole, *target.shard) : whole;
   }
 
@@ -132,7 +142,7 @@ class Loader {
       for (const auto& name : target.names) {
         const auto* found = source_.find(name);
         if (found == nullptr || name == first) continue;
-        const bool equal = found->info->shape == target.whole_shape() &&
+        const bool equal = found->facts.shape == target.whole_shape() &&
                            part(target, first).equal(part(target, name));
         if (equal) continue;
         lines.push_back(

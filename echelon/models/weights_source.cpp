@@ -1,11 +1,14 @@
 #include "echelon/models/weights_source.h"
 
 #include <filesystem>
+#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "echelon/checkpoint/checkpoint_tensors.h"
+#include "echelon/checkpoint/folder.h"
 #include "echelon/checkpoint/foreign.h"
 #include "echelon/error.h"
 
@@ -80,13 +83,10 @@ WeightsSource::WeightsSource(const std::string& path, std::string prefix)
     add_index(path);
   } else if (fs::exists(folder / kSingle, error)) {
     add_file((folder / kSingle).string());
+  } else if (const auto last = last_weights(path); !last.empty()) {
+    add_file(last);
   } else {
-    const auto foreign = foreign_checkpoint(path);
-    throw CheckpointError(
-        path + ": a folder without " + kSingle + " and " + kIndex + "; " +
-        (foreign.empty()
-             ? "name a .safetensors file or a Hugging Face folder"
-             : foreign));
+    add_checkpoint(path);
   }
 }
 
@@ -94,6 +94,24 @@ const WeightsSource::Tensor*
 WeightsSource::find(const std::string& name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? nullptr : &found->second;
+}
+
+std::string last_weights(const std::string& run) {
+  const fs::path folder = fs::path(run) / "checkpoints";
+  const auto last = folder / "last.safetensors";
+  std::error_code error;
+  const bool only = fs::exists(last, error) && list_checkpoints(folder).empty();
+  return only ? last.string() : "";
+}
+
+void WeightsSource::Tensor::read(
+    const IndexRange& elements, std::byte* to) const {
+  if (checkpoint) return checkpoint->read({{number, elements, to}});
+  const auto width = safetensors::dtype_bytes(info->dtype);
+  const auto bytes = file->bytes(*info).subspan(
+      static_cast<size_t>(elements.begin) * width,
+      static_cast<size_t>(elements.size()) * width);
+  if (!bytes.empty()) std::memcpy(to, bytes.data(), bytes.size());
 }
 
 void WeightsSource::add_file(const std::string& path) {
@@ -130,9 +148,45 @@ void WeightsSource::add_index(const std::string& path) {
 void WeightsSource::add(
     std::shared_ptr<const safetensors::File> file,
     const safetensors::TensorInfo& info) {
-  const std::string name = name_in_model(info.name, prefix_);
+  Tensor tensor;
+  tensor.facts = {info.name, info.dtype, info.shape};
+  tensor.file = std::move(file);
+  tensor.info = &info;
+  add(std::move(tensor));
+}
+
+// The newest of a run. Names are the model's own.
+void WeightsSource::add_checkpoint(const std::string& path) {
+  std::vector<CheckpointPlace> places;
+  try {
+    places = find_checkpoints(path);
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(
+        error.what() + std::string("; weights are a .safetensors file, a Hugging "
+                                   "Face folder with ") +
+        kSingle + " or " + kIndex + ", a run or a checkpoint");
+  }
+  std::string way_out;
+  if (places.size() > 1) {
+    way_out = "; the one before it is " + places[1].path.string();
+  }
+  const auto checkpoint = std::make_shared<CheckpointTensors>(
+      std::make_unique<CheckpointReader>(places[0].path.string()), way_out);
+  for (size_t i = 0; i < checkpoint->tensors().size(); ++i) {
+    Tensor tensor;
+    tensor.facts = checkpoint->tensors()[i];
+    tensor.checkpoint = checkpoint;
+    tensor.number = i;
+    add(std::move(tensor));
+  }
+}
+
+// Under the model's name for it.
+void WeightsSource::add(Tensor tensor) {
+  const std::string name = name_in_model(tensor.facts.name, prefix_);
   if (name.empty()) return;
-  if (!tensors_.emplace(name, Tensor{std::move(file), &info}).second) {
+  tensor.facts.name = name;
+  if (!tensors_.emplace(name, std::move(tensor)).second) {
     throw CheckpointError(
         path_ + ": has \"" + name + "\" twice, with \"" + prefix_ +
         "\" in front and without; leave one of them out");

@@ -1,6 +1,6 @@
-// Where a model's weights lie: in one safetensors file, or in a Hugging Face
-// folder, which has model.safetensors or the shards that
-// model.safetensors.index.json names. Free of LibTorch.
+// Where a model's weights lie: in one safetensors file, in a Hugging Face folder,
+// which has model.safetensors or the shards that model.safetensors.index.json names,
+// or in a checkpoint, to which a run's folder leads as well. Free of LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "echelon/checkpoint/safetensors.h"
+#include "echelon/checkpoint/tensor_stream.h"
 
 namespace echelon {
 
@@ -26,20 +27,32 @@ std::string base_prefix(const std::vector<std::string>& names);
 std::string
 name_in_model(const std::string& name, const std::string& prefix);
 
-/// All tensors of a file or folder, mapped and not read. A value; copies share
-/// the files.
+/// FOLDER/checkpoints/last.safetensors where a run, or an import, has left that and
+/// no checkpoint; else empty.
+std::string last_weights(const std::string& run);
+
+/// All tensors of a file or folder, or parameters and buffers of a checkpoint, not
+/// read. A value; copies share the files.
 class WeightsSource {
  public:
   /// Under the names of name_in_model().
   ///
   /// Throws CheckpointError when there is no such file, when it is malformed or
   /// cut off, when the index is no index or names a shard that is not there or
-  /// has not the tensor, and when two tensors have one name.
+  /// has not the tensor, when two tensors have one name, and for a checkpoint whose
+  /// manifest or files cannot be trusted.
   explicit WeightsSource(const std::string& path, std::string prefix = "");
 
   struct Tensor {
-    std::shared_ptr<const safetensors::File> file;
-    const safetensors::TensorInfo* info = nullptr;
+    TensorFacts facts;                              // by its name in the model
+    std::shared_ptr<const safetensors::File> file;  // mapped; null: a checkpoint's
+    const safetensors::TensorInfo* info = nullptr;  // of `file`
+    std::shared_ptr<TensorSource> checkpoint;
+    size_t number = 0;  // in `checkpoint`
+
+    /// Copies elements, row-major; of a checkpoint every byte is verified. Throws
+    /// CheckpointError.
+    void read(const IndexRange& elements, std::byte* to) const;
   };
 
   const std::string& path() const { return path_; }
@@ -51,9 +64,11 @@ class WeightsSource {
  private:
   void add_file(const std::string& path);
   void add_index(const std::string& path);
+  void add_checkpoint(const std::string& path);
   void add(
       std::shared_ptr<const safetensors::File> file,
       const safetensors::TensorInfo& info);
+  void add(Tensor tensor);
 
   std::string path_;
   std::string prefix_;

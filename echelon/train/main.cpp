@@ -17,6 +17,7 @@
 #include "echelon/train/job.h"
 #include "echelon/train/memory_plan_text.h"
 #include "echelon/train/sample.h"
+#include "echelon/train/trained_job.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 
@@ -210,16 +211,8 @@ int run_verify(Arguments& arguments) {
       passed || !first ? ExitCode::done : ExitCode::failure);
 }
 
-std::filesystem::path last_weights(const std::filesystem::path& run) {
-  auto weights = run / "checkpoints" / "last.safetensors";
-  if (std::filesystem::exists(weights)) return weights;
-  throw DataError(
-      "sample: " + run.string() +
-      " has no checkpoints/last.safetensors; a run writes it when it ends");
-}
-
 int run_sample(Arguments& arguments) {
-  const std::filesystem::path run = arguments.positional("RUN");
+  const std::string run = arguments.positional("RUN");
   SampleOptions options;
   options.tokens = arguments.number("--tokens", options.tokens);
   options.temperature =
@@ -229,9 +222,7 @@ int run_sample(Arguments& arguments) {
   options.seed = static_cast<uint64_t>(arguments.number("--seed", 0));
   options.prompt = arguments.value("--prompt", "");
   arguments.end();
-  const Job job = load_job((run / "config.toml").string());
-  const auto weights = last_weights(run);
-  sample_text(job, weights.string(), options, [](std::string_view text) {
+  sample_text(trained_job(run), run, options, [](std::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   });

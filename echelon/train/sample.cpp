@@ -8,7 +8,6 @@
 #include <numeric>
 #include <vector>
 
-#include "echelon/checkpoint/safetensors.h"
 #include "echelon/data/random.h"
 #include "echelon/data/text.h"
 #include "echelon/data/tokenizer/tokenizer.h"
@@ -16,6 +15,7 @@
 #include "echelon/models/language_model.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
+#include "echelon/models/weights_source.h"
 
 namespace echelon {
 namespace {
@@ -39,12 +39,11 @@ void check_options(const SampleOptions& options) {
 
 /// How many words the model that wrote `weights` knows.
 int64_t words_of(const std::string& weights) {
-  const safetensors::File file(weights);
-  for (const auto& tensor : file.tensors()) {
-    if (tensor.name == "transformer.wte.weight" ||
-        tensor.name == "model.embed_tokens.weight") {
-      return tensor.shape.at(0);
-    }
+  const WeightsSource source(weights);
+  for (const char* name :
+       {"transformer.wte.weight", "model.embed_tokens.weight"}) {
+    const auto* tensor = source.find(name);
+    if (tensor != nullptr) return tensor->facts.shape.at(0);
   }
   throw DataError(
       weights + ": has no embedding of words; it is no language model's");

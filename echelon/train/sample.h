@@ -29,8 +29,8 @@ struct SampleOptions {
 int64_t choose_token(
     const torch::Tensor& scores, const SampleOptions& options, double uniform);
 
-/// Goes on with options.prompt by the model of `job`, whose weights lie in the
-/// file `weights`, on the GPU if there is one. `print` gets the prompt and what
+/// Goes on with options.prompt by the model of `job`, whose weights lie in
+/// `weights` (weights_source.h), on the GPU if there is one. `print` gets the prompt and what
 /// follows, in whole UTF-8 characters, as soon as they are there; bytes that
 /// are no text arrive as U+FFFD. Ends early with the token that ends a text.
 /// The model sees the last [data] sequence tokens at most, computed anew for

@@ -174,7 +174,7 @@ void expect_equal(
   for (const auto& tensor : tensors) {
     const auto* found = written.find(tensor.name);
     ASSERT_NE(found, nullptr) << tensor.name;
-    EXPECT_EQ(found->info->shape, tensor.shape) << tensor.name;
+    EXPECT_EQ(found->facts.shape, tensor.shape) << tensor.name;
     const auto bytes = found->file->bytes(*found->info);
     EXPECT_TRUE(std::equal(
         bytes.begin(), bytes.end(), tensor.bytes.begin(), tensor.bytes.end()))

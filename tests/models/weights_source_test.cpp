@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "echelon/models/check_weights.h"
+#include "tests/checkpoint/small_save.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -33,7 +34,7 @@ float first_of(const WeightsSource& source, const std::string& name) {
   const auto* tensor = source.find(name);
   if (tensor == nullptr) return -1;
   float value = 0;
-  std::memcpy(&value, tensor->file->bytes(*tensor->info).data(), sizeof value);
+  tensor->read({0, 1}, reinterpret_cast<std::byte*>(&value));
   return value;
 }
 
@@ -79,6 +80,61 @@ TEST(WeightsSource, IsAFileOrAFolderOrItsShards) {
   write_floats(folder.path("single/model.safetensors"), {"x"}, 9);
   const WeightsSource single(folder.path("single"));
   EXPECT_EQ(first_of(single, "x"), 9);
+}
+
+TEST(WeightsSource, IsACheckpointOrARunOrWhatARunHasLeft) {
+  const TempFolder folder;
+  folder.make_folder("run/checkpoints");
+  const auto checkpoints = folder.path("run/checkpoints");
+  write_floats(folder.path("run/checkpoints/last.safetensors"), {"x"}, 9);
+  EXPECT_EQ(last_weights(folder.path("run")), checkpoints + "/last.safetensors");
+  EXPECT_EQ(first_of(WeightsSource(folder.path("run")), "x"), 9);
+  save_small(checkpoints, 100);
+  save_small(checkpoints, 200);
+  EXPECT_EQ(last_weights(folder.path("run")), "");
+  for (const auto& [place, step] :
+       {std::pair(folder.path("run"), 200), std::pair(checkpoints, 200),
+        std::pair(checkpoints + "/step-00000100", 100)}) {
+    SCOPED_TRACE(place);
+    const WeightsSource source(place);
+    EXPECT_THAT(names_of(source), ElementsAre("fc.bias", "fc.weight"));
+    const auto* weight = source.find("fc.weight");
+    EXPECT_EQ(weight->facts, (TensorFacts{"fc.weight", "F32", {4, 3}}));
+    // Of both of the ranks that wrote it.
+    std::vector<float> values(5);
+    weight->read({4, 9}, reinterpret_cast<std::byte*>(values.data()));
+    for (int64_t i = 0; i < 5; ++i) {
+      EXPECT_EQ(values[static_cast<size_t>(i)], small_value(step, 4 + i));
+    }
+  }
+}
+
+TEST(WeightsSource, ADamagedCheckpointIsRefused) {
+  const TempFolder folder;
+  save_small(folder.path(), 100);
+  const auto newest = save_small(folder.path(), 200).string();
+  auto bytes = read_file(newest + "/rank-00001.safetensors");
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  folder.write("step-00000200/rank-00001.safetensors", bytes);
+  const WeightsSource source(folder.path());
+  std::vector<std::byte> values(12 * sizeof(float));
+  EXPECT_THAT(
+      error_text<CheckpointError>([&] {
+        source.find("fc.weight")->read({0, 12}, values.data());
+      }),
+      AllOf(
+          HasSubstr("rank-00001.safetensors: "),
+          HasSubstr("it is damaged"),
+          HasSubstr("\"fc.weight\""),
+          HasSubstr("the one before it is " + folder.path("step-00000100"))));
+  folder.write("step-00000200/rank-00001.safetensors", "");
+  EXPECT_THAT(refused(folder.path()), HasSubstr("rank-00001.safetensors"));
+  const TempFolder empty;
+  EXPECT_THAT(
+      refused(empty.path()),
+      AllOf(
+          HasSubstr("has no checkpoint"),
+          HasSubstr("a .safetensors file, a Hugging Face folder with")));
 }
 
 TEST(WeightsSource, NamesOfTheBaseModelGetItsPrefix) {
@@ -148,9 +204,6 @@ TEST(WeightsSource, WhatIsWrongWithAFolderIsSaid) {
       HasSubstr("\"a\" lies in \"../one.safetensors\", outside"));
 
   const TempFolder empty;
-  EXPECT_THAT(
-      refused(empty.path()),
-      HasSubstr("a folder without model.safetensors and"));
   empty.write("pytorch_model.bin", "");
   EXPECT_THAT(refused(empty.path()), HasSubstr("pytorch_model.bin is a pickle of torch.save"));
 }

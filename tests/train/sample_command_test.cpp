@@ -33,38 +33,25 @@ class SampleCommand : public testing::Test {
   /// The example, as small as it gets, on a text of its own.
   std::string trained() {
     const std::string run = folder_.path() + "/run";
-    const std::string text = folder_.path() + "/text.txt";
-    std::ofstream file(text);
+    std::ofstream file(text());
     for (int i = 0; i < 400; ++i) file << "all work and no play ";
     file.close();
-    Command train(
-        Words{
-            kEchelon,
-            "train",
-            kText,
-            "-n",
-            "2",
-            "--set",
-            "train.run=" + run,
-            "--set",
-            "data.sources=[\"" + text + "\"]",
-            "--set",
-            "data.sequence=32",
-            "--set",
-            "train.steps=40",
-            "--set",
-            "train.batch=8",
-            "--set",
-            "model.hidden_size=32",
-            "--set",
-            "model.layers=1",
-            "--set",
-            "optimizer.learning_rate=1e-2",
-            "--set",
-            "optimizer.warmup_steps=2"},
-        cache());
+    Command train(train_words(run), cache());
     EXPECT_EQ(train.wait(), 0) << train.out() << train.err();
     return run;
+  }
+  std::string text() const { return folder_.path() + "/text.txt"; }
+  Words train_words(const std::string& run) const {
+    return {kEchelon, "train", kText, "-n", "2",
+            "--set", "train.run=" + run,
+            "--set", "data.sources=[\"" + text() + "\"]",
+            "--set", "data.sequence=32",
+            "--set", "train.steps=40",
+            "--set", "train.batch=8",
+            "--set", "model.hidden_size=32",
+            "--set", "model.layers=1",
+            "--set", "optimizer.learning_rate=1e-2",
+            "--set", "optimizer.warmup_steps=2"};
   }
   Words cache() const { return {"ECHELON_CACHE=" + folder_.path() + "/cache"}; }
 
@@ -100,13 +87,51 @@ TEST_F(SampleCommand, GoesOnWithAPrompt) {
 
   refused({run, "--prompt", ""}, 2, "--prompt is empty");
   refused({run, "--prompt", "a", "--top-p", "2"}, 2, "--top-p must be more");
+}
+
+// By the checkpoint, by its run, by the last weights alone, and after they were the
+// first values of another run that learns nothing.
+TEST_F(SampleCommand, TheWeightsMayLieInARunOrACheckpoint) {
+  const std::string run = trained();
+  const auto said = [&](const std::string& place) {
+    Command sample(
+        {kEchelon, "sample", place, "--tokens", "20", "--prompt", "all work"},
+        cache());
+    EXPECT_EQ(sample.wait(), 0) << sample.err();
+    return sample.out();
+  };
+  const std::string checkpoint = run + "/checkpoints/step-00000040";
+  ASSERT_TRUE(fs::exists(checkpoint));
+  const auto text = said(run);
+  EXPECT_EQ(said(checkpoint), text);
+  for (const auto& [name, weights] :
+       {std::pair("from-run", run), std::pair("from-checkpoint", checkpoint),
+        std::pair("from-nothing", std::string())}) {
+    const std::string next = folder_.path() + "/" + name;
+    Command train(train_words(next) +
+                      Words{"--set", "model.weights=" + weights, "--set",
+                            "train.steps=1", "--set",
+                            "optimizer.warmup_steps=0", "--set",
+                            "optimizer.learning_rate=1e-30"},
+                  cache());
+    ASSERT_EQ(train.wait(), 0) << train.err();
+    if (weights.empty()) {
+      EXPECT_NE(said(next), text);
+    } else {
+      EXPECT_EQ(said(next), text) << name;
+    }
+  }
+  fs::remove_all(checkpoint);
+  EXPECT_EQ(said(run), text);
   fs::remove(run + "/checkpoints/last.safetensors");
-  refused({run, "--prompt", "a"}, 3, "has no checkpoints/last.safetensors");
+  refused({run, "--prompt", "a"}, 3, run + ": has no checkpoint");
 }
 
 TEST_F(SampleCommand, SaysWhatIsNoRunOfALanguageModel) {
-  refused({folder_.path(), "--prompt", "a"}, 2, "it has no config.toml");
+  refused({folder_.path(), "--prompt", "a"}, 3, "has no checkpoint");
   fs::copy(kDigits, folder_.path() + "/config.toml");
+  fs::create_directories(folder_.path() + "/checkpoints");
+  std::ofstream(folder_.path() + "/checkpoints/last.safetensors") << "";
   refused(
       {folder_.path(), "--prompt", "a"},
       2,

@@ -1,0 +1,13 @@
+// `echelon simulate --table FILE.csv`: what each row of a table of steps takes.
+#pragma once
+
+#include <string>
+
+namespace echelon::cli {
+
+/// Prints, for people, each file's errors and what was excluded; with `json` every row
+/// in the file's order, and the same errors. Returns the exit code. Throws DataError
+/// for a table that cannot be read.
+int simulate_table(const std::string& path, bool json);
+
+}  // namespace echelon::cli

@@ -1,0 +1,89 @@
+#include <algorithm>
+#include <cctype>
+#include <regex>
+
+#include "echelon/step_table/row_cluster.h"
+#include "echelon/step_table/row_strategy.h"
+
+namespace echelon {
+namespace {
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) {
+    return static_cast<char>(std::tolower(c));
+  });
+  return text;
+}
+
+struct Rule {
+  const char* word;   // in source, table, notes or file
+  const char* stack;
+};
+
+// In this order; the first word that is there decides.
+const Rule kRules[] = {
+    {"llm-foundry", "fsdp"},
+    {"mosaicml", "fsdp"},
+    {"composer", "fsdp"},
+    {"torchtitan", "torchtitan"},
+    {"maxtext", "jax"},
+    {"paxml", "jax"},
+    {"llm.c", "llm.c"},
+    {"automodel", "torchtitan"},
+    {"zero-3 via deepspeed", "deepspeed"},
+    {"zero bubble", "zero-bubble"},
+    {"2401.10241", "zero-bubble"},
+    {"vtrain", "megatron-2021"},
+    {"megatron-deepspeed", "megatron-2021"},
+    {"bigscience", "megatron-2021"},
+    {"2104.04473", "megatron-2021"},
+    {"readme jan 2021", "megatron-2021"},
+    {"readme sep 2020", "megatron-2021"},
+    {"nemo container", "megatron-bridge"},
+    {"megatron-bridge", "megatron-bridge"},
+    {"nemo", "megatron-core"},
+    {"dgxc", "megatron-core"},
+    {"megatron-lm readme", "megatron-core"},
+    {"2205.05198", "megatron-2022"},
+};
+
+std::string torchtitan(const std::string& text) {
+  if (text.find("torch.compile=0") != std::string::npos) return "torchtitan-eager";
+  const bool asynchronous = text.find("async_tp=1") != std::string::npos ||
+      text.find("asynctp+") != std::string::npos;
+  return asynchronous ? "torchtitan-async-tp" : "torchtitan";
+}
+
+bool since_hopper(const StepRow& row) {
+  const std::string device = device_of(row.gpu);
+  return device.starts_with("h") || device.starts_with("g") ||
+      device.starts_with("b");
+}
+
+/// A source never seen.
+std::string usual_stack(const StepRow& row) {
+  const std::string sharding = lower(row.sharding);
+  if (sharding.find("fsdp2") != std::string::npos) return "torchtitan";
+  if (sharding.find("deepspeed") != std::string::npos) return "deepspeed";
+  if (sharding.find("fsdp") != std::string::npos ||
+      sharding.find("zero3") != std::string::npos) {
+    return "fsdp";
+  }
+  if (since_hopper(row)) return "megatron-core";
+  return lower(row.recompute).starts_with("sel") ? "megatron-2022"
+                                                 : "megatron-2021";
+}
+
+}  // namespace
+
+std::string stack_of(const StepRow& row) {
+  const std::string text = row.text();
+  for (const auto& rule : kRules) {
+    if (text.find(rule.word) == std::string::npos) continue;
+    const std::string stack = rule.stack;
+    return stack == "torchtitan" ? torchtitan(text) : stack;
+  }
+  return usual_stack(row);
+}
+
+}  // namespace echelon
