@@ -17,8 +17,11 @@ struct DeviceRates {
   // computation
   double matrix_share = 0.80;      // of the peak, large even products
   double matrix_share_fp8 = 0.70;  // the same of fp8 and fp4
-  double attention_share = 0.55;   // of the peak, fused attention forwards
+  double attention_share = 0.55;   // of the peak, FlashAttention 2 forwards
   double attention_backward_share = 0.45;
+  /// Of kernels made for this generation (cuDNN); 0: those are no better.
+  double native_attention_share = 0;
+  double native_attention_backward_share = 0;
   double memory_share = 0.80;      // of the memory's rate, for streams
   double launch_seconds = 3e-6;    // that the device itself takes to begin
   int multiprocessors = 0;  // tiles of a product run on these at once; 0: any number
@@ -49,6 +52,8 @@ struct Stack {
 
   // time: what a layer consists of
   bool fused_attention = true;    // scores never in memory
+  bool native_attention = false;  // by kernels made for the device's generation
+  double attention_speed = 1;     // of FlashAttention 2's
   bool fused_elementwise = true;  // bias, dropout, activation, residual in one
   bool dropout = false;
   double compute_share = 1;       // of what the device reaches

@@ -96,6 +96,14 @@ const MatrixRate* nearest_rate(
   return best;
 }
 
+double attention_share(bool backward, const DeviceRates& rates, const Stack& stack) {
+  const double native = backward ? rates.native_attention_backward_share
+                                 : rates.native_attention_share;
+  if (stack.native_attention && native > 0) return native;
+  return stack.attention_speed *
+      (backward ? rates.attention_backward_share : rates.attention_share);
+}
+
 double attention_seconds(
     const Operation& operation, const Strategy& strategy, const Device& device,
     const DeviceRates& rates, const Stack& stack) {
@@ -105,8 +113,7 @@ double attention_seconds(
       ? Precision::bf16
       : strategy.precision;
   const double peak = peak_of(device, precision);
-  double share = operation.backward ? rates.attention_backward_share
-                                    : rates.attention_share;
+  double share = attention_share(operation.backward, rates, stack);
   if (!stack.fused_attention) share = rates.matrix_share;
   return roofline(
       operation.flops / (peak * share), memory_seconds(operation.bytes, device, rates));

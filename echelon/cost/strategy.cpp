@@ -1,0 +1,35 @@
+#include "echelon/cost/strategy.h"
+
+namespace echelon {
+
+std::string to_string(const Strategy& strategy) {
+  const char* between = " · ";
+  std::string text = to_string(strategy.layout);
+  const auto add = [&](const std::string& part) { text += between + part; };
+  if (strategy.layout.tp > 1 && strategy.sequence_parallel) {
+    add("sequence parallel");
+  }
+  if (strategy.zero_stage > 0) add("ZeRO " + std::to_string(strategy.zero_stage));
+  if (strategy.microbatch_size > 0 && strategy.data_ranks() > 0) {
+    const int64_t count = strategy.num_microbatches();
+    add(std::to_string(count) + (count == 1 ? " microbatch of " : " microbatches of ") +
+        std::to_string(strategy.microbatch_size));
+  }
+  if (strategy.layout.pp > 1) {
+    add(strategy.schedule +
+        (strategy.stages_per_rank > 1
+             ? ", " + std::to_string(strategy.stages_per_rank) + " stages a rank"
+             : ""));
+  }
+  if (strategy.recompute != Recompute::none) {
+    add("recompute " + to_string(strategy.recompute) +
+        (strategy.recompute_layers >= 0
+             ? " in " + std::to_string(strategy.recompute_layers) + " layers a stage"
+             : ""));
+  }
+  if (strategy.offload_optimizer) add("optimizer offloaded");
+  if (strategy.offload_activations) add("activations offloaded");
+  return text;
+}
+
+}  // namespace echelon
