@@ -26,8 +26,10 @@ struct Posted {
 };
 
 struct Tag {
-  const Instruction* instruction = nullptr;
-  double end = 0;  // of its last launch; kNotYet: on its way
+  const Instruction* instruction = nullptr;  // its last launch
+  size_t on_their_way = 0;
+  double end = 0;      // of the last that ended
+  double seconds = 0;  // that its launches took since somebody waited for them
 };
 
 struct Rank {
@@ -44,7 +46,6 @@ struct Rank {
   std::vector<Tag> tags;
   std::array<std::deque<Posted>, kNumStreams> posted;
   std::array<double, kNumStreams> free{};
-  double launched_end = 0;  // of all that has ended
   size_t on_their_way = 0;
   uint64_t draws = 0;
 };
@@ -272,21 +273,13 @@ class Run {
       case Instruction::Kind::launch:
         launch(c, rank, instruction);
         return true;
-      case Instruction::Kind::wait: {
-        const Tag& tag = rank.tags[static_cast<size_t>(instruction.tag)];
-        if (tag.end == kNotYet) {
-          rank.waits_for = &instruction;
-          return false;
-        }
-        wait_until(c, rank, tag.instruction, tag.end);
-        return true;
-      }
+      case Instruction::Kind::wait:
       case Instruction::Kind::wait_all:
-        if (rank.on_their_way > 0) {
+        if (!over(rank, instruction)) {
           rank.waits_for = &instruction;
           return false;
         }
-        wait_until(c, rank, last_launched(rank), rank.launched_end);
+        end_wait(c, rank, instruction);
         return true;
     }
     return true;
@@ -304,17 +297,18 @@ class Run {
           0.0,
           1 + job_.jitter * normal(word) * instruction.spread_seconds / sum);
     }
+    const double begin = rank.now;
     auto& work = result_.ranks[static_cast<size_t>(c)].work;
     for (size_t kind = 0; kind < kNumWorks; ++kind) {
       const double seconds = instruction.seconds[kind] * factor;
       work[kind] += seconds;
       rank.now += seconds;
     }
+    if (rank.finishing && watched(c)) observer_->optimizer(c, begin, rank.now);
   }
 
   void end_list(int32_t c, Rank& rank) {
     if (rank.finishing) {
-      if (watched(c)) observer_->finish(c, rank.began, rank.now);
       rank.done = true;
       return;
     }
@@ -350,10 +344,19 @@ class Run {
           .bytes = back ? from.backward_bytes : from.forward_bytes,
           .begin = rank.now,
           .message = &(back ? sender.backward : sender.forward)[local]});
+    if (job_.blocking_messages) stand_and_send(c, rank, back, local);
+  }
+
+  void stand_and_send(int32_t c, Rank& rank, bool back, size_t local) {
+    const SimulatedRank& sender = job_.ranks[static_cast<size_t>(c)];
+    const double seconds =
+        (back ? sender.backward : sender.forward)[local].seconds;
+    result_.ranks[static_cast<size_t>(c)].sending += seconds;
+    rank.now += seconds;
   }
 
   void send(const Flight& flight) {
-    if (!job_.messages_share) {
+    if (!job_.messages_share || job_.blocking_messages) {
       arrive(flight, flight.begin + flight.message->seconds);
       return;
     }
@@ -394,7 +397,9 @@ class Run {
   void launch(int32_t c, Rank& rank, const Instruction& instruction) {
     const auto stream = static_cast<size_t>(instruction.stream);
     ++rank.on_their_way;
-    rank.tags[static_cast<size_t>(instruction.tag)] = {&instruction, kNotYet};
+    Tag& tag = rank.tags[static_cast<size_t>(instruction.tag)];
+    tag.instruction = &instruction;
+    ++tag.on_their_way;
     rank.posted[stream].push_back({&instruction, rank.now});
     if (rank.posted[stream].size() == 1) next_posted(c, stream);
   }
@@ -456,15 +461,10 @@ class Run {
     rank.posted[stream].pop_front();
     rank.free[stream] = end;
     --rank.on_their_way;
-    rank.launched_end = std::max(rank.launched_end, end);
     Tag& tag = rank.tags[static_cast<size_t>(posted.instruction->tag)];
-    // A later launch of the same tag is still on its way.
-    const bool again = std::any_of(
-        rank.posted[stream].begin(), rank.posted[stream].end(),
-        [&](const Posted& p) {
-          return p.instruction->tag == posted.instruction->tag;
-        });
-    if (!again) tag.end = end;
+    --tag.on_their_way;
+    tag.end = end;
+    tag.seconds += end - start;
     result_.ranks[static_cast<size_t>(c)]
         .communication[static_cast<size_t>(posted.instruction->group)] +=
         end - start;
@@ -472,35 +472,44 @@ class Run {
       observer_->collective(c, *posted.instruction, start, end, false);
     }
     next_posted(c, stream);
-    if (!rank.waits_for) return;
-    const bool all = rank.waits_for->kind == Instruction::Kind::wait_all;
-    const bool over =
-        all ? rank.on_their_way == 0
-            : rank.tags[static_cast<size_t>(rank.waits_for->tag)].end != kNotYet;
-    if (!over) return;
+    if (!rank.waits_for || !over(rank, *rank.waits_for)) return;
     rank.waits_for = nullptr;
     ready_.push_back(c);
   }
 
-  const Instruction* last_launched(const Rank& rank) const {
-    const Instruction* last = nullptr;
-    double end = -1;
-    for (const Tag& tag : rank.tags) {
-      if (tag.instruction && tag.end > end) {
-        end = tag.end;
-        last = tag.instruction;
-      }
-    }
-    return last;
+  static bool over(const Rank& rank, const Instruction& wait) {
+    if (wait.kind == Instruction::Kind::wait_all) return rank.on_their_way == 0;
+    return rank.tags[static_cast<size_t>(wait.tag)].on_their_way == 0;
   }
 
-  void wait_until(
-      int32_t c, Rank& rank, const Instruction* launched, double end) {
-    if (!launched || end <= rank.now) return;
-    result_.ranks[static_cast<size_t>(c)]
-        .exposed[static_cast<size_t>(launched->group)] += end - rank.now;
-    if (watched(c)) observer_->wait_for(c, *launched, rank.now, end);
-    rank.now = end;
+  // What ran beside computing was not free: it took a part of the device.
+  void end_wait(int32_t c, Rank& rank, const Instruction& wait) {
+    double seconds = 0;
+    const Tag* last = nullptr;
+    const auto look_at = [&](Tag& tag) {
+      if (!tag.instruction) return;
+      seconds += tag.seconds;
+      tag.seconds = 0;
+      if (!last || tag.end > last->end) last = &tag;
+    };
+    if (wait.kind == Instruction::Kind::wait_all) {
+      for (Tag& tag : rank.tags) look_at(tag);
+    } else {
+      look_at(rank.tags[static_cast<size_t>(wait.tag)]);
+    }
+    if (!last) return;
+    const double stood = std::max(0.0, last->end - rank.now);
+    RankStep& sums = result_.ranks[static_cast<size_t>(c)];
+    if (stood > 0) {
+      sums.exposed[static_cast<size_t>(last->instruction->group)] += stood;
+      if (watched(c)) {
+        observer_->wait_for(c, *last->instruction, rank.now, last->end);
+      }
+    }
+    const double slowed =
+        job_.overlap_slowdown * std::max(0.0, seconds - stood);
+    sums.work[static_cast<size_t>(Work::memory)] += slowed;
+    rank.now += stood + slowed;
   }
 
   // Events --------------------------------------------------------------------

@@ -39,6 +39,10 @@ struct SimulatedJob {
   std::vector<std::vector<int32_t>> group_links;  // by group class
   std::vector<bool> group_shares;     // by group class: others may use its links
   bool messages_share = false;        // so may others use those of messages
+  bool blocking_messages = false;     // a rank stands still while it sends
+  /// Of computing, while something launched runs beside it: this much of the
+  /// launched thing's time, paid by who waits for it.
+  double overlap_slowdown = 0;
   size_t num_links = 0;
   double jitter = 0;
 };
@@ -49,6 +53,7 @@ struct RankStep {
   std::vector<double> exposed;  // by axes of the classes: standing still for them
   std::vector<double> communication;  // by axes, and last the pipeline: in all
   double pipeline = 0;          // waiting for messages of other stages
+  double sending = 0;           // standing still for them (blocking_messages)
   double end = 0;
 };
 
@@ -59,7 +64,8 @@ class StepObserver {
   virtual bool wants(int32_t rank_class) const = 0;
   virtual void action(
       int32_t rank_class, const Action& action, double begin, double end) = 0;
-  virtual void finish(int32_t rank_class, double begin, double end) = 0;
+  /// And what else is computed after the last action.
+  virtual void optimizer(int32_t rank_class, double begin, double end) = 0;
   /// In the background when `stood_still` is false.
   virtual void collective(
       int32_t rank_class, const Instruction& instruction, double begin,

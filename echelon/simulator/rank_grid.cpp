@@ -4,6 +4,14 @@
 
 namespace echelon {
 
+std::vector<Axis> axes_of(AxisMask mask) {
+  std::vector<Axis> axes;
+  for (const Axis axis : kAxes) {
+    if (mask & mask_of(axis)) axes.push_back(axis);
+  }
+  return axes;
+}
+
 RankGrid::RankGrid(const Layout& layout, const std::array<Axis, 6>& order) {
   for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
     degrees_[number(*axis)] = layout.degree(*axis);

@@ -14,6 +14,8 @@ using AxisMask = uint8_t;
 constexpr AxisMask mask_of(Axis axis) {
   return static_cast<AxisMask>(1u << static_cast<unsigned>(axis));
 }
+/// In the order of kAxes.
+std::vector<Axis> axes_of(AxisMask mask);
 
 /// As Mesh (layout/mesh.h), whose order is kAxes, but for any order and without
 /// lists of ranks: 100,000 ranks are a few numbers.

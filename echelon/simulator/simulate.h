@@ -23,6 +23,7 @@ struct SimulationOptions {
   uint64_t seed = 0;
   /// Spans of the timeline: of how many ranks at most; 0: none.
   int64_t timeline_ranks = 16;
+  int64_t timeline_steps = 20;  // the first ones
 };
 
 struct SimulatedRun {

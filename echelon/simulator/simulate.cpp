@@ -1,0 +1,121 @@
+#include "echelon/simulator/simulate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "echelon/error.h"
+#include "echelon/simulator/simulated_job.h"
+#include "echelon/simulator/simulated_timeline.h"
+#include "echelon/simulator/stage_program.h"
+
+namespace echelon {
+namespace {
+
+void check(const SimulationOptions& options) {
+  const auto refuse = [](const std::string& what) { throw ConfigError(what); };
+  if (options.steps < 1) {
+    refuse("steps = " + std::to_string(options.steps) + ": at least 1");
+  }
+  if (!(options.jitter >= 0 && options.jitter < 1)) {
+    refuse(
+        "jitter = " + std::to_string(options.jitter) +
+        ": a share of an operation's time, from 0 to below 1; 0.05 is 5 %");
+  }
+  if (options.stragglers < 0) {
+    refuse(
+        "stragglers = " + std::to_string(options.stragglers) + ": at least 0");
+  }
+  if (!(options.straggler_factor > 0 && std::isfinite(options.straggler_factor))) {
+    refuse(
+        "straggler factor = " + std::to_string(options.straggler_factor) +
+        ": above 0; 1.2 takes a fifth longer");
+  }
+}
+
+size_t slowest(const StepRun& run) {
+  size_t last = 0;
+  for (size_t c = 0; c < run.ranks.size(); ++c) {
+    if (run.ranks[c].end > run.ranks[last].end) last = c;
+  }
+  return last;
+}
+
+// What the rank that ends last did with the step.
+void fill_parts(
+    const ModelJob& job, const Layout& layout, const StepRun& run,
+    StepEstimate& step) {
+  const RankStep& rank = run.ranks[slowest(run)];
+  const auto work = [&](Work kind) {
+    return rank.work[static_cast<size_t>(kind)];
+  };
+  StepParts parts;
+  parts.matrix = work(Work::matrix);
+  parts.memory = work(Work::memory);
+  parts.recompute = work(Work::recompute);
+  parts.optimizer = work(Work::optimizer);
+  parts.other = work(Work::other);
+  parts.bubble = rank.pipeline;
+  step.communication = {};
+  const auto& axes = job.job.classes.axes;
+  for (size_t i = 0; i < axes.size(); ++i) {
+    const auto axis = static_cast<size_t>(reported_axis(axes[i], layout));
+    parts.exposed[axis] += rank.exposed[i];
+    step.communication[axis] += rank.communication[i];
+  }
+  const auto pipeline = static_cast<size_t>(Axis::pp);
+  parts.exposed[pipeline] += rank.sending;
+  step.communication[pipeline] += rank.communication.back();
+  step.parts = parts;
+}
+
+void scale_rates(StepEstimate& step, double seconds) {
+  const double factor = step.step_seconds / seconds;
+  step.step_seconds = seconds;
+  step.tokens_per_second *= factor;
+  step.model_flops_utilisation *= factor;
+  step.full_attention_utilisation *= factor;
+}
+
+double median(std::vector<double> values) {
+  const auto middle =
+      values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+SimulatedRun simulate(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    const SimulationOptions& options) {
+  check(options);
+  SimulatedRun result;
+  result.step = estimate_step(model, strategy, cluster);
+  const ModelJob job = make_job(model, strategy, cluster, options);
+  result.simulated_ranks = static_cast<int64_t>(job.job.ranks.size());
+  SpanCollector spans(
+      job, strategy.layout, ranks_to_show(job, options.timeline_ranks));
+  StepRun run;
+  double begin = 0;
+  for (int64_t step = 0; step < options.steps; ++step) {
+    // Without jitter all steps are alike: a further one is run to be seen alone.
+    const bool seen = options.timeline_ranks > 0 && step < options.timeline_steps;
+    if (step == 0 || options.jitter > 0 || seen) {
+      spans.begin_step(step, begin);
+      run = run_step(job.job, step, seen ? &spans : nullptr);
+      result.events += run.events;
+    }
+    result.step_seconds.push_back(run.seconds);
+    begin += run.seconds;
+  }
+  fill_parts(job, strategy.layout, run, result.step);
+  scale_rates(result.step, median(result.step_seconds));
+  if (options.timeline_ranks > 0) {
+    result.timeline =
+        spans.take(model.name + " on " + cluster.name + ", simulated", cluster);
+  }
+  return result;
+}
+
+}  // namespace echelon

@@ -1,0 +1,283 @@
+#include "echelon/simulator/simulated_job.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <set>
+
+#include "echelon/cost/layer_work.h"
+#include "echelon/cost/operation_time.h"
+#include "echelon/cost/stage_cut.h"
+#include "echelon/error.h"
+#include "echelon/schedule/options.h"
+#include "echelon/simulator/draws.h"
+#include "echelon/simulator/stage_program.h"
+
+namespace echelon {
+namespace {
+
+// Links of a rank class, in order of their numbers.
+enum class Side { inside_out, inside_in, network_out, network_in };
+constexpr size_t kSides = 4;
+
+int32_t link_of(int32_t rank_class, Side side) {
+  return rank_class * static_cast<int32_t>(kSides) + static_cast<int32_t>(side);
+}
+
+Schedule schedule_of(const Strategy& strategy) {
+  ScheduleOptions options;
+  options.kind = strategy.layout.pp > 1 ? strategy.schedule : "1f1b";
+  options.ranks = static_cast<int32_t>(strategy.layout.pp);
+  options.microbatches = static_cast<int32_t>(strategy.num_microbatches());
+  options.stages_per_rank = static_cast<int32_t>(stages_per_rank(strategy));
+  return make_schedule(options);
+}
+
+// Distinct ranks by seed, ascending.
+std::vector<int64_t>
+choose_stragglers(const SimulationOptions& options, int64_t ranks) {
+  std::set<int64_t> chosen;
+  const auto wanted = static_cast<size_t>(std::min(options.stragglers, ranks));
+  for (uint64_t draw = 0; chosen.size() < wanted; ++draw) {
+    const uint64_t word = mixed(mixed(options.seed, 0x57A6), draw);
+    chosen.insert(static_cast<int64_t>(word % static_cast<uint64_t>(ranks)));
+  }
+  return {chosen.begin(), chosen.end()};
+}
+
+class JobBuilder {
+ public:
+  JobBuilder(
+      const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+      const SimulationOptions& options)
+      : model_(model),
+        strategy_(strategy),
+        cluster_(cluster),
+        options_(options),
+        stack_(find_stack(strategy.stack)),
+        work_(stage_work(layer_work(model, strategy, stack_), strategy, stack_)),
+        axes_(traffic_axes(strategy)),
+        built_{.grid = RankGrid(strategy.layout, strategy.order)} {}
+
+  ModelJob build() {
+    SimulatedJob& job = built_.job;
+    job.schedule = schedule_of(strategy_);
+    job.jitter = options_.jitter;
+    job.overlap_slowdown = stack_.overlap_slowdown;
+    job.blocking_messages = stack_.blocking_transfers;
+    job.messages_share = true;
+    built_.stragglers = choose_stragglers(options_, built_.grid.size());
+    find_neighbours();
+    job.classes = find_classes(
+        built_.grid, colours(), options_.symmetry && options_.jitter == 0);
+    job.num_links = kSides * job.classes.classes.size();
+    for (size_t c = 0; c < job.classes.classes.size(); ++c) add_rank(c);
+    for (const GroupClass& group : job.classes.groups) add_group(group);
+    return std::move(built_);
+  }
+
+ private:
+  const RankGrid& grid() const { return built_.grid; }
+
+  // Which coordinates along pp send to each other.
+  void find_neighbours() {
+    const auto& owners = built_.job.schedule.rank_of_stage;
+    neighbours_.resize(static_cast<size_t>(strategy_.layout.pp));
+    const auto add = [&](int32_t to, int32_t of) {
+      auto& list = neighbours_[static_cast<size_t>(of)];
+      if (to != of && std::find(list.begin(), list.end(), to) == list.end()) {
+        list.push_back(to);
+      }
+    };
+    for (size_t stage = 0; stage + 1 < owners.size(); ++stage) {
+      add(owners[stage], owners[stage + 1]);
+      add(owners[stage + 1], owners[stage]);
+    }
+  }
+
+  bool straggles(int64_t rank) const {
+    return std::binary_search(
+        built_.stragglers.begin(), built_.stragglers.end(), rank);
+  }
+
+  // What a rank's time depends on before it meets others: its stages, its kind of
+  // node, how fast it is, and which of its messages leave the node.
+  RankColours colours() {
+    RankColours all{.axes = axes_};
+    all.pipeline = neighbours_;
+    all.of_rank.reserve(static_cast<size_t>(grid().size()));
+    for (int64_t rank = 0; rank < grid().size(); ++rank) {
+      all.of_rank.push_back(
+          mixed(program_key(rank), straggles(rank) ? 1 : 0));
+    }
+    return all;
+  }
+
+  uint64_t program_key(int64_t rank) const {
+    const int64_t at = grid().coordinate(rank, Axis::pp);
+    uint64_t key = mixed(static_cast<uint64_t>(at), group_index(rank));
+    const int64_t node = cluster_.node_index(rank);
+    for (const int64_t other : neighbours_[static_cast<size_t>(at)]) {
+      const int64_t neighbour = grid().moved(rank, Axis::pp, other);
+      const bool near = cluster_.node_index(neighbour) == node;
+      key = mixed(key, (group_index(neighbour) << 1) | (near ? 1u : 0u));
+    }
+    return key;
+  }
+
+  uint64_t group_index(int64_t rank) const {
+    int64_t first = 0;
+    for (size_t group = 0; group < cluster_.groups.size(); ++group) {
+      first += cluster_.groups[group].count *
+               cluster_.groups[group].node.num_devices;
+      if (rank < first) return group;
+    }
+    return cluster_.groups.size();
+  }
+
+  // Ranks -----------------------------------------------------------------------
+
+  void add_rank(size_t c) {
+    const RankClass& one = built_.job.classes.classes[c];
+    const int64_t rank = one.representative;
+    SimulatedRank simulated;
+    simulated.program = program_of(rank);
+    simulated.slowness = straggles(rank) ? options_.straggler_factor : 1;
+    simulated.seed = mixed(options_.seed, static_cast<uint64_t>(rank));
+    const auto& schedule = built_.job.schedule;
+    for (const int32_t stage :
+         schedule.stages_of(static_cast<int32_t>(one.stage_rank))) {
+      simulated.forward.push_back(message(c, rank, stage, stage + 1));
+      simulated.backward.push_back(message(c, rank, stage, stage - 1));
+    }
+    built_.job.ranks.push_back(std::move(simulated));
+  }
+
+  double bytes_between(int32_t stage, int32_t next) const {
+    const auto giver = static_cast<size_t>(std::min(stage, next));
+    return work_[giver].back().output_bytes;
+  }
+
+  Message message(size_t c, int64_t rank, int32_t stage, int32_t next) const {
+    const auto& owners = built_.job.schedule.rank_of_stage;
+    if (next < 0 || next >= static_cast<int32_t>(owners.size())) return {};
+    const int32_t other = owners[static_cast<size_t>(next)];
+    const RankClass& own = built_.job.classes.classes[c];
+    if (other == own.stage_rank) return {};
+    const int64_t receiver = grid().moved(rank, Axis::pp, other);
+    Message one;
+    one.seconds = transfer_seconds(
+        strategy_, cluster_, stack_, bytes_between(stage, next), rank, receiver);
+    const bool near =
+        cluster_.node_index(rank) == cluster_.node_index(receiver);
+    const int32_t to = own.neighbours[static_cast<size_t>(other)];
+    one.links = {
+        link_of(static_cast<int32_t>(c), near ? Side::inside_out : Side::network_out),
+        link_of(to, near ? Side::inside_in : Side::network_in)};
+    return one;
+  }
+
+  const Program* program_of(int64_t rank) {
+    const auto [at, is_new] = program_of_key_.emplace(program_key(rank), nullptr);
+    if (is_new) {
+      built_.programs.push_back(std::make_unique<Program>(make(rank)));
+      at->second = built_.programs.back().get();
+    }
+    return at->second;
+  }
+
+  Program make(int64_t rank) {
+    const auto own = static_cast<int32_t>(grid().coordinate(rank, Axis::pp));
+    const StageTimes times = stage_times(
+        model_, strategy_, cluster_, grid().moved(rank, Axis::pp, 0));
+    StageProgramInput input{
+        .strategy = strategy_,
+        .cluster = cluster_,
+        .stack = stack_,
+        .axes = axes_,
+        .after = times.after[static_cast<size_t>(own)],
+        .rank = rank};
+    const auto stages = built_.job.schedule.stages_of(own);
+    for (const int32_t stage : stages) {
+      input.stages.push_back(&work_[static_cast<size_t>(stage)]);
+    }
+    Program program = make_program(input);
+    for (size_t local = 0; local < stages.size(); ++local) {
+      if (stages[local] == 0) continue;
+      program.stages[local].backward_bytes =
+          bytes_between(stages[local], stages[local] - 1);
+    }
+    return program;
+  }
+
+  // Groups ----------------------------------------------------------------------
+
+  void add_group(const GroupClass& group) {
+    const bool inside = goes_inside(group.axes, group.representative);
+    std::vector<int32_t> links;
+    for (const int32_t member : group.members) {
+      links.push_back(
+          link_of(member, inside ? Side::inside_out : Side::network_out));
+      links.push_back(
+          link_of(member, inside ? Side::inside_in : Side::network_in));
+    }
+    built_.job.group_links.push_back(std::move(links));
+    built_.job.group_shares.push_back(shares(group, inside));
+  }
+
+  bool goes_inside(AxisMask axes, int64_t rank) const {
+    return place_of(strategy_, cluster_, axes_of(axes), rank).nodes <= 1;
+  }
+
+  // Whether anything else may be on those links at the same time. A rank stands
+  // still for one collective at a time; what it launched goes on beside it.
+  bool shares(const GroupClass& group, bool inside) const {
+    if (strategy_.layout.pp > 1 && messages_go(inside)) return true;
+    const auto launched = launched_axes(strategy_);
+    const auto is_launched = [&](AxisMask axes) {
+      return std::find(launched.begin(), launched.end(), axes) !=
+             launched.end();
+    };
+    if (is_launched(group.axes)) return true;
+    return std::any_of(axes_.begin(), axes_.end(), [&](AxisMask axes) {
+      return is_launched(axes) && goes_inside(axes, 0) == inside;
+    });
+  }
+
+  bool messages_go(bool inside) const {
+    const int64_t ranks = grid().size();
+    const int64_t few = std::min<int64_t>(ranks, 4096);
+    for (int64_t rank = 0; rank < few; ++rank) {
+      const int64_t at = grid().coordinate(rank, Axis::pp);
+      for (const int64_t other : neighbours_[static_cast<size_t>(at)]) {
+        const int64_t neighbour = grid().moved(rank, Axis::pp, other);
+        if ((cluster_.node_index(rank) == cluster_.node_index(neighbour)) ==
+            inside) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  const ModelShape& model_;
+  const Strategy& strategy_;
+  const Cluster& cluster_;
+  const SimulationOptions& options_;
+  const Stack& stack_;
+  std::vector<std::vector<LayerWork>> work_;
+  std::vector<AxisMask> axes_;
+  std::vector<std::vector<int64_t>> neighbours_;
+  std::map<uint64_t, const Program*> program_of_key_;
+  ModelJob built_;
+};
+
+}  // namespace
+
+ModelJob make_job(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    const SimulationOptions& options) {
+  return JobBuilder(model, strategy, cluster, options).build();
+}
+
+}  // namespace echelon
