@@ -3,6 +3,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "echelon/checkpoint/checksum_wide.h"
+
 namespace echelon {
 
 struct ChecksumStream::State {
@@ -15,6 +17,8 @@ ChecksumStream::ChecksumStream() : state_(std::make_unique<State>()) {
 ChecksumStream::~ChecksumStream() = default;
 
 void ChecksumStream::update(const void* bytes, size_t size) {
+  static const ChecksumUpdate wide = wide_checksum_update();
+  if (wide != nullptr) return wide(&state_->xxh, bytes, size);
   XXH3_128bits_update(&state_->xxh, bytes, size);
 }
 
