@@ -4,24 +4,10 @@
 
 #include <string>
 
+#include "echelon/launch/scratch.h"
 #include "echelon/train/job.h"
 
 namespace echelon::cli {
-
-/// A new folder for temporary files, which is gone with the object.
-class ScratchFolder {
- public:
-  /// Throws ConfigError when none can be made.
-  ScratchFolder();
-  ~ScratchFolder();
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 class ScratchConfig {
  public:
@@ -31,7 +17,7 @@ class ScratchConfig {
   const std::string& path() const { return path_; }
 
  private:
-  ScratchFolder folder_;
+  launch::ScratchFolder folder_;
   std::string path_;
 };
 

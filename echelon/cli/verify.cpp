@@ -6,6 +6,7 @@
 #include "echelon/cli/scratch_config.h"
 #include "echelon/error.h"
 #include "echelon/launch/launch.h"
+#include "echelon/launch/scratch.h"
 
 namespace echelon::cli {
 namespace {
@@ -86,7 +87,7 @@ int verify(const VerifyArguments& arguments) {
   second.overrides.layout = arguments.then;
   second.overrides.num_ranks = 0;
   const Job then = checked(second);
-  const ScratchFolder folder;
+  const launch::ScratchFolder folder;
   const int failed = start(job, arguments, {"--save", folder.path()});
   return failed != 0 ? failed
                      : start(then, arguments, {"--resume", folder.path()});

@@ -14,9 +14,9 @@ ScratchFolder::ScratchFolder() {
   path_ = std::string(base != nullptr && *base != '\0' ? base : "/tmp") +
           "/echelon-XXXXXX";
   if (mkdtemp(path_.data()) == nullptr) {
-    throw ConfigError("[launch] cannot make a folder " + path_ + ": " +
-                      std::strerror(errno) +
-                      "; TMPDIR names the place for it");
+    throw ConfigError(
+        "cannot make a folder " + path_ + ": " + std::strerror(errno) +
+        "; TMPDIR names the place for it");
   }
 }
 

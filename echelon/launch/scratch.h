@@ -1,13 +1,15 @@
-// Where the ranks of one job leave their error reports.
+// A folder for what is needed while a command runs: the ranks' error reports, a
+// configuration for echelon-train.
 #pragma once
 
 #include <string>
 
 namespace echelon::launch {
 
-/// A folder of our own for the ranks' error files; removed when destroyed.
+/// In TMPDIR; removed when destroyed.
 class ScratchFolder {
  public:
+  /// Throws ConfigError when none can be made.
   ScratchFolder();
   ~ScratchFolder();
   ScratchFolder(const ScratchFolder&) = delete;
