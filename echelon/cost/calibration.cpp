@@ -20,14 +20,15 @@ struct NamedRates {
 
 DeviceRates a100() {
   DeviceRates r;
-  r.matrix_share = 0.83;  // [azure] 256 of 312 TFLOP/s at 16384^3
+  r.matrix_share = 0.825;  // [fit]; [azure] 256 of 312 TFLOP/s at 16384^3
   r.attention_share = 0.58;  // [azure] FlashAttention 2: 180 of 312
   r.attention_backward_share = 0.50;
-  r.memory_share = 0.80;  // [azure] streams 1.61 of 2.04 TB/s
+  r.memory_share = 0.86;  // [azure] streams 1.61 to 1.75 of 2.04 TB/s
+  r.cache_bytes = 40e6;
   r.multiprocessors = 108;
   r.ring_share = 0.80;  // [nccl] 235 of 300 GB/s for 8, 197 for 2
   r.start_seconds = 16e-6;
-  r.hop_seconds = 2e-6;
+  r.hop_seconds = 3e-6;
   r.fill_seconds = 110e-6;
   r.fill_bytes = 8e6;
   return r;
@@ -39,6 +40,7 @@ DeviceRates v100() {
   r.attention_share = 0.4;
   r.attention_backward_share = 0.35;
   r.memory_share = 0.85;
+  r.cache_bytes = 6e6;
   r.multiprocessors = 80;
   r.ring_share = 0.88;  // [nccl] 134 of 150 GB/s for 8
   return r;
@@ -53,6 +55,7 @@ DeviceRates h100() {
   r.native_attention_share = 0.45;
   r.native_attention_backward_share = 0.40;
   r.memory_share = 0.87;  // [azure] 2.9 of 3.35 TB/s
+  r.cache_bytes = 50e6;
   r.multiprocessors = 132;
   r.ring_share = 0.84;    // [nccl] 366 of 450 GB/s
   r.switch_share = 1.07;  // [nccl] 480 of 450
@@ -68,6 +71,7 @@ DeviceRates b200() {
   r.matrix_share = 0.72;  // [mamf] 0.78
   r.matrix_share_fp8 = 0.65;
   r.memory_share = 0.85;
+  r.cache_bytes = 126e6;
   r.multiprocessors = 148;
   r.ring_share = 0.80;    // [nccl] 682 of 900 GB/s
   r.switch_share = 0.94;  // [nccl] 846 of 900
@@ -145,14 +149,13 @@ Stack megatron_2021() {
   s.name = "megatron-2021";
   s.fused_attention = false;
   s.dropout = true;
-  s.host_seconds = 10e-6;
-  s.step_host_seconds = 20e-3;
+  s.host_seconds = 39e-6;  // [fit] layers of hidden 1024 wait for their launches
   s.overlaps_gradients = false;
   s.overlaps_parameters = false;
-  s.gradient_bytes = 4;
-  s.accumulate_bytes = 10;
-  s.optimizer_bytes = 52;
-  s.loss_bytes = 40;
+  s.gradient_bytes = 2;
+  s.accumulate_bytes = 7.5;  // [fit]
+  s.optimizer_bytes = 35;    // [fit] steps' part that does not grow with microbatches
+  s.loss_bytes = 30;         // [fit]
   s.blocking_transfers = true;
   s.scatters_transfers = true;
   s.memory = megatron_memory();

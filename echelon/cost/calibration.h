@@ -23,7 +23,11 @@ struct DeviceRates {
   double native_attention_share = 0;
   double native_attention_backward_share = 0;
   double memory_share = 0.80;      // of the memory's rate, for streams
-  double launch_seconds = 3e-6;    // that the device itself takes to begin
+  double cache_bytes = 40e6;       // second level
+  double cache_speedup = 2.5;        // of its rate over the memory's
+  double roofline_norm = 1.2;  // 1: computation and memory one after the other; large:
+                             // side by side
+  double launch_seconds = 2e-6;    // that the device itself takes to begin
   int multiprocessors = 0;  // tiles of a product run on these at once; 0: any number
   int tile = 128;           // side of a square tile
 
@@ -56,7 +60,9 @@ struct Stack {
   double attention_speed = 1;     // of FlashAttention 2's
   bool fused_elementwise = true;  // bias, dropout, activation, residual in one
   bool dropout = false;
-  double compute_share = 1;       // of what the device reaches
+  double compute_share = 1;       // of what the device reaches, by its libraries
+  double memory_share = 1;        // the same of operators bound by memory
+  double collective_share = 1;    // of the rate of links
   double host_seconds = 5e-6;     // of the host, to launch one operator
   double layer_host_seconds = 0;  // beside, of one pass through one layer
   double step_host_seconds = 0;   // beside, of one step

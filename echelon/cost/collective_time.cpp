@@ -187,6 +187,7 @@ double collective_seconds(
     CollectiveKind kind, double bytes, const GroupPlace& place, const Node& node,
     const Cluster& cluster, const Stack& stack) {
   if (place.ranks <= 1 || bytes <= 0) return 0;
+  bytes /= stack.collective_share;
   switch (kind) {
     case CollectiveKind::all_reduce:
       return all_reduce_seconds(bytes, place, node, cluster);
