@@ -41,6 +41,7 @@ std::unique_ptr<CLI::App> make_tree(Action& action) {
         add_bench,
         add_checkpoint,
         add_schedule,
+        add_simulate,
         add_doctor,
         add_config,
         add_completion,

@@ -49,11 +49,11 @@ DeviceRates v100() {
 DeviceRates h100() {
   DeviceRates r;
   r.matrix_share = 0.72;  // power limit; [mamf] 0.80 is the best shape
-  r.matrix_share_fp8 = 0.65;
-  r.attention_share = 0.33;  // [azure] FlashAttention 2: 328 of 989
-  r.attention_backward_share = 0.30;
-  r.native_attention_share = 0.45;
-  r.native_attention_backward_share = 0.40;
+  r.matrix_share_fp8 = 0.68;
+  r.attention_share = 0.43;  // [azure] FlashAttention 2: 328 of 989
+  r.attention_backward_share = 0.22;
+  r.native_attention_share = 0.73;
+  r.native_attention_backward_share = 0.37;
   r.memory_share = 0.87;  // [azure] 2.9 of 3.35 TB/s
   r.cache_bytes = 50e6;
   r.multiprocessors = 132;
@@ -63,6 +63,14 @@ DeviceRates h100() {
   r.hop_seconds = 1e-6;
   r.fill_seconds = 95e-6;
   r.fill_bytes = 16e6;
+  return r;
+}
+
+/// Of 500 W, with slower memory: torchtitan's benchmark pages.
+DeviceRates h100_500w() {
+  DeviceRates r = h100();
+  r.matrix_share = 0.57;
+  r.matrix_share_fp8 = 0.68;
   return r;
 }
 
@@ -80,7 +88,8 @@ DeviceRates b200() {
 
 const std::vector<NamedRates>& named_rates() {
   static const std::vector<NamedRates> all = {
-      {"v100", v100()}, {"a100", a100()}, {"h100", h100()}, {"h200", h100()},
+      {"v100", v100()}, {"a100", a100()}, {"h100-96gb", h100_500w()},
+      {"h100", h100()}, {"h200", h100()},
       {"gh200", h100()}, {"b200", b200()}, {"b300", b200()}, {"gb200", b200()},
       {"gb300", b200()}};
   return all;
@@ -177,13 +186,16 @@ Stack megatron_core() {
   s.name = "megatron-core";
   s.native_attention = true;
   s.host_seconds = 4e-6;
-  s.step_host_seconds = 10e-3;
+  s.step_host_seconds = 30e-3;
   s.gradient_bytes = 4;
   s.accumulate_bytes = 6;
   s.optimizer_bytes = 36;
-  s.hidden_tensor_parallel = 0.5;
-  s.hidden_backward_tensor_parallel = 0.6;
+  s.hidden_tensor_parallel = 0.9;
+  s.hidden_backward_tensor_parallel = 0.9;
   s.memory = megatron_core_memory();
+  s.compute_share = 0.88;
+  s.overlap_slowdown = 0.01;
+  s.quantise_bytes = 2;
   return s;
 }
 
@@ -197,6 +209,10 @@ Stack fsdp() {
   s.optimizer_bytes = 30;
   s.reduces_each_microbatch = true;
   s.memory = fsdp_memory();
+  s.compute_share = 0.89;
+  s.attention_speed = 0.69;
+  s.overlap_slowdown = 0.55;
+  s.step_host_seconds = 30e-3;
   return s;
 }
 
@@ -234,6 +250,10 @@ Stack llm_c() {
 Stack megatron_bridge() {
   Stack s = megatron_core();
   s.name = "megatron-bridge";
+  s.compute_share = 0.86;
+  s.hidden_expert_parallel = 0.15;
+  s.host_seconds = 3e-6;
+  s.quantise_bytes = 1;
   return s;
 }
 
@@ -241,6 +261,11 @@ Stack megatron_bridge() {
 Stack torchtitan() {
   Stack s = fsdp();
   s.name = "torchtitan";
+  s.compute_share = 0.78;
+  s.attention_speed = 1;
+  s.overlap_slowdown = 0.02;
+  s.loss_bytes = 10;
+  s.step_host_seconds = 10e-3;
   return s;
 }
 
@@ -255,17 +280,28 @@ Stack torchtitan_eager() {
 Stack torchtitan_async_tp() {
   Stack s = torchtitan();
   s.name = "torchtitan-async-tp";
-  s.hidden_tensor_parallel = 0.6;
-  s.hidden_backward_tensor_parallel = 0.6;
+  s.hidden_tensor_parallel = 0.1;
+  s.hidden_backward_tensor_parallel = 0.1;
   return s;
 }
 
-/// PaxML and MaxText: compiled by XLA.
-Stack jax() {
+/// Compiled by XLA.
+Stack maxtext() {
   Stack s = fsdp();
-  s.name = "jax";
+  s.name = "maxtext";
+  s.native_attention = true;
   s.gradient_bytes = 4;
   s.reduces_each_microbatch = false;
+  s.compute_share = 1.03;
+  s.attention_speed = 1;
+  s.overlap_slowdown = 0.1;
+  return s;
+}
+
+Stack paxml() {
+  Stack s = maxtext();
+  s.name = "paxml";
+  s.compute_share = 0.67;
   return s;
 }
 
@@ -281,7 +317,7 @@ const std::vector<Stack>& stacks() {
   static const std::vector<Stack> all = {
       echelon_stack(), megatron_2021(), megatron_2022(), megatron_core(),
       fsdp(), deepspeed(), zero_bubble(), llm_c(), megatron_bridge(),
-      torchtitan(), torchtitan_eager(), torchtitan_async_tp(), jax()};
+      torchtitan(), torchtitan_eager(), torchtitan_async_tp(), maxtext(), paxml()};
   return all;
 }
 

@@ -72,6 +72,7 @@ struct Stack {
   double gradient_bytes = 4;        // of an element when ranks sum it
   double accumulate_bytes = 8;      // moved per parameter and microbatch, beside
                                     // what the product writes
+  double quantise_bytes = 4;      // moved per element of an input of an fp8 product
   double loss_bytes = 20;         // moved per logit forwards, half of it backwards
   double optimizer_bytes = 40;      // moved per parameter and step, AdamW
   double bucket_bytes = 0;          // of gradients, one collective each; 0: one in all

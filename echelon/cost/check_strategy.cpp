@@ -131,7 +131,8 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
   const int64_t layers = model.transformer
                              ? model.transformer->layers
                              : static_cast<int64_t>(model.layers.size());
-  if (p * each > layers) {
+  // A transformer's embedding and head may be stages of their own.
+  if (p * each > layers + (model.transformer ? 2 : 0)) {
     return "pp=" + text(p) + " with " + text(each) + " stages per rank cuts the model into " +
            text(p * each) + " stages, but it has " + text(layers) +
            " layers; take pp=" + text(std::max<int64_t>(1, layers / each)) + " or less";

@@ -47,6 +47,8 @@ LayerBuilder::LayerBuilder(
 void LayerBuilder::linear(
     const std::string& name, int64_t rows, int64_t columns, int64_t inner, bool bias,
     int64_t count, bool expert) {
+  quantise(name, static_cast<double>(rows * count), static_cast<double>(inner),
+           static_cast<double>(columns), count);
   work_.forward.push_back(matrix(name, count, rows, columns, inner));
   work_.backward_input.push_back(matrix(name, count, rows, inner, columns));
   work_.backward_weight.push_back(matrix(name, count, inner, columns, rows));
@@ -64,8 +66,28 @@ void LayerBuilder::linear(
   work_.backward_weight.push_back(memory(
       name + " accumulate", stack_.accumulate_bytes * (weights + biases),
       bias ? 2 : 1));
+  if (expert) {
+    // Each expert's product is started by itself.
+    work_.forward.back().launches = count;
+    work_.backward_input.back().launches = 2 * count;
+  }
   work_.parameters += weights + biases;
   if (expert) work_.expert_parameters += weights + biases;
+}
+
+/// Products of fp8 and fp4: 16 bits of every input are read and 8 written twice, once
+/// for each direction that products read it in; a sum of its magnitudes comes first
+/// where the scale is of the tensor as it is.
+void LayerBuilder::quantise(
+    const std::string& name, double rows, double inner, double columns,
+    int64_t tensors) {
+  const Precision precision = strategy_.precision;
+  if (wide_ || (precision != Precision::fp8 && precision != Precision::fp4)) return;
+  const double bytes = stack_.quantise_bytes;
+  const double weights = static_cast<double>(tensors) * inner * columns;
+  work_.forward.push_back(
+      memory(name + " to 8 bit", bytes * (rows * inner + weights), 2));
+  work_.backward_input.push_back(memory(name + " to 8 bit", bytes * rows * columns, 1));
 }
 
 void LayerBuilder::product(
@@ -123,6 +145,10 @@ void LayerBuilder::collective(
 
 LayerWork LayerBuilder::finish(double output_elements) {
   work_.output_bytes = element_bytes_ * output_elements;
+  for (auto* pass :
+       {&work_.forward, &work_.backward_input, &work_.backward_weight}) {
+    for (Operation& operation : *pass) operation.wide = wide_;
+  }
   if (strategy_.recompute == Recompute::all) {
     work_.again = work_.forward;
   } else if (strategy_.recompute == Recompute::selective) {

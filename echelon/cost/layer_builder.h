@@ -41,8 +41,15 @@ class LayerBuilder {
   /// With what backward computes again by the strategy.
   LayerWork finish(double output_elements);
 
+  /// Its products are in 16 bit, even where the strategy's are in 8. Called first.
+  void stay_in_16_bit() { wide_ = true; }
+
  private:
+  void quantise(const std::string& name, double rows, double inner, double columns,
+                int64_t tensors);
+
   LayerWork work_;
+  bool wide_ = false;
   const Strategy& strategy_;
   const Stack& stack_;
   double element_bytes_ = 2;

@@ -27,6 +27,7 @@ struct Operation {
   int64_t count = 1;  // matrix: equal products that run together (batched, grouped)
   int64_t launches = 1;  // kernels that the host starts for it
   int64_t m = 0, n = 0, k = 0;  // matrix
+  bool wide = false;  // matrix: in 16 bit, even where the strategy's are in 8 or 4
   double flops = 0;   // attention; of matrices count * 2 m n k
   double bytes = 0;   // memory: moved; collective: of the whole tensor
   bool backward = false;  // attention: its backward products

@@ -106,6 +106,12 @@ const MatrixRate* nearest_rate(
   return best;
 }
 
+/// What fp8 stacks do the rest in.
+Precision wide(Precision precision) {
+  return precision == Precision::fp8 || precision == Precision::fp4 ? Precision::bf16
+                                                                    : precision;
+}
+
 double attention_share(bool backward, const DeviceRates& rates, const Stack& stack) {
   const double native = backward ? rates.native_attention_backward_share
                                  : rates.native_attention_share;
@@ -118,11 +124,7 @@ double attention_seconds(
     const Operation& operation, const Strategy& strategy, const Device& device,
     const DeviceRates& rates, const Stack& stack) {
   // fp8 stacks keep attention in 16 bit.
-  const Precision precision =
-      strategy.precision == Precision::fp8 || strategy.precision == Precision::fp4
-      ? Precision::bf16
-      : strategy.precision;
-  const double peak = peak_of(device, precision);
+  const double peak = peak_of(device, wide(strategy.precision));
   double share = attention_share(operation.backward, rates, stack);
   if (!stack.fused_attention) share = rates.matrix_share;
   return roofline(
@@ -174,7 +176,8 @@ double operation_seconds(
   switch (operation.kind) {
     case OperationKind::matrix:
       return matrix_seconds(
-                 operation.m, operation.n, operation.k, strategy.precision,
+                 operation.m, operation.n, operation.k,
+                 operation.wide ? wide(strategy.precision) : strategy.precision,
                  node.device, rates, operation.count) /
           stack.compute_share;
     case OperationKind::attention:

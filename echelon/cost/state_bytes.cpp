@@ -40,7 +40,7 @@ std::vector<RankParameters> transformer_stages(
     const ModelShape& model, const Strategy& strategy) {
   const TransformerShape& shape = *model.transformer;
   const int64_t stages = num_stages(strategy);
-  check_stages(model, shape.layers, stages);
+  check_stages(model, shape.layers + 2, stages);  // embedding and head as well
   const RankParameters dense = block_of(shape, strategy, false);
   const RankParameters expert =
       shape.experts.experts > 0 ? block_of(shape, strategy, true) : dense;

@@ -313,6 +313,7 @@ LayerWork head(
     int64_t seq_len) {
   const Sizes sizes(shape, strategy, seq_len);
   LayerBuilder build("head", strategy, stack);
+  build.stay_in_16_bit();
   const double bytes = build.element_bytes() * sizes.elements();
   build.stream("norm", sizes.cut_elements(), 2, 4, 1, 2);
   build.parameters(static_cast<double>(shape.hidden) * (shape.rms_norm ? 1 : 2), 2);

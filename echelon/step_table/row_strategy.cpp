@@ -52,7 +52,7 @@ int64_t zero_stage(const StepRow& row, const std::string& stack, int64_t data) {
         "\" is not understood: zero1, zero2, zero3 or fsdp");
   }
   // What the software does when nothing is said.
-  if (stack.starts_with("torchtitan") || stack == "fsdp" || stack == "deepspeed" || stack == "jax") {
+  if (stack.starts_with("torchtitan") || stack == "fsdp" || stack == "deepspeed" || stack == "paxml" || stack == "maxtext") {
     return 3;
   }
   return stack == "megatron-core" || stack == "megatron-bridge" ? 1 : 0;
@@ -87,6 +87,8 @@ Layout layout_of(const StepRow& row, const std::string& stack, int64_t& zero) {
         std::to_string(row.gpus) + ": dp would be " + std::to_string(data));
   }
   layout.ep = at_least_1(row.ep);
+  // Whose kernels exchange tokens: every data rank has experts of its own.
+  if (row.ep == 0 && contains(row.text(), "deepep")) layout.ep = data;
   if (data % layout.ep != 0) {
     throw ConfigError(
         "ep=" + std::to_string(layout.ep) + " does not divide dp=" +
@@ -115,13 +117,39 @@ Precision precision_of(const StepRow& row, const std::string& stack) {
       : Precision::bf16;
 }
 
+/// Where neither schedule nor virtual stages are said: NeMo's recipes interleave with
+/// a stage for every block where that divides, torchtitan's with two stages a rank
+/// where its texts say interleaved.
+void usual_schedule(
+    const StepRow& row, const ModelShape& model, Strategy& strategy) {
+  if (row.virtual_stages != 0) return;
+  const int64_t pp = strategy.layout.pp;
+  const int64_t layers = model.transformer->layers;
+  const bool nemo =
+      strategy.stack == "megatron-core" || strategy.stack == "megatron-bridge";
+  const int64_t samples = row.global_batch / strategy.data_ranks();
+  const int64_t count = samples / at_least_1(row.microbatch_size);
+  if (nemo && layers % pp == 0 && layers > pp && count % pp == 0) {
+    strategy.schedule = "interleaved";
+    strategy.stages_per_rank = layers / pp;
+  } else if (strategy.stack.starts_with("torchtitan") &&
+             contains(row.text(), "interleaved")) {
+    strategy.schedule = "interleaved";
+    strategy.stages_per_rank = 2;
+  }
+}
+
 /// Also the stages of a rank: Megatron's virtual stages.
 void read_schedule(const StepRow& row, const ModelShape& model, Strategy& strategy) {
   const int64_t pp = strategy.layout.pp;
-  std::string cell = lower(row.schedule);
+  const std::string cell = lower(row.schedule);
   strategy.schedule = row.virtual_stages > 1 ? "interleaved" : "1f1b";
   strategy.stages_per_rank = row.virtual_stages > 1 ? row.virtual_stages : 0;
-  if (cell.empty() || pp == 1) return;
+  if (pp == 1) return;
+  if (cell.empty()) {
+    usual_schedule(row, model, strategy);
+    return;
+  }
   if (cell == "1f1b-i" || contains(cell, "interleaved")) {
     strategy.schedule = "interleaved";
     if (row.virtual_stages > 1) return;
@@ -180,10 +208,14 @@ bool fits(const ModelShape& model, const Strategy& strategy, const Cluster& clus
       usable_bytes(cluster.groups.front().node.device);
 }
 
-/// The least recompute with which it fits; everything when none does.
+/// The least recompute with which it fits, and the most that is usual when none does:
+/// everything, but no more than a part with NeMo, whose recipes say when they do.
 void choose_recompute_for(
     const ModelShape& model, const Cluster& cluster, Strategy& strategy) {
+  const bool nemo =
+      strategy.stack == "megatron-core" || strategy.stack == "megatron-bridge";
   for (const Recompute choice : kRecomputes) {
+    if (nemo && choice == Recompute::all) return;
     strategy.recompute = choice;
     if (fits(model, strategy, cluster)) return;
   }
