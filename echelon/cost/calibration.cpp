@@ -216,6 +216,23 @@ Stack fsdp() {
   return s;
 }
 
+/// Megatron-LM with DeepSpeed's ZeRO stage 1, fp16 (BLOOM's trials).
+Stack megatron_deepspeed() {
+  Stack s = megatron_2021();
+  s.name = "megatron-deepspeed";
+  s.memory = deepspeed_memory();
+  return s;
+}
+
+/// The same in bf16: gradients of 16 bits are added up in 32, which are not cut.
+Stack megatron_deepspeed_bf16() {
+  Stack s = megatron_deepspeed();
+  s.name = "megatron-deepspeed-bf16";
+  s.memory.gradient_bytes = 2 + 4;
+  s.memory.master_gradient_bytes = 0;
+  return s;
+}
+
 /// DeepSpeed's ZeRO stage 3 around Megatron-LM's layers.
 Stack deepspeed() {
   Stack s = megatron_2021();
@@ -266,12 +283,14 @@ Stack torchtitan() {
   s.overlap_slowdown = 0.02;
   s.loss_bytes = 10;
   s.step_host_seconds = 10e-3;
+  s.memory.logit_working_bytes = 8;  // the loss is one kernel
   return s;
 }
 
 Stack torchtitan_eager() {
   Stack s = torchtitan();
   s.name = "torchtitan-eager";
+  s.memory.logit_working_bytes = 10;
   s.fused_elementwise = false;
   return s;
 }
@@ -317,7 +336,8 @@ const std::vector<Stack>& stacks() {
   static const std::vector<Stack> all = {
       echelon_stack(), megatron_2021(), megatron_2022(), megatron_core(),
       fsdp(), deepspeed(), zero_bubble(), llm_c(), megatron_bridge(),
-      torchtitan(), torchtitan_eager(), torchtitan_async_tp(), maxtext(), paxml()};
+      torchtitan(), torchtitan_eager(), torchtitan_async_tp(), maxtext(), paxml(),
+      megatron_deepspeed(), megatron_deepspeed_bf16()};
   return all;
 }
 

@@ -1,6 +1,7 @@
 #include "echelon/cost/memory_estimate.h"
 
 #include <algorithm>
+#include <string>
 
 #include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/calibration.h"
@@ -12,6 +13,10 @@ namespace echelon {
 namespace {
 
 int64_t whole(double bytes) { return static_cast<int64_t>(bytes); }
+
+bool forwards_first(const std::string& schedule) {
+  return schedule == "gpipe" || schedule == "breadth_first";
+}
 
 // What the layers of one stage keep for each microbatch, and the most that one of
 // them, and its loss, take beside.
@@ -42,9 +47,13 @@ std::vector<ActivationBytes> transformer_activations(
     }
     parts.push_back(part);
   }
+  // The last stage's backward follows its forward, so the loss of one microbatch is
+  // there at a time, and gone when blocks compute; unless all forwards come first.
   const ActivationBytes head = head_bytes(model, strategy, stack);
-  parts.back().kept += head.kept;
-  parts.back().working = std::max(parts.back().working, head.working);
+  const bool waits = stages > 1 && forwards_first(strategy.schedule);
+  if (waits) parts.back().kept += head.kept;
+  parts.back().working = std::max(
+      parts.back().working, head.working + (waits ? 0 : head.kept));
   return parts;
 }
 

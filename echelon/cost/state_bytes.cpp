@@ -144,6 +144,10 @@ StateBytes state_bytes(
     gradients = stage >= 2 ? master * part : gradient * whole;
     if (stage == 1) gradients += master * part;
   }
+  if (stage == 3 && strategy.gather_once && stack.memory.reduce_bytes > 0) {
+    // Whole gradients are summed over microbatches before they are cut.
+    gradients += stack.memory.reduce_bytes * whole;
+  }
   if (stage == 3) {
     gathered += strategy.gather_once ? element * whole
                                      : element * (rank.largest_unit + on_their_way);

@@ -62,7 +62,7 @@ TEST(CheckStrategy, NamesWhatTheScheduleNeeds) {
       s.global_batch = batch;
     });
   };
-  EXPECT_THAT(with("1f1b", 33, 64), HasSubstr("it has 32 layers; take pp=32 or less"));
+  EXPECT_THAT(with("1f1b", 35, 64), HasSubstr("it has 32 layers; take pp=32 or less"));
   EXPECT_THAT(with("1f2b", 4, 64), HasSubstr("did you mean \"1f1b\""));
   EXPECT_THAT(with("interleaved", 4, 6), HasSubstr("no multiple of pp=4"));
   EXPECT_THAT(with("dualpipev", 4, 6), HasSubstr("needs 8 or more"));

@@ -1,0 +1,191 @@
+// Memory by formula: against the papers' equations, in its limits, and against what
+// others measured (benchmarks/published).
+#include "echelon/cost/memory_estimate.h"
+
+#include <gtest/gtest.h>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cost/activation_bytes.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/cost/state_bytes.h"
+
+namespace echelon {
+namespace {
+
+constexpr double kGiB = 1073741824.0;
+
+Strategy strategy_of(const Layout& layout, int64_t batch, const char* stack) {
+  Strategy strategy;
+  strategy.layout = layout;
+  strategy.global_batch = batch;
+  strategy.stack = stack;
+  return strategy;
+}
+
+double gib(const ModelShape& model, const Strategy& strategy) {
+  return estimate_memory(model, strategy, Cluster{}).peak_bytes() / kGiB;
+}
+
+// arXiv:2205.05198, equations 1, 2 and 4 and table 2, of one layer of GPT-3.
+TEST(ActivationBytes, AreThoseOfKorthikanti) {
+  const ModelShape model = find_model("gpt3-175b");
+  const Stack& stack = find_stack("megatron-2022");
+  Strategy strategy = strategy_of({.tp = 1}, 8, "megatron-2022");
+  const double s = 2048, h = 12288, a = 96, t = 8, sbh = s * h;
+  const auto kept = [&](Recompute how) {
+    return block_bytes(model, strategy, stack, false, how).kept / sbh;
+  };
+  EXPECT_NEAR(kept(Recompute::none), 34 + 5 * a * s / h, 1e-9);
+  strategy.layout.tp = 8;
+  EXPECT_NEAR(kept(Recompute::none), 10 + 24 / t + 5 * a * s / (h * t), 1e-9);
+  strategy.sequence_parallel = true;
+  EXPECT_NEAR(kept(Recompute::none), (34 + 5 * a * s / h) / t, 1e-9);
+  EXPECT_NEAR(kept(Recompute::selective), 34 / t, 1e-9);
+  EXPECT_NEAR(kept(Recompute::all), 2 / t, 1e-9);
+}
+
+// arXiv:1910.02054, figure 1: 7.5 B parameters on 64 ranks, 16 bytes each.
+TEST(StateBytes, AreThoseOfZeRO) {
+  const double parameters = 7.5e9;
+  Strategy strategy = strategy_of({.dp_shard = 64}, 64, "deepspeed");
+  Stack stack = find_stack("deepspeed");
+  stack.memory.master_gradient_bytes = 0;
+  const double expected[] = {120, 31.4, 16.6, 1.9};
+  for (int64_t stage = 0; stage <= 3; ++stage) {
+    strategy.zero_stage = stage;
+    const MemoryByKind state =
+        state_bytes({.dense = parameters}, strategy, stack).device;
+    EXPECT_NEAR(static_cast<double>(state.total()) / 1e9, expected[stage], 0.1);
+  }
+}
+
+TEST(MemoryEstimate, OfAPartIsLess) {
+  const ModelShape model = find_model("llama3-70b");
+  const auto with = [&](auto change) {
+    Strategy strategy = strategy_of({.tp = 2, .pp = 2}, 16, "echelon");
+    change(strategy);
+    return gib(model, strategy);
+  };
+  const double plain = with([](Strategy&) {});
+  const auto less = [&](auto change) { EXPECT_LT(with(change), plain); };
+  less([](Strategy& s) { s.layout.tp = 4; });
+  less([](Strategy& s) { s.layout.pp = 4; });
+  less([](Strategy& s) { s.layout.cp = 2; });
+  less([](Strategy& s) { s.sequence_parallel = true; });
+  less([](Strategy& s) { s.recompute = Recompute::selective; });
+  less([](Strategy& s) { s.recompute = Recompute::all; });
+  less([](Strategy& s) { s.offload_optimizer = true; });
+  less([](Strategy& s) { s.offload_activations = true; });
+  for (const int64_t stage : {1, 2, 3}) {
+    less([=](Strategy& s) { s.layout.dp_shard = 4; s.zero_stage = stage; });
+  }
+  EXPECT_GT(with([](Strategy& s) { s.schedule = "gpipe"; }), plain);
+  EXPECT_GT(with([](Strategy& s) { s.microbatch_size = 2; }), plain);
+  // Some layers of each stage compute again, the others keep.
+  const double some = with([](Strategy& s) {
+    s.recompute = Recompute::all;
+    s.recompute_layers = 20;
+  });
+  EXPECT_LT(some, plain);
+  EXPECT_GT(some, with([](Strategy& s) { s.recompute = Recompute::all; }));
+}
+
+TEST(MemoryEstimate, IsAtLeastTheQuickBound) {
+  for (const char* name : {"gpt2", "llama3-8b", "mixtral-8x7b", "deepseek-v3", "resnet50"}) {
+    const ModelShape model = find_model(name);
+    for (const int64_t stage : {0, 1, 2, 3}) {
+      Strategy strategy = strategy_of({.dp_shard = 8, .pp = 2}, 32, "echelon");
+      strategy.zero_stage = stage;
+      const auto estimate = estimate_memory(model, strategy, Cluster{});
+      EXPECT_LE(least_bytes(model, strategy), estimate.peak_bytes()) << name;
+      EXPECT_EQ(estimate.ranks.size(), 2u);
+      EXPECT_GT(least_bytes(model, strategy), 0) << name;
+    }
+  }
+}
+
+TEST(MemoryEstimate, ExpertsAreSharedOverTheirRanks) {
+  const ModelShape model = find_model("mixtral-8x7b");
+  const auto experts_of = [&](int64_t ep) {
+    const auto stages = stage_parameters(
+        model, strategy_of({.ep = ep}, 8, "echelon"));
+    return stages.front().experts;
+  };
+  EXPECT_NEAR(experts_of(1), 8 * 3.0 * 4096 * 14336 * 32, 1);
+  EXPECT_NEAR(experts_of(8), experts_of(1) / 8, 1);
+}
+
+TEST(MemoryEstimate, OfPureDataParallelismOfALargeModelFitsNowhere) {
+  const Device device = find_device("h100-sxm");
+  EXPECT_GT(least_bytes(find_model("gpt3-175b"), strategy_of({.dp_replicate = 8}, 8, "echelon")),
+            usable_bytes(device));
+  EXPECT_LT(gib(find_model("gpt2"), strategy_of({.dp_replicate = 8}, 8, "echelon")) * kGiB,
+            usable_bytes(device));
+}
+
+// One measured peak, in GiB.
+struct Measured {
+  const char* stack;
+  const char* model;
+  Layout layout;
+  int64_t layers, hidden, heads;  // 0: the model's
+  int64_t batch, microbatch, seq;
+  const char* schedule;
+  Recompute recompute;
+  int64_t zero_stage;
+  double gib;
+};
+
+ModelShape model_of(const Measured& one) {
+  ModelShape model = find_model(one.model);
+  if (one.layers > 0) {
+    model.transformer->layers = one.layers;
+    model.transformer->hidden = one.hidden;
+    model.transformer->heads = one.heads;
+  }
+  return model;
+}
+
+TEST(MemoryEstimate, IsWithinATenthOfWhatOthersMeasured) {
+  const auto none = Recompute::none, all = Recompute::all, some = Recompute::selective;
+  const Measured rows[] = {
+      // BLOOM's trials on A100 80 GB: every size of pipeline and microbatch.
+      {"megatron-deepspeed", "bloom-176b", {.dp_shard = 4, .tp = 8, .pp = 12}, 72, 14336, 64, 2048, 1, 2048, "1f1b", all, 1, 29},
+      {"megatron-deepspeed", "bloom-176b", {.dp_shard = 4, .tp = 8, .pp = 12}, 72, 14336, 64, 2048, 8, 2048, "1f1b", all, 1, 69},
+      {"megatron-deepspeed", "bloom-176b", {.dp_shard = 8, .tp = 8, .pp = 6}, 72, 14336, 64, 2048, 4, 2048, "1f1b", all, 1, 56},
+      {"megatron-deepspeed", "bloom-176b", {.dp_shard = 24, .tp = 8, .pp = 2}, 72, 14336, 64, 2016, 1, 2048, "1f1b", all, 1, 65},
+      {"megatron-deepspeed", "bloom-176b", {.dp_shard = 8, .tp = 2, .pp = 24}, 72, 14336, 64, 2048, 2, 2048, "1f1b", all, 1, 53},
+      {"megatron-deepspeed", "bloom-176b", {.tp = 8}, 6, 14336, 64, 512, 2, 2048, "1f1b", all, 1, 54},
+      // Zero Bubble on A100 80 GB, no recompute: every schedule.
+      {"zero-bubble", "zb-gpt-1.5b", {.pp = 8}, 0, 0, 0, 144, 6, 1024, "1f1b", none, 0, 30},
+      {"zero-bubble", "zb-gpt-1.5b", {.pp = 8}, 0, 0, 0, 144, 6, 1024, "zb-h1", none, 0, 32},
+      {"zero-bubble", "zb-gpt-1.5b", {.pp = 8}, 0, 0, 0, 144, 6, 1024, "zb-h2", none, 0, 59},
+      {"zero-bubble", "zb-gpt-6.2b", {.pp = 8}, 0, 0, 0, 24, 3, 1024, "zb-h2", none, 0, 44},
+      {"zero-bubble", "zb-gpt-6.2b", {.pp = 16}, 0, 0, 0, 288, 6, 1024, "zb-v", none, 0, 64},
+      {"zero-bubble", "zb-gpt-28.3b", {.pp = 32}, 0, 0, 0, 96, 1, 1024, "1f1b", none, 0, 43},
+      // NeMo on H100, exact bytes of a log.
+      {"megatron-core", "llama3-8b", {.dp_shard = 4, .cp = 2}, 0, 0, 0, 128, 1, 8192, "1f1b", none, 1, 65.97},
+      {"megatron-core", "nemotron4-15b", {.dp_shard = 32, .tp = 2}, 0, 0, 0, 256, 2, 4096, "1f1b", none, 1, 67.96},
+      // torchtitan on H100.
+      {"torchtitan-eager", "llama3-8b", {.dp_shard = 8}, 0, 0, 0, 16, 2, 8192, "1f1b", some, 3, 82.4},
+      {"torchtitan-eager", "llama3-8b", {.dp_shard = 128}, 0, 0, 0, 256, 2, 8192, "1f1b", some, 3, 67},
+      {"torchtitan", "llama3-8b", {.dp_shard = 128}, 0, 0, 0, 256, 2, 8192, "1f1b", some, 3, 62},
+      {"torchtitan", "llama3-8b", {.cp = 8}, 0, 0, 0, 1, 1, 262144, "1f1b", all, 3, 84.5},
+  };
+  for (const Measured& one : rows) {
+    Strategy strategy = strategy_of(one.layout, one.batch, one.stack);
+    strategy.microbatch_size = one.microbatch;
+    strategy.seq_len = one.seq;
+    strategy.schedule = one.schedule;
+    strategy.recompute = one.recompute;
+    strategy.zero_stage = one.zero_stage;
+    const bool megatron = std::string(one.stack) == "megatron-core";
+    strategy.sequence_parallel = megatron && one.layout.tp > 1;
+    EXPECT_NEAR(gib(model_of(one), strategy), one.gib, 0.1 * one.gib)
+        << one.stack << " " << one.model << " " << to_string(one.layout) << " "
+        << one.schedule;
+  }
+}
+
+}  // namespace
+}  // namespace echelon
