@@ -159,6 +159,9 @@ std::vector<Case> more_cases() {
   const std::string all = memory("recompute = \"all\"");
   const std::string selective = memory("recompute = \"selective\"");
   const std::string offload = memory("offload = \"optimizer\"");
+  // Some blocks whole, some in part, some not at all.
+  const std::string budget =
+      memory("recompute = \"budget\"\nactivation_bytes = 40000000");
   return {
       {"bf16_llama", cut, bf16, "llama", 2, false},
       {"bf16_llama_all", plain, bf16 + all, "llama", 2, false},
@@ -171,6 +174,7 @@ std::vector<Case> more_cases() {
       {"pp_bf16", "[layout]\npp = 2\n", bf16, "gpt", 2, false},
       {"tp", "[layout]\ntp = 2\n", "", "gpt"},
       {"hybrid", "[layout]\ndp = 2\nfsdp = 2\n", "", "gpt", 4},
+      {"budget", cut, budget, "gpt", 2, false},
       {"offload", cut, offload, "gpt"}};
 }
 
