@@ -2,8 +2,7 @@
 """Published training steps against what `echelon simulate --table` predicts.
 
 Prints, for each file of the table: rows, rows predicted, mean and median absolute
-error of the step time, bias, the same of the rows whose model was left out when the
-constants were fitted, memory, and for each sweep (layouts of one model on one
+error of the step time, bias, memory, and for each sweep (layouts of one model on one
 cluster) the rank correlation and how far the layout predicted best is from the
 best one measured. Every row left out is listed with its reason."""
 import argparse
@@ -30,12 +29,6 @@ SWEPT = ("vtrain_a100_single", "vtrain_a100_multi", "bigscience_a100", "llm_foun
 FEWEST = 4  # rows that make a sweep
 
 MODEL = ("file", "gpu", "gpus", "layers", "hidden", "heads", "seq", "precision")
-
-
-def held_out(row):
-    """Every third model (its dimensions) is not looked at when constants are fitted."""
-    text = "/".join(row[key] for key in ("layers", "hidden", "heads", "ffn"))
-    return sum(map(ord, text)) % 3 == 0
 
 
 def ranks(values):
@@ -132,8 +125,6 @@ def report(table, rows):
             "predicted": sum("excluded" not in r for r in mine),
             "target": TARGETS.get(name, 0.10),
             "step": summary(mine),
-            "held_out": summary([r for r in mine if held_out(r["cells"])]),
-            "fitted": summary([r for r in mine if not held_out(r["cells"])]),
             "memory": {
                 "rows": len(memory),
                 "mean": statistics.fmean(map(abs, memory)) if memory else None,
@@ -171,14 +162,13 @@ def percent(value, sign=""):
 
 
 def print_table(result):
-    print("| file | rows | predicted | asked | mean | median | bias | held-out models | memory, mean (bias) |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| file | rows | predicted | asked | mean | median | bias | memory, mean (bias) |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, f in result["files"].items():
-        step, held, memory = f["step"], f["held_out"], f["memory"]
+        step, memory = f["step"], f["memory"]
         cells = [
             name, str(f["rows"]), str(f["predicted"]), percent(f["target"]).replace(".0", ""),
             percent(step.get("mean")), percent(step.get("median")), percent(step.get("bias"), "+"),
-            f"{percent(held['mean'])} ({held['rows']} rows)" if held["rows"] else "",
             f"{percent(memory['mean'])} ({percent(memory['bias'], '+')})" if memory["rows"] else "",
         ]
         print("| " + " | ".join(cells) + " |")

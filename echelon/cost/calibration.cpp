@@ -76,13 +76,21 @@ DeviceRates h100_500w() {
 
 DeviceRates b200() {
   DeviceRates r = h100();
-  r.matrix_share = 0.72;  // [mamf] 0.78
-  r.matrix_share_fp8 = 0.65;
+  r.matrix_share = 0.52;  // [mamf] 0.78
+  r.matrix_share_fp8 = 0.63;
   r.memory_share = 0.85;
   r.cache_bytes = 126e6;
   r.multiprocessors = 148;
   r.ring_share = 0.80;    // [nccl] 682 of 900 GB/s
   r.switch_share = 0.94;  // [nccl] 846 of 900
+  r.native_attention_share = 0.40;
+  r.native_attention_backward_share = 0.45;
+  return r;
+}
+
+DeviceRates b300() {
+  DeviceRates r = b200();
+  r.matrix_share_fp8 = 0.82;
   return r;
 }
 
@@ -90,8 +98,8 @@ const std::vector<NamedRates>& named_rates() {
   static const std::vector<NamedRates> all = {
       {"v100", v100()}, {"a100", a100()}, {"h100-96gb", h100_500w()},
       {"h100", h100()}, {"h200", h100()},
-      {"gh200", h100()}, {"b200", b200()}, {"b300", b200()}, {"gb200", b200()},
-      {"gb300", b200()}};
+      {"gh200", h100()}, {"b200", b200()}, {"b300", b300()}, {"gb200", b200()},
+      {"gb300", b300()}};
   return all;
 }
 
@@ -263,14 +271,47 @@ Stack llm_c() {
   return s;
 }
 
-/// Megatron core of 2025 and later: graphs of CUDA launches, fused experts.
+/// NeMo of 2023, before Transformer Engine's collectives beside products.
+Stack nemo_2023() {
+  Stack s = megatron_core();
+  s.name = "nemo-2023";
+  s.native_attention = false;
+  s.fused_attention = false;
+  s.compute_share = 0.70;  // [fit] ddp_scaling's twelve rows of 5 and 175 B
+  s.step_host_seconds = 12e-3;
+  s.hidden_tensor_parallel = 0;
+  s.hidden_backward_tensor_parallel = 0;
+  return s;
+}
+
+/// Megatron core with Megatron-Bridge's recipes, NeMo containers 26.02 and 26.04.
+/// [fit] all: nemo_h100, nemo_other_gpus, dgxc_benchmarking's GB200.
 Stack megatron_bridge() {
   Stack s = megatron_core();
   s.name = "megatron-bridge";
-  s.compute_share = 0.86;
-  s.hidden_expert_parallel = 0.15;
+  s.compute_share = 0.83;
+  s.hidden_expert_parallel = 0.3;
   s.host_seconds = 3e-6;
   s.quantise_bytes = 1;
+  s.expert_share = 0.82;
+  s.expert_host_seconds = 2.6e-3;
+  return s;
+}
+
+/// Its containers of 2025: experts' products are slower, and their host.
+Stack megatron_bridge_25() {
+  Stack s = megatron_bridge();
+  s.name = "megatron-bridge-25";
+  s.expert_host_seconds = 3.3e-3;
+  s.expert_share = 0.67;
+  return s;
+}
+
+/// Containers since 26.06: layers of experts run without the host.
+Stack megatron_bridge_26_06() {
+  Stack s = megatron_bridge();
+  s.name = "megatron-bridge-26.06";
+  s.expert_host_seconds = 0.2e-3;
   return s;
 }
 
@@ -336,7 +377,8 @@ const std::vector<Stack>& stacks() {
   static const std::vector<Stack> all = {
       echelon_stack(), megatron_2021(), megatron_2022(), megatron_core(),
       fsdp(), deepspeed(), zero_bubble(), llm_c(), megatron_bridge(),
-      torchtitan(), torchtitan_eager(), torchtitan_async_tp(), maxtext(), paxml(),
+      nemo_2023(), megatron_bridge_25(), megatron_bridge_26_06(), torchtitan(),
+      torchtitan_eager(), torchtitan_async_tp(), maxtext(), paxml(),
       megatron_deepspeed(), megatron_deepspeed_bf16()};
   return all;
 }

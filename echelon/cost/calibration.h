@@ -64,6 +64,10 @@ struct Stack {
   double memory_share = 1;        // the same of operators bound by memory
   double collective_share = 1;    // of the rate of links
   double host_seconds = 5e-6;     // of the host, to launch one operator
+  double expert_share = 1;        // of a product's rate, in groups of experts
+  /// Beside, of one pass through a layer of experts: the host waits to learn how many
+  /// tokens each gets.
+  double expert_host_seconds = 0;
   double layer_host_seconds = 0;  // beside, of one pass through one layer
   double step_host_seconds = 0;   // beside, of one step
   // time: gradients and parameters

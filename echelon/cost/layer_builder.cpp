@@ -52,6 +52,7 @@ void LayerBuilder::linear(
   work_.forward.push_back(matrix(name, count, rows, columns, inner));
   work_.backward_input.push_back(matrix(name, count, rows, inner, columns));
   work_.backward_weight.push_back(matrix(name, count, inner, columns, rows));
+  if (expert) work_.backward_weight.back().share = stack_.expert_share;
   const double weights = static_cast<double>(count) * static_cast<double>(inner) *
       static_cast<double>(columns);
   const double biases =
@@ -70,6 +71,8 @@ void LayerBuilder::linear(
     // Each expert's product is started by itself.
     work_.forward.back().launches = count;
     work_.backward_input.back().launches = 2 * count;
+    work_.forward.back().share = stack_.expert_share;
+    work_.backward_input.back().share = stack_.expert_share;
   }
   work_.parameters += weights + biases;
   if (expert) work_.expert_parameters += weights + biases;
@@ -121,6 +124,11 @@ void LayerBuilder::stream(
     work_.backward_input.push_back(
         memory(name, element_bytes_ * elements * backward_moves, backward_launches));
   }
+}
+
+void LayerBuilder::wait_for_host(double forward_seconds, double backward_seconds) {
+  work_.forward.back().host_seconds = forward_seconds;
+  work_.backward_input.back().host_seconds = backward_seconds;
 }
 
 void LayerBuilder::parameters(double elements, int64_t tensors) {

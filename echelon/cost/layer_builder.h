@@ -27,6 +27,8 @@ class LayerBuilder {
   void stream(const std::string& name, double elements, double forward_moves,
               double backward_moves, int64_t forward_launches = 1,
               int64_t backward_launches = 1);
+  /// The host waits for what was added last.
+  void wait_for_host(double forward_seconds, double backward_seconds);
   /// Weights beside products: scales, tables.
   void parameters(double elements, int64_t tensors);
   /// Collectives, forwards and what backward does for it.

@@ -27,6 +27,8 @@ struct Operation {
   int64_t count = 1;  // matrix: equal products that run together (batched, grouped)
   int64_t launches = 1;  // kernels that the host starts for it
   int64_t m = 0, n = 0, k = 0;  // matrix
+  double share = 1;   // matrix: of the rate that one large product reaches
+  double host_seconds = 0;  // beside launches: the host waits for a result
   bool wide = false;  // matrix: in 16 bit, even where the strategy's are in 8 or 4
   double flops = 0;   // attention; of matrices count * 2 m n k
   double bytes = 0;   // memory: moved; collective: of the whole tensor

@@ -179,7 +179,7 @@ double operation_seconds(
                  operation.m, operation.n, operation.k,
                  operation.wide ? wide(strategy.precision) : strategy.precision,
                  node.device, rates, operation.count) /
-          stack.compute_share;
+          (stack.compute_share * operation.share);
     case OperationKind::attention:
       return rates.launch_seconds +
           attention_seconds(operation, strategy, node.device, rates, stack) /
@@ -226,10 +226,11 @@ PassSeconds pass_seconds(
     const Cluster& cluster, const Stack& stack, int64_t rank) {
   PassSeconds pass;
   if (operations.empty()) return pass;
-  double launches = 0;
+  double launches = 0, waits = 0;
   for (const Operation& operation : operations) {
     const double seconds = operation_seconds(operation, strategy, cluster, rank);
     launches += static_cast<double>(operation.launches);
+    waits += operation.host_seconds;
     switch (operation.kind) {
       case OperationKind::matrix:
       case OperationKind::attention: pass.matrix += seconds; break;
@@ -246,7 +247,7 @@ PassSeconds pass_seconds(
   const Device& device = cluster.node_of(rank).device;
   const double launch =
       device.launch_seconds > 0 ? device.launch_seconds : stack.host_seconds;
-  const double host = launches * launch + stack.layer_host_seconds;
+  const double host = launches * launch + waits + stack.layer_host_seconds;
   // Collectives wait for the slowest rank's host, so they do not catch up on it.
   pass.host = std::max(0.0, host - pass.computation());
   return pass;

@@ -254,6 +254,7 @@ class Block {
         static_cast<double>(mix.experts_per_token) * width;
     build_.linear("router", sizes_.tokens, mix.experts, sizes_.hidden, false);
     build_.stream("sort tokens", sent, 4, 4, 6, 6);
+    build_.wait_for_host(stack_.expert_host_seconds, stack_.expert_host_seconds);
     dispatch("dispatch", sent);
     const int64_t rows = part(copies, local);
     const int64_t columns = part(mix.ffn, sizes_.tp);

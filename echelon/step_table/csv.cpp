@@ -4,7 +4,8 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <iterator>
+#include <sstream>
+#include <system_error>
 
 #include "echelon/error.h"
 
@@ -129,16 +130,17 @@ CsvTable parse_csv(std::string_view text, const std::string& name) {
 }
 
 CsvTable read_csv(const std::filesystem::path& path) {
+  const auto fail = [&](const std::string& why) {
+    throw DataError(path.string() + ": cannot be read: " + why);
+  };
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) fail("it is a folder");
   std::ifstream file(path, std::ios::binary);
-  const std::string text(std::istreambuf_iterator<char>(file), {});
-  if (!file.is_open() || file.bad() ||
-      std::filesystem::is_directory(path)) {
-    throw DataError(
-        path.string() + ": cannot be read: " +
-        (std::filesystem::is_directory(path) ? "it is a folder"
-                                             : std::strerror(errno)));
-  }
-  return parse_csv(text, path.string());
+  if (!file) fail(std::strerror(errno));
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (file.bad()) fail("reading stopped");
+  return parse_csv(text.str(), path.string());
 }
 
 }  // namespace echelon

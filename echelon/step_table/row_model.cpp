@@ -83,6 +83,13 @@ void read_experts(
   }
 }
 
+/// "padded vocab 50304": what the products see; 0: not said.
+int64_t padded_vocab(const std::string& text) {
+  static const std::regex padded(R"(padded vocab (\d{1,7}))");
+  std::smatch found;
+  return std::regex_search(text, found, padded) ? std::stoll(found[1]) : 0;
+}
+
 ModelShape from_dimensions(const StepRow& row, const std::string& name) {
   need_dimensions(row);
   TransformerShape shape;
@@ -117,6 +124,7 @@ ModelShape model_of(const StepRow& row) {
   state(row.heads, shape.heads);
   state(row.kv_heads, shape.kv_heads);
   state(row.vocab, shape.vocab);
+  state(padded_vocab(row.text()), shape.vocab);
   if (shape.experts.experts == 0) state(row.ffn, shape.ffn);
   shape.experts.first_dense_layers =
       std::min(shape.experts.first_dense_layers, shape.layers);

@@ -42,6 +42,7 @@ const Rule kRules[] = {
     {"readme sep 2020", "megatron-2021"},
     {"nemo container", "megatron-bridge"},
     {"megatron-bridge", "megatron-bridge"},
+    {"nemo-framework-launcher readme.md@tag 23", "nemo-2023"},
     {"nemo", "megatron-core"},
     {"dgxc", "megatron-core"},
     {"megatron-lm readme", "megatron-core"},
@@ -55,10 +56,24 @@ std::string torchtitan(const std::string& text) {
   return asynchronous ? "torchtitan-async-tp" : "torchtitan";
 }
 
+/// By the container's age: "26.06.01 NeMo Container".
+std::string megatron_bridge(const std::string& text) {
+  static const std::regex container(R"((\d\d)\.(\d\d)[0-9.]* nemo container)");
+  std::smatch found;
+  if (!std::regex_search(text, found, container)) return "megatron-bridge";
+  const int month = 12 * std::stoi(found[1]) + std::stoi(found[2]);
+  if (month >= 12 * 26 + 6) return "megatron-bridge-26.06";
+  return month < 12 * 26 ? "megatron-bridge-25" : "megatron-bridge";
+}
+
 bool since_hopper(const StepRow& row) {
   const std::string device = device_of(row.gpu);
-  return device.starts_with("h") || device.starts_with("g") ||
-      device.starts_with("b");
+  return device.starts_with("h") || device.starts_with("gh");
+}
+
+bool since_blackwell(const StepRow& row) {
+  const std::string device = device_of(row.gpu);
+  return device.starts_with("b") || device.starts_with("gb");
 }
 
 /// A source never seen.
@@ -70,6 +85,7 @@ std::string usual_stack(const StepRow& row) {
       sharding.find("zero3") != std::string::npos) {
     return "fsdp";
   }
+  if (since_blackwell(row)) return "megatron-bridge";
   if (since_hopper(row)) return "megatron-core";
   return lower(row.recompute).starts_with("sel") ? "megatron-2022"
                                                  : "megatron-2021";
@@ -82,7 +98,8 @@ std::string stack_of(const StepRow& row) {
   for (const auto& rule : kRules) {
     if (text.find(rule.word) == std::string::npos) continue;
     const std::string stack = rule.stack;
-    return stack == "torchtitan" ? torchtitan(text) : stack;
+    if (stack == "torchtitan") return torchtitan(text);
+    return stack == "megatron-bridge" ? megatron_bridge(text) : stack;
   }
   return usual_stack(row);
 }

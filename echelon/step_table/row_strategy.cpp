@@ -25,8 +25,13 @@ bool contains(const std::string& text, const char* word) {
 
 int64_t at_least_1(int64_t degree) { return std::max<int64_t>(degree, 1); }
 
+bool is_nemo(const std::string& stack) {
+  return stack == "nemo-2023" || stack == "megatron-core" ||
+      stack.starts_with("megatron-bridge");
+}
+
 bool is_megatron(const std::string& stack) {
-  return stack.starts_with("megatron") || stack == "zero-bubble";
+  return is_nemo(stack) || stack.starts_with("megatron") || stack == "zero-bubble";
 }
 
 // Megatron-LM keeps pipeline stages farthest apart: neighbours in rank are tp, then
@@ -55,7 +60,7 @@ int64_t zero_stage(const StepRow& row, const std::string& stack, int64_t data) {
   if (stack.starts_with("torchtitan") || stack == "fsdp" || stack == "deepspeed" || stack == "paxml" || stack == "maxtext") {
     return 3;
   }
-  return stack == "megatron-core" || stack == "megatron-bridge" ? 1 : 0;
+  return is_nemo(stack) ? 1 : 0;
 }
 
 /// "fsdp 128 x dp 4": 128 of them share the parameters.
@@ -126,7 +131,7 @@ void usual_schedule(
   const int64_t pp = strategy.layout.pp;
   const int64_t layers = model.transformer->layers;
   const bool nemo =
-      strategy.stack == "megatron-core" || strategy.stack == "megatron-bridge";
+      is_nemo(strategy.stack);
   const int64_t samples = row.global_batch / strategy.data_ranks();
   const int64_t count = samples / at_least_1(row.microbatch_size);
   if (nemo && layers % pp == 0 && layers > pp && count % pp == 0) {
@@ -213,7 +218,7 @@ bool fits(const ModelShape& model, const Strategy& strategy, const Cluster& clus
 void choose_recompute_for(
     const ModelShape& model, const Cluster& cluster, Strategy& strategy) {
   const bool nemo =
-      strategy.stack == "megatron-core" || strategy.stack == "megatron-bridge";
+      is_nemo(strategy.stack);
   for (const Recompute choice : kRecomputes) {
     if (nemo && choice == Recompute::all) return;
     strategy.recompute = choice;
@@ -269,7 +274,7 @@ Strategy strategy_of(
   // Composer's PURE: nothing is kept in fp32.
   if (contains(text, "mp mode pure")) strategy.master = Precision::bf16;
   strategy.sequence_parallel = strategy.layout.tp > 1 &&
-      (strategy.stack == "megatron-core" || strategy.stack == "megatron-bridge" ||
+      (is_nemo(strategy.stack) ||
        strategy.stack.starts_with("torchtitan") ||
        lower(row.recompute).starts_with("sel")) &&
       !contains(text, "no sequence parallel");
