@@ -28,7 +28,7 @@ TARGETS = {
 SWEPT = ("vtrain_a100_single", "vtrain_a100_multi", "bigscience_a100", "llm_foundry", "zero_bubble")
 FEWEST = 4  # rows that make a sweep
 
-MODEL = ("file", "gpu", "gpus", "layers", "hidden", "heads", "seq", "precision")
+MODEL = ("file", "gpu", "gpus", "layers", "hidden", "heads", "precision")
 
 
 def ranks(values):
@@ -66,17 +66,18 @@ def summary(rows):
 
 
 def sweeps(rows, same_batch):
-    """Rank correlation of seconds a sample within each sweep."""
+    """Rank correlation of seconds a token within each sweep: layouts of one batch and
+    sequence length, or of any."""
     groups = collections.defaultdict(list)
     for row in rows:
         if "step_error" in row:
             key = [row["cells"][k] for k in MODEL]
-            groups[tuple(key + [row["cells"]["global_batch"]] * same_batch)].append(row)
+            groups[tuple(key + [row["cells"][k] for k in ("global_batch", "seq")] * same_batch)].append(row)
     found = []
     for key, group in groups.items():
-        batches = [float(r["cells"]["global_batch"]) for r in group]
-        measured = [r["measured_step_seconds"] / b for r, b in zip(group, batches)]
-        predicted = [r["step_seconds"] / b for r, b in zip(group, batches)]
+        tokens = [float(r["cells"]["global_batch"]) * float(r["cells"]["seq"]) for r in group]
+        measured = [r["measured_step_seconds"] / t for r, t in zip(group, tokens)]
+        predicted = [r["step_seconds"] / t for r, t in zip(group, tokens)]
         if len(group) < FEWEST:
             continue
         correlation = spearman(measured, predicted)
@@ -172,7 +173,7 @@ def print_table(result):
             f"{percent(memory['mean'])} ({percent(memory['bias'], '+')})" if memory["rows"] else "",
         ]
         print("| " + " | ".join(cells) + " |")
-    print("\n| sweeps of | batch | sweeps | rows | rank correlation | least | predicted best behind the best: mean, most | within 5 % |")
+    print("\n| sweeps of | batch and sequence | sweeps | rows | rank correlation | least | predicted best behind the best: mean, most | within 5 % |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name, f in result["files"].items():
         for key, batch in (("sweeps_same_batch", "same"), ("sweeps_any_batch", "any")):

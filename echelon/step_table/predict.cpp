@@ -33,7 +33,7 @@ RowPrediction predict(const StepRow& row) {
     const Cluster cluster = cluster_of(row);
     prediction.strategy = strategy_of(row, model, cluster);
     prediction.step = estimate_step(model, prediction.strategy, cluster);
-  } catch (const ConfigError& error) {
+  } catch (const Error& error) {
     prediction.excluded = error.what();
   }
   return prediction;

@@ -32,7 +32,10 @@ std::optional<ModelShape> from_catalogue(
   const auto& names = catalogue_names();
   if (std::find(names.begin(), names.end(), name) == names.end()) return {};
   ModelShape model = find_model(name);
-  if (!model.transformer) return {};
+  if (!model.transformer) {
+    throw ConfigError(
+        "model " + name + " is no transformer: rows of images have no columns");
+  }
   // Another model of that name.
   if (row.hidden > 0 && row.hidden != model.transformer->hidden) return {};
   return model;
@@ -111,6 +114,7 @@ ModelShape from_dimensions(const StepRow& row, const std::string& name) {
 }  // namespace
 
 ModelShape model_of(const StepRow& row) {
+  if (row.seq <= 0) throw ConfigError("the row does not say its seq");
   const std::string name = plain_name(row.model);
   auto known = from_catalogue(row, name);
   ModelShape model = known ? *known : from_dimensions(row, name);

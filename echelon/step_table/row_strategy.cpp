@@ -34,6 +34,8 @@ bool is_megatron(const std::string& stack) {
   return is_nemo(stack) || stack.starts_with("megatron") || stack == "zero-bubble";
 }
 
+constexpr int64_t kMostStages = 1024;
+
 // Megatron-LM keeps pipeline stages farthest apart: neighbours in rank are tp, then
 // cp, then data, then pp.
 constexpr std::array<Axis, 6> kMegatronOrder = {
@@ -151,6 +153,12 @@ void read_schedule(const StepRow& row, const ModelShape& model, Strategy& strate
   strategy.schedule = row.virtual_stages > 1 ? "interleaved" : "1f1b";
   strategy.stages_per_rank = row.virtual_stages > 1 ? row.virtual_stages : 0;
   if (pp == 1) return;
+  if (pp * at_least_1(row.virtual_stages) > kMostStages) {
+    throw ConfigError(
+        "pp=" + std::to_string(pp) + " with " +
+        std::to_string(at_least_1(row.virtual_stages)) + " virtual stages: " +
+        std::to_string(kMostStages) + " stages are the most");
+  }
   if (cell.empty()) {
     usual_schedule(row, model, strategy);
     return;

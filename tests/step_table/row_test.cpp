@@ -211,6 +211,17 @@ TEST(RowStrategy, SaysWhichCellsAreWrong) {
   EXPECT_EQ(
       with([](StepRow& row) { row.microbatch_size = 5; }),
       "global_batch=64 is no multiple of dp=4 * microbatch_size=5");
+  EXPECT_EQ(
+      with([](StepRow& row) { row.virtual_stages = 100000; }),
+      "pp=2 with 100000 virtual stages: 1024 stages are the most");
+  EXPECT_EQ(
+      with([](StepRow& row) { row.seq = 0; }), "the row does not say its seq");
+  EXPECT_EQ(
+      with([](StepRow& row) { row.gpus = 0; }),
+      "the row does not say how many gpus");
+  EXPECT_EQ(
+      with([](StepRow& row) { row.model = "resnet50"; }),
+      "model resnet50 is no transformer: rows of images have no columns");
   for (const auto member :
        {&StepRow::precision, &StepRow::recompute, &StepRow::schedule,
         &StepRow::sharding}) {
