@@ -94,7 +94,8 @@ TEST(ModelsPytorch, OurWeightsGivePythonTheSameResults) {
   for (const auto& [key, network] : networks) {
     const double error =
         difference(run(*network), folder.path(key + ".out.safetensors"));
-    EXPECT_LE(error, key.ends_with("64") ? 1e-12 : 1e-5) << key;
+    // 50 layers in float32: how threads cut the sums is seen in the fifth digit.
+    EXPECT_LE(error, key.ends_with("64") ? 1e-12 : 1e-4) << key;
     std::cout << key << ": largest relative difference " << error << "\n";
   }
 }
