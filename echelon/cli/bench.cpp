@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <sstream>
 
@@ -39,6 +40,33 @@ void check_choice(
       config::did_you_mean(word, choices));
 }
 
+struct MachineArguments {
+  std::string save;
+  std::string num_ranks = "2";
+  bool json = false;
+};
+
+int bench_machine(const MachineArguments& arguments) {
+  const int64_t num_ranks =
+      parse_count("-n", arguments.num_ranks, 1, kMaxRanks);
+  const auto path = std::filesystem::absolute(arguments.save);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error) ||
+      !std::filesystem::is_directory(path.parent_path(), error)) {
+    throw ConfigError(
+        "--save " + arguments.save +
+        ": must be a file in a folder that exists, as in --save here.toml");
+  }
+  launch::LaunchOptions options;
+  options.command = {
+      find_echelon_train(), "bench", "machine", "--save", path.string()};
+  if (arguments.json) options.command.push_back("--json");
+  options.num_ranks = static_cast<int>(num_ranks);
+  options.terminal = launch::Terminal::rank_zero;
+  options.listen_early = true;
+  return launch::run(options);
+}
+
 int bench(const BenchArguments& arguments) {
   for (const auto& backend : split(arguments.backends)) {
     check_choice("--backend", backend, {"local", "gloo", "nccl"});
@@ -75,8 +103,27 @@ int bench(const BenchArguments& arguments) {
 
 void add_bench(CLI::App& app, Action& action) {
   auto* group = app.add_subcommand("bench", "measure what this machine does");
-  group->require_subcommand(1);
-  group->footer("echelon bench collectives -n 2 --backend local,gloo");
+  group->require_subcommand(0, 1);
+  group->footer(
+      "echelon bench --save here.toml -n 2\n"
+      "echelon bench collectives -n 2 --backend local,gloo");
+  auto machine = std::make_shared<MachineArguments>();
+  group
+      ->add_option(
+          "--save",
+          machine->save,
+          "measure matrix products, memory and links of this machine, all ranks "
+          "at once, and write them as a cluster file")
+      ->type_name("FILE");
+  group->add_option("-n", machine->num_ranks, "ranks (2)")->type_name("RANKS");
+  group->add_flag("--json", machine->json, "print what was measured as JSON");
+  group->callback([&action, group, machine] {
+    if (!group->get_subcommands().empty()) return;
+    if (machine->save.empty()) {
+      throw CLI::RequiredError("--save FILE, or what to measure,");
+    }
+    action = [machine] { return bench_machine(*machine); };
+  });
   auto* command = group->add_subcommand(
       "collectives", "microseconds of each collective, backend and size");
   command->footer(

@@ -12,6 +12,9 @@
 #include "echelon/cli/findings.h"
 #include "echelon/cli/help.h"
 #include "echelon/cli/table.h"
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cluster/cluster_file.h"
+#include "echelon/error.h"
 
 namespace echelon::cli {
 namespace {
@@ -97,6 +100,8 @@ int doctor(bool json) {
         find_processor,
         find_memory,
         find_gpus,
+        find_links,
+        find_local_cluster,
         find_shared_memory,
         find_memfd,
         find_pidfd,
@@ -127,16 +132,36 @@ int doctor(bool json) {
   return errors > 0 ? 1 : 0;
 }
 
+int print_cluster() {
+  std::cout << to_toml(find_cluster("local"));
+  return 0;
+}
+
 }  // namespace
 
 void add_doctor(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand(
       "doctor", "look at this machine and say what is amiss, with its remedy");
-  command->footer("echelon doctor\nechelon doctor --json");
+  command->footer(
+      "echelon doctor\nechelon doctor --json\n"
+      "echelon doctor --cluster > here.toml");
   auto json = std::make_shared<bool>(false);
+  auto cluster = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "print the findings as JSON");
-  command->callback(
-      [&action, json] { action = [json] { return doctor(*json); }; });
+  command->add_flag(
+      "--cluster",
+      *cluster,
+      "print this machine as a cluster file (TOML) and nothing else");
+  command->callback([&action, json, cluster] {
+    action = [json, cluster] {
+      if (*json && *cluster) {
+        throw ConfigError(
+            "--json and --cluster: the cluster is printed as TOML; give one "
+            "of the two");
+      }
+      return *cluster ? print_cluster() : doctor(*json);
+    };
+  });
 }
 
 }  // namespace echelon::cli

@@ -19,6 +19,10 @@ struct Finding {
 Finding find_processor();
 Finding find_memory();
 Finding find_gpus();
+/// Between GPUs, to the host and to other machines.
+Finding find_links();
+/// What find_cluster("local") makes of this machine.
+Finding find_local_cluster();
 Finding find_shared_memory();
 Finding find_memfd();
 Finding find_pidfd();

@@ -1,5 +1,4 @@
 #include <arpa/inet.h>
-#include <dlfcn.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
@@ -19,7 +18,10 @@
 #include <thread>
 
 #include "echelon/cli/findings.h"
-#include "echelon/launch/environment.h"
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cluster/local_machine.h"
+#include "echelon/cluster/quantity.h"
+#include "echelon/error.h"
 
 namespace echelon::cli {
 namespace {
@@ -36,109 +38,30 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// A line of /proc/meminfo, in bytes; 0 when it is not there.
-double meminfo(const std::string& name) {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind(name + ":", 0) == 0) {
-      return std::strtod(line.c_str() + name.size() + 1, nullptr) * 1024;
-    }
-  }
-  return 0;
-}
-
-// This process' cgroup limit (version 2, or 1); 0: none.
-double cgroup_memory() {
-  std::ifstream groups("/proc/self/cgroup");
-  std::vector<std::string> files = {
-      "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-      "/sys/fs/cgroup/memory.max"};
-  for (std::string line; std::getline(groups, line);) {
-    if (line.rfind("0::", 0) == 0) {
-      files.push_back("/sys/fs/cgroup" + line.substr(3) + "/memory.max");
-    }
-  }
-  double smallest = 0;
-  for (const auto& file : files) {
-    const double limit = std::strtod(first_line(file).c_str(), nullptr);
-    // Version 1 says "no limit" with a number near 2^63.
-    if (limit > 0 && limit < 0x1p60 && (smallest == 0 || limit < smallest)) {
-      smallest = limit;
-    }
-  }
-  return smallest;
-}
-
 std::string limit_text(rlim_t limit) {
   return limit == RLIM_INFINITY ? "unlimited" : std::to_string(limit);
 }
 
-// The few functions of the driver's library that are needed, by their stable
-// names.
-class Nvml {
- public:
-  struct Memory {
-    unsigned long long total, free, used;
-  };
-  using Device = void*;
-
-  Nvml() : library_(::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)) {
-    if (library_ == nullptr) return;
-    const auto init = find<int()>("nvmlInit_v2");
-    result_ = init == nullptr ? 1 : init();
+// "8 x NVIDIA H100 80GB HBM3 with 80 GiB, driver 560.35.03 (CUDA 12.6)"; GPUs that
+// differ are told each.
+std::string gpus_text(const NvmlFindings& nvml) {
+  std::vector<std::pair<std::string, int>> kinds;
+  for (const auto& gpu : nvml.gpus) {
+    const std::string kind = gpu.name + " with " + bytes_text(gpu.memory_bytes);
+    if (kinds.empty() || kinds.back().first != kind) kinds.push_back({kind, 0});
+    ++kinds.back().second;
   }
-  ~Nvml() {
-    if (library_ == nullptr) return;
-    const auto shutdown = find<int()>("nvmlShutdown");
-    if (result_ == 0 && shutdown != nullptr) shutdown();
-    ::dlclose(library_);
+  std::string text;
+  for (const auto& [kind, count] : kinds) {
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " x " + kind;
   }
-  Nvml(const Nvml&) = delete;
-  Nvml& operator=(const Nvml&) = delete;
-
-  bool present() const { return library_ != nullptr; }
-  int result() const { return result_; }
-
-  std::string driver() const {
-    char text[96] = "";
-    const auto get = find<int(char*, unsigned)>("nvmlSystemGetDriverVersion");
-    if (get != nullptr) get(text, sizeof(text));
-    return text;
+  text += ", driver " + nvml.driver;
+  if (nvml.cuda > 0) {
+    text += " (CUDA " + std::to_string(nvml.cuda / 1000) + "." +
+            std::to_string(nvml.cuda % 1000 / 10) + ")";
   }
-
-  // "NVIDIA H100, 80 GiB" for each.
-  std::vector<std::string> devices() const {
-    std::vector<std::string> devices;
-    const auto count = find<int(unsigned*)>("nvmlDeviceGetCount_v2");
-    const auto handle =
-        find<int(unsigned, Device*)>("nvmlDeviceGetHandleByIndex_v2");
-    const auto name = find<int(Device, char*, unsigned)>("nvmlDeviceGetName");
-    const auto memory = find<int(Device, Memory*)>("nvmlDeviceGetMemoryInfo");
-    unsigned number = 0;
-    if (!count || !handle || !name || !memory || count(&number) != 0) return {};
-    for (unsigned i = 0; i < number; ++i) {
-      Device device = nullptr;
-      char text[96] = "?";
-      Memory bytes{};
-      if (handle(i, &device) != 0) continue;
-      name(device, text, sizeof(text));
-      memory(device, &bytes);
-      devices.push_back(
-          std::string(text) + " with " +
-          bytes_text(static_cast<double>(bytes.total)));
-    }
-    return devices;
-  }
-
- private:
-  template <class Function>
-  Function* find(const char* name) const {
-    return reinterpret_cast<Function*>(::dlsym(library_, name));
-  }
-
-  void* library_;
-  int result_ = 1;
-};
+  return text;
+}
 
 }  // namespace
 
@@ -158,7 +81,7 @@ std::string bytes_text(double bytes) {
 }
 
 Finding find_processor() {
-  const int cores = launch::available_cores();
+  const int cores = available_cores();
   const auto all = static_cast<int>(std::thread::hardware_concurrency());
   std::string text = std::to_string(cores) + (cores == 1 ? " core" : " cores");
   const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
@@ -177,11 +100,12 @@ Finding find_processor() {
 }
 
 Finding find_memory() {
-  const double total = meminfo("MemTotal");
-  const double available = meminfo("MemAvailable");
-  const double limit = cgroup_memory();
-  std::string text = bytes_text(available) + " free of " + bytes_text(total);
-  if (limit > 0 && limit < total) {
+  const HostMemory memory = host_memory();
+  const double available = memory.free_bytes;
+  const double limit = memory.limit_bytes;
+  std::string text =
+      bytes_text(available) + " free of " + bytes_text(memory.total_bytes);
+  if (limit > 0 && limit < memory.total_bytes) {
     text += ", this cgroup may use " + bytes_text(limit);
   }
   const double usable = limit > 0 ? std::min(limit, available) : available;
@@ -198,8 +122,8 @@ Finding find_memory() {
 }
 
 Finding find_gpus() {
-  const Nvml nvml;
-  if (!nvml.present()) {
+  const NvmlFindings nvml = ask_nvml();
+  if (!nvml.library) {
     if (::access("/dev/nvidiactl", F_OK) == 0) {
       return {
           "GPUs",
@@ -209,16 +133,15 @@ Finding find_gpus() {
     }
     return {"GPUs", Level::ok, "none; ranks use the processor", ""};
   }
-  if (nvml.result() != 0) {
+  if (nvml.error != 0) {
     return {
         "GPUs",
         Level::warning,
         "the driver's library does not start (NVML error " +
-            std::to_string(nvml.result()) + ")",
+            std::to_string(nvml.error) + ")",
         "does nvidia-smi work? load the driver, or restart after an update"};
   }
-  const auto devices = nvml.devices();
-  if (devices.empty()) {
+  if (nvml.gpus.empty()) {
     return {
         "GPUs",
         Level::ok,
@@ -226,12 +149,53 @@ Finding find_gpus() {
         "processor",
         ""};
   }
-  return {
-      "GPUs",
-      Level::ok,
-      std::to_string(devices.size()) + " x " + devices.front() + ", driver " +
-          nvml.driver(),
-      ""};
+  return {"GPUs", Level::ok, gpus_text(nvml), ""};
+}
+
+Finding find_links() {
+  const LocalMachine machine = look_at_machine();
+  std::string text;
+  const auto add = [&](const std::string& name, double rate) {
+    if (rate <= 0) return;
+    text += (text.empty() ? "" : ", ") + name + " " +
+            quantity_text(std::round(rate / 1e8) * 1e8, Unit::bytes_per_second);
+  };
+  if (!machine.nvml.gpus.empty()) {
+    const Gpu& gpu = machine.nvml.gpus.front();
+    add("NVLink " + std::to_string(gpu.nvlink_version) + " x" +
+            std::to_string(gpu.nvlinks) +
+            (gpu.nvswitch ? " to a switch" : " to other GPUs"),
+        nvlink_bytes_per_second(gpu));
+    add("PCIe " + std::to_string(gpu.pcie_generation) + " x" +
+            std::to_string(gpu.pcie_lanes),
+        pcie_bytes_per_second(gpu.pcie_generation, gpu.pcie_lanes));
+  }
+  for (const auto& adapter : machine.adapters) {
+    add((adapter.infiniband ? "InfiniBand " : "Ethernet ") + adapter.name,
+        adapter.bytes_per_second);
+  }
+  if (text.empty()) text = "no adapter tells its rate";
+  return {"links", Level::ok, text, ""};
+}
+
+Finding find_local_cluster() {
+  try {
+    const Cluster cluster = find_cluster("local");
+    const Node& node = cluster.groups.front().node;
+    return {
+        "cluster",
+        Level::ok,
+        "local = " + std::to_string(node.num_devices) + " x " +
+            node.device.name + " of " + bytes_text(node.device.memory_bytes) +
+            ", as `echelon doctor --cluster` writes it",
+        ""};
+  } catch (const Error& error) {
+    return {
+        "cluster",
+        Level::warning,
+        error.what(),
+        "`echelon bench --save here.toml` measures this machine"};
+  }
 }
 
 Finding find_shared_memory() {

@@ -1,29 +1,10 @@
 #include "echelon/launch/environment.h"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <random>
-#include <thread>
 
 namespace echelon::launch {
-namespace {
-
-// "cpu.max" of cgroup v2 holds "<quota> <period>" or "max <period>".
-int cgroup_cores() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  double quota = 0;
-  double period = 0;
-  if (file >> quota >> period && quota > 0 && period > 0) {
-    return std::max(1, static_cast<int>(quota / period));
-  }
-  return 1 << 20;
-}
-
-}  // namespace
-
 std::vector<std::string> rank_environment(
     const std::vector<std::string>& base,
     const RankPlace& place,
@@ -82,15 +63,6 @@ std::vector<std::string> rank_environment(
     result.push_back(name + "=" + value);
   }
   return result;
-}
-
-int available_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  const int cores = sched_getaffinity(0, sizeof set, &set) == 0
-      ? CPU_COUNT(&set)
-      : static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, std::min(cores, cgroup_cores()));
 }
 
 std::string random_job_id() {

@@ -61,9 +61,6 @@ std::vector<std::string> rank_environment(
     const Variables& extra,
     int cores);
 
-/// Cores that this process may use: its affinity, and its cgroup's quota.
-int available_cores();
-
 /// 16 random hexadecimal digits.
 std::string random_job_id();
 

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/launch/checks.h"
 

@@ -3,16 +3,19 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "echelon/cluster/cluster_file.h"
 #include "echelon/comm/world.h"
 #include "echelon/error.h"
 #include "echelon/launch/error_report.h"
 #include "echelon/train/bench_collectives.h"
+#include "echelon/train/bench_machine.h"
 #include "echelon/train/count_memory.h"
 #include "echelon/train/job.h"
 #include "echelon/train/memory_plan_text.h"
@@ -31,6 +34,7 @@ constexpr const char* kUsage =
     "                     [--save FOLDER | --resume FOLDER] [--threads N]\n"
     "       echelon-train sample RUN [--tokens N] [--temperature T] [--top-k K]\n"
     "                     [--top-p P] [--seed S] --prompt TEXT\n"
+    "       echelon-train bench machine --save FILE [--json] [--threads N]\n"
     "       echelon-train bench collectives [--backend local,gloo]\n"
     "                     [--bytes 4096,1048576] [--operations all_reduce]\n"
     "                     [--json] [--threads N]\n"
@@ -230,9 +234,44 @@ int run_sample(Arguments& arguments) {
   return 0;
 }
 
+// Whole or not at all: the file is renamed to when it is written.
+void write_cluster(const std::string& path, const Cluster& cluster) {
+  const std::string part = path + ".part";
+  {
+    std::ofstream file(part);
+    file << to_toml(cluster);
+    file.close();
+    if (!file) throw DataError(path + ": cannot be written");
+  }
+  std::error_code error;
+  std::filesystem::rename(part, path, error);
+  if (error) {
+    std::filesystem::remove(part, error);
+    throw DataError(path + ": cannot be written");
+  }
+}
+
+int run_bench_machine(Arguments& arguments) {
+  const std::string path = arguments.value("--save", "");
+  const bool json = arguments.flag("--json");
+  const int64_t threads = arguments.number("--threads", 0);
+  arguments.end();
+  with_world(threads, CommOptions{}, [&](World& world) {
+    const MachineMeasurement measured = bench_machine(world);
+    if (world.rank() != 0) return;
+    write_cluster(path, cluster_of(measured, look_at_machine()));
+    std::cout << (json ? to_json(measured) + "\n"
+                       : to_text(measured) + "cluster: " + path + "\n")
+              << std::flush;
+  });
+  return 0;
+}
+
 int run_bench(Arguments& arguments) {
-  if (arguments.positional("what to measure") != "collectives") {
-    throw ConfigError("echelon-train: bench measures collectives");
+  const std::string what = arguments.positional("what to measure");
+  if (what == "machine") return run_bench_machine(arguments);
+  if (what != "collectives") {
+    throw ConfigError("echelon-train: bench measures collectives or machine");
   }
   BenchOptions options;
   options.backends.clear();

@@ -577,6 +577,20 @@ TEST_F(CommandLine, BenchPassesItsArguments) {
   EXPECT_EQ(run("bench collectives -n 0").exit_code, 2);
 }
 
+TEST_F(CommandLine, BenchSavesThisMachineWhereItCan) {
+  const std::string file = (folder_ / "here.toml").string();
+  EXPECT_EQ(
+      run("bench --save " + file + " -n 3 --json").out,
+      "rank 0 of 3: bench machine --save " + file + " --json\n");
+  EXPECT_EQ(run("bench -n 2").exit_code, 2);
+  EXPECT_EQ(run("bench --save " + file + " -n 0").exit_code, 2);
+  for (const std::string place : {"nowhere/here.toml", "."}) {
+    const auto outcome = run("bench --save " + place);
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("a file in a folder that exists"));
+  }
+}
+
 TEST_F(CommandLine, RunStartsAProgramWithItsOwnFlags) {
   const auto outcome =
       run("run -n 2 --no-prefix -- sh -c 'echo $RANK $0 $1' --help -n");
@@ -617,6 +631,8 @@ TEST_F(CommandLine, DoctorNamesEachFindingAndItsRemedy) {
         "processor",
         "memory",
         "GPUs",
+        "links",
+        "cluster",
         "/dev/shm",
         "memfd",
         "pidfd",
@@ -638,6 +654,28 @@ TEST_F(CommandLine, DoctorSeesALowLimit) {
   EXPECT_THAT(outcome.out, HasSubstr("warning  open files     256"));
   EXPECT_THAT(outcome.out, HasSubstr("remedy: raise the limit: ulimit -n"));
   EXPECT_THAT(outcome.out, HasSubstr("2 errors and "));
+}
+
+TEST_F(CommandLine, DoctorAsksTheDriverAndWritesTheCluster) {
+  const std::string driver = "LD_LIBRARY_PATH=" FAKE_NVML_FOLDER " ";
+  const auto seen = shell(driver + "bin/echelon doctor");
+  EXPECT_THAT(
+      seen.out,
+      HasSubstr("2 x NVIDIA H100 80GB HBM3 with 80 GiB, driver 560.35.03 "
+                "(CUDA 12.6)"));
+  EXPECT_THAT(seen.out, HasSubstr("NVLink 4 x18 to a switch 450 GB/s"));
+  EXPECT_THAT(seen.out, HasSubstr("local = 2 x h100-sxm of 80 GiB"));
+  const auto cluster = shell(driver + "bin/echelon doctor --cluster");
+  EXPECT_EQ(cluster.exit_code, 0);
+  EXPECT_THAT(cluster.out, HasSubstr("[[nodes]]\ndevice = \"h100-sxm\""));
+  EXPECT_THAT(
+      shell(driver + "FAKE_NVML_ERROR=9 bin/echelon doctor").out,
+      HasSubstr("does not start (NVML error 9)"));
+  const auto unknown =
+      shell(driver + "FAKE_NVML_NAME='NVIDIA T4' bin/echelon doctor --cluster");
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("\"NVIDIA T4\" is not in the catalogue"));
+  EXPECT_EQ(run("doctor --cluster --json").exit_code, 2);
 }
 
 TEST_F(CommandLine, DoctorReadsTheRowOfTheAllReduce) {

@@ -64,7 +64,6 @@ TEST(RankEnvironment, ExtraVariablesWin) {
 TEST(RandomJobId, Differs) {
   EXPECT_EQ(random_job_id().size(), 16u);
   EXPECT_NE(random_job_id(), random_job_id());
-  EXPECT_GE(available_cores(), 1);
 }
 
 }  // namespace

@@ -1,0 +1,27 @@
+// What this host lends a process: cores and memory, by affinity and cgroup.
+#pragma once
+
+#include <string>
+
+namespace echelon {
+
+/// Cores that this process may use: its affinity, and its cgroup's quota.
+int available_cores();
+
+struct HostMemory {
+  double total_bytes = 0;
+  double free_bytes = 0;   // as the kernel says could be had without swapping
+  double limit_bytes = 0;  // of this process' cgroup; 0: none
+};
+HostMemory host_memory();
+
+struct Processor {
+  std::string name;             // "AMD EPYC 9654"; empty: not told
+  double hertz = 0;             // now; 0: not told
+  int fp32_flops_per_cycle = 0;  // of a core, by its vector instructions
+};
+/// From /proc/cpuinfo, or a text like it.
+Processor find_host_processor();
+Processor parse_cpuinfo(const std::string& text);
+
+}  // namespace echelon

@@ -1,0 +1,195 @@
+#include "echelon/cluster/measured_machine.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+// "NVIDIA T4" -> "nvidia-t4"
+std::string slug(const std::string& name) {
+  std::string text;
+  for (char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (std::isalnum(byte) != 0) {
+      text += static_cast<char>(std::tolower(byte));
+    } else if (!text.empty() && text.back() != '-') {
+      text += '-';
+    }
+  }
+  while (!text.empty() && text.back() == '-') text.pop_back();
+  return text.empty() ? "gpu" : text;
+}
+
+bool known_gpus(const LocalMachine& machine) {
+  return machine.nvml.gpus.empty() ||
+         !device_of_gpu(machine.nvml.gpus.front()).empty();
+}
+
+// The processor's node with the figures of a GPU that the catalogue has not.
+Node unknown_gpu_node(LocalMachine machine, int64_t ranks) {
+  const Gpu gpu = machine.nvml.gpus.front();
+  machine.nvml.gpus.clear();
+  Node node = cluster_of(machine, ranks).groups.front().node;
+  node.device.name = slug(gpu.name);
+  node.device.memory_bytes = gpu.memory_bytes;
+  const double pcie =
+      pcie_bytes_per_second(gpu.pcie_generation, gpu.pcie_lanes);
+  if (pcie > 0) node.host = {"PCIe", pcie, 7e-6};
+  return node;
+}
+
+// A processor's share, or an unknown GPU, has no published peak: its best product
+// is the peak.
+void set_peaks(Device& device) {
+  device.peak_flops_per_second.fill(0);
+  for (const auto& rate : device.matrix_rates) {
+    double& peak =
+        device.peak_flops_per_second[static_cast<size_t>(rate.precision)];
+    peak = std::max(peak, rate.flops_per_second);
+  }
+}
+
+// Four digits: no measurement has more, and the file is for people as well.
+double rounded(double value) {
+  if (!(value > 0)) return value;
+  const double scale = std::pow(10.0, 3 - std::floor(std::log10(value)));
+  return std::round(value * scale) / scale;
+}
+
+std::string source_of(
+    const MachineMeasurement& measured, const LocalMachine& machine) {
+  std::string text = "measured by echelon bench --save with " +
+                     std::to_string(measured.ranks) +
+                     (measured.ranks == 1 ? " rank on " : " ranks on ");
+  if (!machine.nvml.gpus.empty()) return text + machine.nvml.gpus.front().name;
+  return text +
+         (machine.processor.name.empty() ? "a processor"
+                                         : machine.processor.name) +
+         ", " + std::to_string(machine.cores) +
+         (machine.cores == 1 ? " core" : " cores");
+}
+
+std::string formatted(const char* format, double value, const char* what) {
+  char text[120];
+  std::snprintf(text, sizeof(text), format, what, value);
+  return text;
+}
+
+}  // namespace
+
+Link link_of(const MachineMeasurement& measured) {
+  const MeasuredCall* least = nullptr;
+  const MeasuredCall* most = nullptr;
+  for (const auto& call : measured.calls) {
+    if (call.operation != "all_reduce") continue;
+    if (least == nullptr || call.bytes < least->bytes) least = &call;
+    if (most == nullptr || call.bytes > most->bytes) most = &call;
+  }
+  if (least == nullptr || least->bytes == most->bytes || measured.ranks < 2) {
+    throw Error("a link is measured by all_reduces of two sizes, 2 ranks or more");
+  }
+  const auto ranks = static_cast<double>(measured.ranks);
+  const double share = 2 * (ranks - 1) / ranks;
+  // Noise may make the larger one quicker; the rate is then as if it had no delay.
+  const double seconds = most->seconds > least->seconds
+                             ? most->seconds - least->seconds
+                             : most->seconds;
+  const double rate =
+      share * static_cast<double>(most->bytes - least->bytes) / seconds;
+  const double latency = std::max(
+      0.0,
+      least->seconds - share * static_cast<double>(least->bytes) / rate);
+  return {"measured", rate, latency};
+}
+
+Cluster
+cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
+  Cluster cluster;
+  cluster.name = "measured";
+  const bool known = known_gpus(machine);
+  Node node =
+      known ? cluster_of(machine, measured.ranks).groups.front().node
+            : unknown_gpu_node(machine, measured.ranks);
+  node.name = "measured";
+  Device& device = node.device;
+  device.matrix_rates = measured.matrix_rates;
+  for (auto& rate : device.matrix_rates) {
+    rate.flops_per_second = rounded(rate.flops_per_second);
+  }
+  device.memory_bytes_per_second = rounded(measured.memory_bytes_per_second);
+  device.launch_seconds = rounded(measured.launch_seconds);
+  device.source = source_of(measured, machine);
+  if (!known || machine.nvml.gpus.empty()) set_peaks(device);
+  if (measured.ranks > 1) {
+    node.inside = link_of(measured);
+    node.inside.bytes_per_second = rounded(node.inside.bytes_per_second);
+    node.inside.latency_seconds = rounded(node.inside.latency_seconds);
+    // All ranks sent at once: the rate is what each of them has then.
+    node.switched = true;
+    node.reduces_in_switch = false;
+  }
+  cluster.groups.push_back({node, 1});
+  check(cluster);
+  return cluster;
+}
+
+std::string to_text(const MachineMeasurement& measured) {
+  std::string text = "of one rank, " + std::to_string(measured.ranks) +
+                     (measured.ranks == 1 ? " rank" : " ranks at once") + ":\n";
+  text += formatted(
+      "  %-34s %9.2f GB/s\n",
+      measured.memory_bytes_per_second / 1e9,
+      "memory, read and written");
+  text += formatted(
+      "  %-34s %9.2f us\n", measured.launch_seconds * 1e6, "an operator, launched");
+  for (const auto& rate : measured.matrix_rates) {
+    const std::string name = std::string(to_string(rate.precision)) + " [" +
+                             std::to_string(rate.m) + ", " +
+                             std::to_string(rate.k) + "] x [" +
+                             std::to_string(rate.k) + ", " +
+                             std::to_string(rate.n) + "]";
+    text += formatted(
+        "  %-34s %9.1f GFLOP/s\n", rate.flops_per_second / 1e9, name.c_str());
+  }
+  for (const auto& call : measured.calls) {
+    const std::string name =
+        call.operation + " of " + std::to_string(call.bytes) + " bytes";
+    text += formatted("  %-34s %9.1f us\n", call.seconds * 1e6, name.c_str());
+  }
+  return text;
+}
+
+std::string to_json(const MachineMeasurement& measured) {
+  auto rates = nlohmann::ordered_json::array();
+  for (const auto& rate : measured.matrix_rates) {
+    rates.push_back(
+        {{"precision", to_string(rate.precision)},
+         {"m", rate.m},
+         {"n", rate.n},
+         {"k", rate.k},
+         {"flops_per_second", rate.flops_per_second}});
+  }
+  auto calls = nlohmann::ordered_json::array();
+  for (const auto& call : measured.calls) {
+    calls.push_back(
+        {{"operation", call.operation},
+         {"bytes", call.bytes},
+         {"seconds", call.seconds}});
+  }
+  return nlohmann::ordered_json{
+      {"ranks", measured.ranks},
+      {"memory_bytes_per_second", measured.memory_bytes_per_second},
+      {"launch_seconds", measured.launch_seconds},
+      {"matrix_rates", rates},
+      {"calls", calls}}
+      .dump(2);
+}
+
+}  // namespace echelon

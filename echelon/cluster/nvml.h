@@ -1,0 +1,34 @@
+// NVIDIA's GPUs as the driver's library (NVML) tells of them. It is loaded when it
+// is there; nothing of it is needed to build.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+struct Gpu {
+  std::string name;  // "NVIDIA H100 80GB HBM3"
+  double memory_bytes = 0;
+  int nvlinks = 0;        // active ones
+  int nvlink_version = 0;  // of them
+  bool nvswitch = false;  // they end at a switch
+  int pcie_generation = 0, pcie_lanes = 0;  // the most that it can; 0: not told
+};
+
+struct NvmlFindings {
+  bool library = false;  // it is there
+  int error = 0;         // of starting it; 0: it runs
+  std::string driver;    // "560.35.03"
+  int cuda = 0;          // the newest that the driver runs: 12060 is 12.6
+  std::vector<Gpu> gpus;
+};
+
+/// `library`: another one to load, for tests.
+NvmlFindings ask_nvml(const char* library = "libnvidia-ml.so.1");
+
+/// One direction, all links of a GPU together; 0: none.
+double nvlink_bytes_per_second(const Gpu& gpu);
+double pcie_bytes_per_second(int generation, int lanes);
+
+}  // namespace echelon

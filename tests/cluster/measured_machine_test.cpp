@@ -1,0 +1,117 @@
+#include "echelon/cluster/measured_machine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cluster/cluster_file.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+
+LocalMachine machine() {
+  LocalMachine made;
+  made.processor = {"Test 9000", 3e9, 64};
+  made.cores = 8;
+  made.memory = {64e9, 60e9, 0};
+  return made;
+}
+
+// all_reduces of 10 us and 2 GB/s among `ranks`.
+MachineMeasurement measurement(int64_t ranks) {
+  MachineMeasurement made;
+  made.ranks = ranks;
+  made.matrix_rates = {
+      {Precision::fp32, 64, 64, 64, 20e9},
+      {Precision::fp32, 2048, 1024, 1024, 80e9},
+      {Precision::bf16, 64, 64, 64, 30e9}};
+  made.memory_bytes_per_second = 7e9;
+  made.launch_seconds = 1.5e-6;
+  if (ranks == 1) return made;
+  const auto n = static_cast<double>(ranks);
+  for (int64_t bytes : {4096, 1 << 20, 16 << 20}) {
+    made.calls.push_back(
+        {"all_reduce",
+         bytes,
+         10e-6 + 2 * (n - 1) / n * static_cast<double>(bytes) / 2e9});
+    made.calls.push_back({"send_recv", bytes, 1e-6});
+  }
+  return made;
+}
+
+TEST(MeasuredMachine, LinkIsTheDelayAndRateOfAllReduces) {
+  for (int64_t ranks : {2, 3, 8}) {
+    const Link link = link_of(measurement(ranks));
+    EXPECT_NEAR(link.latency_seconds, 10e-6, 1e-9);
+    EXPECT_NEAR(link.bytes_per_second, 2e9, 1e3);
+  }
+  // Noise: the larger one was quicker.
+  MachineMeasurement odd = measurement(2);
+  odd.calls = {{"all_reduce", 4096, 5e-3}, {"all_reduce", 1 << 20, 1e-3}};
+  const Link link = link_of(odd);
+  EXPECT_GT(link.bytes_per_second, 0);
+  EXPECT_GE(link.latency_seconds, 0);
+  EXPECT_THROW(link_of(measurement(1)), Error);
+}
+
+TEST(MeasuredMachine, AProcessorsSharesHaveTheMeasuredFigures) {
+  const Cluster cluster = cluster_of(measurement(2), machine());
+  ASSERT_EQ(cluster.num_devices(), 2);
+  const Node& node = cluster.groups[0].node;
+  EXPECT_EQ(node.device.name, "cpu");
+  EXPECT_EQ(node.device.memory_bytes, 32e9);
+  EXPECT_EQ(node.device.memory_bytes_per_second, 7e9);
+  EXPECT_EQ(node.device.launch_seconds, 1.5e-6);
+  EXPECT_EQ(node.device.matrix_rates.size(), 3u);
+  EXPECT_EQ(node.device.peak(Precision::fp32), 80e9);
+  EXPECT_EQ(node.device.peak(Precision::bf16), 30e9);
+  EXPECT_EQ(node.device.peak(Precision::fp64), 0);
+  EXPECT_THAT(node.device.source, HasSubstr("2 ranks on Test 9000, 8 cores"));
+  EXPECT_EQ(parse_cluster(to_toml(cluster), "x.toml"), cluster);
+  EXPECT_EQ(cluster_of(measurement(1), machine()).num_devices(), 1);
+
+  MachineMeasurement long_ones = measurement(1);
+  long_ones.memory_bytes_per_second = 9069391473.09;
+  long_ones.launch_seconds = 1.2180436e-6;
+  const Device rounded =
+      cluster_of(long_ones, machine()).groups[0].node.device;
+  EXPECT_EQ(rounded.memory_bytes_per_second, 9.069e9);
+  EXPECT_DOUBLE_EQ(rounded.launch_seconds, 1.218e-6);
+}
+
+TEST(MeasuredMachine, GpusOfTheCatalogueKeepTheirPeaks) {
+  LocalMachine gpus = machine();
+  const Gpu l4{.name = "NVIDIA L4", .memory_bytes = 24e9};
+  gpus.nvml.gpus = {l4, l4};
+  const Device device = cluster_of(measurement(2), gpus).groups[0].node.device;
+  EXPECT_EQ(device.name, "l4");
+  EXPECT_EQ(device.peak(Precision::bf16), find_device("l4").peak(Precision::bf16));
+  EXPECT_EQ(device.memory_bytes_per_second, 7e9);
+
+  const Gpu other{.name = "NVIDIA T4", .memory_bytes = 16e9};
+  gpus.nvml.gpus = {other, other};
+  const Cluster unknown = cluster_of(measurement(2), gpus);
+  EXPECT_EQ(unknown.groups[0].node.device.name, "nvidia-t4");
+  EXPECT_EQ(unknown.groups[0].node.device.memory_bytes, 16e9);
+  EXPECT_EQ(unknown.groups[0].node.device.peak(Precision::fp32), 80e9);
+  EXPECT_EQ(parse_cluster(to_toml(unknown), "x.toml"), unknown);
+}
+
+TEST(MeasuredMachine, IsToldAsTextAndJson) {
+  const std::string text = to_text(measurement(2));
+  EXPECT_THAT(text, HasSubstr("2 ranks at once"));
+  EXPECT_THAT(text, HasSubstr("fp32 [2048, 1024] x [1024, 1024]"));
+  EXPECT_THAT(text, HasSubstr("all_reduce of 4096 bytes"));
+  const auto json = nlohmann::json::parse(to_json(measurement(2)));
+  EXPECT_EQ(json["ranks"], 2);
+  EXPECT_EQ(json["matrix_rates"].size(), 3u);
+  EXPECT_EQ(json["calls"].size(), 6u);
+}
+
+}  // namespace
+}  // namespace echelon
