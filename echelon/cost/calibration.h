@@ -60,6 +60,7 @@ struct Stack {
   double attention_speed = 1;     // of FlashAttention 2's
   bool fused_elementwise = true;  // bias, dropout, activation, residual in one
   bool dropout = false;
+  bool pads_vocabulary = true;    // to a multiple of 128, even when it is not cut
   double compute_share = 1;       // of what the device reaches, by its libraries
   double memory_share = 1;        // the same of operators bound by memory
   double collective_share = 1;    // of the rate of links

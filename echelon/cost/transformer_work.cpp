@@ -17,8 +17,9 @@ int64_t part(int64_t whole, int64_t degree) {
 
 /// Rows of the embedding on a rank: who cuts it pads it first, so that each part is a
 /// multiple of 128.
-int64_t vocabulary_part(const TransformerShape& shape, int64_t tp) {
-  return tp == 1 ? shape.vocab : (shape.vocab + 128 * tp - 1) / (128 * tp) * 128;
+int64_t vocabulary_part(const TransformerShape& shape, const Stack& stack, int64_t tp) {
+  if (tp == 1 && !stack.pads_vocabulary) return shape.vocab;
+  return (shape.vocab + 128 * tp - 1) / (128 * tp) * 128;
 }
 
 /// What every part of a block needs.
@@ -296,7 +297,7 @@ LayerWork embedding(
                               : CollectiveKind::all_reduce,
       build.element_bytes() * sizes.elements(), 0, true);
   build.parameters(
-      static_cast<double>(vocabulary_part(shape, sizes.tp)) *
+      static_cast<double>(vocabulary_part(shape, stack, sizes.tp)) *
           static_cast<double>(shape.hidden),
       2);
   if (shape.positions > 0) {
@@ -327,7 +328,7 @@ LayerWork head(
       sizes.sequence_parallel ? CollectiveKind::reduce_scatter
                               : CollectiveKind::all_reduce,
       bytes, stack.hidden_backward_tensor_parallel, false);
-  const int64_t vocab = vocabulary_part(shape, sizes.tp);
+  const int64_t vocab = vocabulary_part(shape, stack, sizes.tp);
   build.linear("logits", sizes.tokens, vocab, shape.hidden, false);
   const double logits = static_cast<double>(sizes.tokens) * static_cast<double>(vocab);
   build.stream("loss", logits, stack.loss_bytes / build.element_bytes(),

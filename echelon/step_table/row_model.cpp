@@ -104,7 +104,7 @@ ModelShape from_dimensions(const StepRow& row, const std::string& name) {
   shape.biases = !shape.gated && !nemotron && !has(name, {"mpt"});
   const bool learned = shape.tied && !has(name, {"bloom", "falcon", "neox"});
   shape.positions = learned ? row.seq : 0;
-  shape.vocab = shape.gated ? 32000 : 51200;
+  shape.vocab = shape.gated ? 32000 : 50257;
   read_experts(row, name, shape);
   ModelShape model;
   model.transformer = shape;

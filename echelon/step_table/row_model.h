@@ -13,7 +13,7 @@ namespace echelon {
 /// gated with root-mean-square norms and a head of its own; nemotron has no gate and
 /// no biases; mpt no biases; bloom no learned positions; every other is a GPT when its
 /// feed-forward is four times as wide as the model, and else as llama. Cells left
-/// empty: as many key-value heads as heads, GPT-2's padded vocabulary of 51,200
+/// empty: as many key-value heads as heads, GPT-2's vocabulary of 50,257
 /// (llama's 32,000).
 ///
 /// Throws ConfigError when dimensions are missing, or for a mixture of experts that
