@@ -166,7 +166,7 @@ Stack megatron_2021() {
   s.name = "megatron-2021";
   s.fused_attention = false;
   s.dropout = true;
-  s.pads_vocabulary = false;  // [fit] vTrain's heads on one rank take thrice as long
+  s.compute_share = 0.94;  // [fit] to arXiv:2104.04473
   s.host_seconds = 39e-6;  // [fit] layers of hidden 1024 wait for their launches
   s.overlaps_gradients = false;
   s.overlaps_parameters = false;
@@ -180,11 +180,30 @@ Stack megatron_2021() {
   return s;
 }
 
+/// The same as vTrain's authors profiled it (arXiv:2312.12391).
+Stack megatron_vtrain() {
+  Stack s = megatron_2021();
+  s.name = "megatron-vtrain";
+  s.pads_vocabulary = false;  // [fit] heads on one rank take thrice as long
+  s.compute_share = 1;
+  return s;
+}
+
+/// The fork that trained BLOOM; its tensor-parallel sums are slow: [fit] to layouts
+/// that differ in tp alone.
+Stack megatron_deepspeed() {
+  Stack s = megatron_2021();
+  s.name = "megatron-deepspeed";
+  s.collective_share = 0.35;
+  s.memory = deepspeed_memory();
+  return s;
+}
+
 /// Megatron-LM as of 2022 with sequence parallelism and selective recompute.
 Stack megatron_2022() {
   Stack s = megatron_2021();
   s.name = "megatron-2022";
-  s.pads_vocabulary = true;
+  s.compute_share = 1;
   s.hidden_backward_tensor_parallel = 0.5;
   s.accumulate_bytes = 6;
   return s;
@@ -226,14 +245,6 @@ Stack fsdp() {
   return s;
 }
 
-/// Megatron-LM with DeepSpeed's ZeRO stage 1, fp16 (BLOOM's trials).
-Stack megatron_deepspeed() {
-  Stack s = megatron_2021();
-  s.name = "megatron-deepspeed";
-  s.memory = deepspeed_memory();
-  return s;
-}
-
 /// The same in bf16: gradients of 16 bits are added up in 32, which are not cut.
 Stack megatron_deepspeed_bf16() {
   Stack s = megatron_deepspeed();
@@ -247,6 +258,7 @@ Stack megatron_deepspeed_bf16() {
 Stack deepspeed() {
   Stack s = megatron_2021();
   s.name = "deepspeed";
+  s.collective_share = 0.09;  // [fit] to arXiv:2104.04473, table 2
   s.overlaps_gradients = true;
   s.overlaps_parameters = true;
   s.gradient_bytes = 2;
@@ -377,11 +389,12 @@ Stack echelon_stack() {
 
 const std::vector<Stack>& stacks() {
   static const std::vector<Stack> all = {
-      echelon_stack(), megatron_2021(), megatron_2022(), megatron_core(),
+      echelon_stack(), megatron_2021(), megatron_vtrain(), megatron_deepspeed(),
+      megatron_2022(), megatron_core(),
       fsdp(), deepspeed(), zero_bubble(), llm_c(), megatron_bridge(),
       nemo_2023(), megatron_bridge_25(), megatron_bridge_26_06(), torchtitan(),
       torchtitan_eager(), torchtitan_async_tp(), maxtext(), paxml(),
-      megatron_deepspeed(), megatron_deepspeed_bf16()};
+      megatron_deepspeed_bf16()};
   return all;
 }
 

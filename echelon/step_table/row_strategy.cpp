@@ -119,7 +119,8 @@ Precision precision_of(const StepRow& row, const std::string& stack) {
   if (!cell.empty()) {
     throw ConfigError("precision \"" + cell.substr(0, 40) + "\" is not understood");
   }
-  return contains(lower(row.gpu), "v100") || stack == "megatron-2021"
+  return contains(lower(row.gpu), "v100") || stack == "megatron-2021" ||
+          stack == "megatron-vtrain" || stack == "megatron-deepspeed"
       ? Precision::fp16
       : Precision::bf16;
 }

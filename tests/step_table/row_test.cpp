@@ -112,7 +112,7 @@ TEST(RowModel, FamiliesAndTheCatalogue) {
   const auto gpt = *model_of(dense()).transformer;
   EXPECT_FALSE(gpt.gated);
   EXPECT_TRUE(gpt.tied);
-  EXPECT_EQ(gpt.vocab, 51200);
+  EXPECT_EQ(gpt.vocab, 50257);
   EXPECT_EQ(gpt.positions, 2048);
   EXPECT_EQ(gpt.ffn, 4 * 6144);
   StepRow row = dense();
@@ -240,7 +240,7 @@ TEST(RowStrategy, StacksByWordsElseByWhatIsUsual) {
   };
   EXPECT_EQ(stack("github mosaicml/llm-foundry", "A100", ""), "fsdp");
   EXPECT_EQ(stack("arXiv:2401.10241 (Zero Bubble …", "A100", ""), "zero-bubble");
-  EXPECT_EQ(stack("vTrain data", "A100", ""), "megatron-2021");
+  EXPECT_EQ(stack("vTrain data", "A100", ""), "megatron-vtrain");
   EXPECT_EQ(stack("a blog", "A100", "fsdp"), "fsdp");
   EXPECT_EQ(stack("a blog", "H100", "fsdp2"), "torchtitan");
   EXPECT_EQ(stack("a blog", "H100", ""), "megatron-core");
