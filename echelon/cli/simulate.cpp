@@ -1,39 +1,132 @@
 #include <CLI/CLI.hpp>
+#include <chrono>
+#include <iostream>
 #include <memory>
-#include <string>
 
 #include "echelon/cli/command_line.h"
+#include "echelon/cli/simulate_case.h"
+#include "echelon/cli/simulate_print.h"
 #include "echelon/cli/simulate_table.h"
+#include "echelon/error.h"
 
 namespace echelon::cli {
 namespace {
 
-struct SimulateArguments {
-  std::string table;
-  bool json = false;
-};
+int simulate_one(const SimulateArguments& arguments) {
+  const SimulateCase what = read_case(arguments);
+  const auto begin = std::chrono::steady_clock::now();
+  SimulateResult result;
+  result.run = simulate(what.model, what.strategy, what.cluster, what.options);
+  if (what.with_failures) {
+    const int64_t last = what.strategy.layout.num_ranks() - 1;
+    result.weeks = effective_time(
+        what.cluster, what.cluster.node_index(last) + 1,
+        result.run.step.step_seconds, what.failures);
+  }
+  result.wall_seconds = std::chrono::duration<double>(
+                            std::chrono::steady_clock::now() - begin)
+                            .count();
+  if (!arguments.run.empty()) write_simulated_run(what, result, arguments.run);
+  if (arguments.json) {
+    print_simulation_json(what, result, std::cout);
+    return 0;
+  }
+  print_simulation_text(what, result, std::cout);
+  if (!arguments.run.empty()) {
+    std::cout << "report: " << arguments.run << "/report.html\n";
+  }
+  return 0;
+}
+
+int run_simulate(const SimulateArguments& arguments) {
+  if (arguments.table.empty()) return simulate_one(arguments);
+  for (const auto& [flag, value] :
+       {std::pair("--model", arguments.model),
+        std::pair("--cluster", arguments.cluster),
+        std::pair("--layout", arguments.layout),
+        std::pair("CONFIG", arguments.config)}) {
+    if (value.empty()) continue;
+    throw ConfigError(
+        "echelon simulate: " + std::string(flag) + " " + value +
+        " beside --table " + arguments.table +
+        ": the table's rows say it; leave one out");
+  }
+  return simulate_table(arguments.table, arguments.json);
+}
 
 }  // namespace
 
 void add_simulate(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand(
-      "simulate", "say how long a step takes and what memory it needs, without a GPU");
+      "simulate",
+      "say how long a step takes on devices that are not here, where the time goes "
+      "and whether it fits");
   command->footer(
+      "echelon simulate --model gpt2-xl --cluster a100-80gb:8 --layout dp=8 --batch 64\n"
+      "echelon simulate first.toml --cluster h100-sxm:1x8 --layout fsdp=8\n"
+      "echelon simulate first.toml --cluster h100-sxm:1x8 --run runs/simulated\n"
+      "echelon simulate first.toml --cluster h100-sxm:8x8 --stragglers 1 --hours 168\n"
       "echelon simulate --table steps.csv           how far predictions are from steps\n"
       "echelon simulate --table steps.csv --json    every row's time and memory");
   auto arguments = std::make_shared<SimulateArguments>();
   command
       ->add_option(
-          "--table",
-          arguments->table,
-          "predict every row of a table of steps (doc/published.md has its columns)")
-      ->type_name("F.csv")
-      ->required();
-  command->add_flag("--json", arguments->json, "print every row as JSON");
+          "config", arguments->config,
+          "a configuration of echelon train, in place of --model, --batch and what "
+          "it says of the strategy")
+      ->type_name("CONFIG.toml");
+  const auto option = [&](const char* name, std::string& value,
+                          const char* type, const char* help) {
+    command->add_option(name, value, help)->type_name(type);
+  };
+  option("--model", arguments->model, "MODEL",
+         "a name of the catalogue (gpt3-175b, llama3.1-8b, resnet50, …) or a Hugging "
+         "Face config.json");
+  option("--cluster", arguments->cluster, "CLUSTER",
+         "DEVICE:NODESxDEVICES (h100-sxm:64x8), DEVICE:DEVICES, several joined by +, "
+         "or a cluster file");
+  option("--layout", arguments->layout, "LAYOUT",
+         "degrees of the axes: dp=2,fsdp=4,tp=8,pp=4,cp=2,ep=1 (one rank)");
+  option("--batch", arguments->batch, "SAMPLES", "of a step, over all ranks");
+  option("--microbatch", arguments->microbatch, "SAMPLES",
+         "of a rank in one pass (1)");
+  option("--seq-len", arguments->seq_len, "TOKENS", "of a sample (the model's)");
+  option("--schedule", arguments->schedule, "KIND",
+         "of the pipeline, as echelon schedule has them (1f1b)");
+  option("--stages-per-rank", arguments->stages_per_rank, "NUMBER",
+         "of the pipeline (what the schedule takes)");
+  option("--recompute", arguments->recompute, "none|selective|all",
+         "what backward computes again (none)");
+  option("--zero", arguments->zero, "1|2|3",
+         "what fsdp cuts: optimizer state, gradients too, parameters too (3)");
+  option("--precision", arguments->precision, "PRECISION",
+         "of matrix products: bf16, fp16, fp8, fp32, … (bf16)");
+  command->add_flag(
+      "--sequence-parallel", arguments->sequence_parallel,
+      "ranks of tp share out what lies between their layers");
+  option("--stack", arguments->stack, "SOFTWARE",
+         "whose ways count: echelon, megatron-core, fsdp, … (echelon)");
+  option("--steps", arguments->steps, "NUMBER", "how many to simulate (1)");
+  option("--jitter", arguments->jitter, "SHARE",
+         "of each operation's time, at random: 0.05 is 5 % (0)");
+  option("--stragglers", arguments->stragglers, "NUMBER",
+         "ranks that are slower, drawn by --seed (0)");
+  option("--straggler-factor", arguments->straggler_factor, "FACTOR",
+         "how much longer they take (1.2)");
+  option("--seed", arguments->seed, "NUMBER", "of jitter, stragglers, failures (0)");
+  option("--hours", arguments->hours, "HOURS",
+         "simulate so long a run with failures, checkpoints and restarts");
+  option("--checkpoint-seconds", arguments->checkpoint_seconds, "SECONDS",
+         "that saving one stops training (30)");
+  option("--recovery-seconds", arguments->recovery_seconds, "SECONDS",
+         "from a failure to the next step (300)");
+  option("--run", arguments->run, "FOLDER",
+         "write timeline.json, metrics.jsonl and report.html there");
+  option("--table", arguments->table, "F.csv",
+         "predict every row of a table of measured steps instead (doc/published.md)");
+  command->add_flag("--json", arguments->json, "print JSON");
   command->callback([&action, arguments] {
-    action = [arguments] {
-      return simulate_table(arguments->table, arguments->json);
-    };
+    action = [arguments] { return run_simulate(*arguments); };
   });
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
+#include <numeric>
 
 #include "echelon/error.h"
 #include "echelon/simulator/simulated_job.h"
@@ -77,10 +77,14 @@ void scale_rates(StepEstimate& step, double seconds) {
   step.full_attention_utilisation *= factor;
 }
 
-double median(std::vector<double> values) {
-  const auto middle =
-      values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
+// The number of the step of median length.
+size_t typical(const std::vector<double>& seconds) {
+  std::vector<size_t> order(seconds.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto middle = order.begin() + static_cast<ptrdiff_t>(order.size() / 2);
+  std::nth_element(
+      order.begin(), middle, order.end(),
+      [&](size_t a, size_t b) { return seconds[a] < seconds[b]; });
   return *middle;
 }
 
@@ -96,6 +100,7 @@ SimulatedRun simulate(
   result.simulated_ranks = static_cast<int64_t>(job.job.ranks.size());
   SpanCollector spans(
       job, strategy.layout, ranks_to_show(job, options.timeline_ranks));
+  std::vector<StepEstimate> steps;  // what each was spent on
   StepRun run;
   double begin = 0;
   for (int64_t step = 0; step < options.steps; ++step) {
@@ -106,11 +111,14 @@ SimulatedRun simulate(
       run = run_step(job.job, step, seen ? &spans : nullptr);
       result.events += run.events;
     }
+    steps.push_back(result.step);
+    fill_parts(job, strategy.layout, run, steps.back());
     result.step_seconds.push_back(run.seconds);
     begin += run.seconds;
   }
-  fill_parts(job, strategy.layout, run, result.step);
-  scale_rates(result.step, median(result.step_seconds));
+  const size_t middle = typical(result.step_seconds);
+  result.step = std::move(steps[middle]);
+  scale_rates(result.step, result.step_seconds[middle]);
   if (options.timeline_ranks > 0) {
     result.timeline =
         spans.take(model.name + " on " + cluster.name + ", simulated", cluster);

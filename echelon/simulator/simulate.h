@@ -39,22 +39,4 @@ SimulatedRun simulate(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     const SimulationOptions& options = {});
 
-/// Weeks with failures: Young, 1974; Daly, 2006 (the checkpoint interval).
-struct FailureOptions {
-  double hours = 24 * 7;
-  double checkpoint_seconds = 30;       // that a save stops training
-  double checkpoint_interval_seconds = 0;  // 0: the best one
-  double recovery_seconds = 300;        // from a failure to the next step
-  uint64_t seed = 0;
-};
-struct EffectiveTime {
-  double interval_seconds = 0;
-  double share = 0;          // of the time, in steps that count
-  double saving = 0, lost = 0, recovering = 0;  // shares
-  int64_t failures = 0;
-};
-EffectiveTime effective_time(
-    const Cluster& cluster, int64_t nodes, double step_seconds,
-    const FailureOptions& options);
-
 }  // namespace echelon

@@ -149,12 +149,10 @@ void SpanCollector::wait_for_message(
 
 Timeline SpanCollector::take(const std::string& title, const Cluster& cluster) {
   Timeline timeline{.title = title};
-  int64_t last = -1;
-  for (const int64_t rank : ranks_) last = std::max(last, rank);
-  for (int64_t rank = 0; rank <= last; ++rank) {
-    timeline.rank_names.push_back(
-        "rank " + std::to_string(rank) + " (" +
-        cluster.node_of(rank).device.name + ")");
+  for (const int64_t rank : ranks_) {  // ascending
+    timeline.rank_names.resize(static_cast<size_t>(rank) + 1);
+    timeline.rank_names.back() = "rank " + std::to_string(rank) + " (" +
+                                 cluster.node_of(rank).device.name + ")";
   }
   std::stable_sort(
       spans_.begin(), spans_.end(), [](const Span& a, const Span& b) {

@@ -267,6 +267,7 @@ Timeline read_timeline(const Json& json) {
 std::string to_chrome_trace(const Timeline& timeline) {
   TraceText trace(timeline.title);
   for (size_t rank = 0; rank < timeline.rank_names.size(); ++rank) {
+    if (timeline.rank_names[rank].empty()) continue;  // not among those shown
     trace.metadata(
         "process_name",
         rank,

@@ -48,7 +48,11 @@ std::string to_line(const StepMetrics& m) {
   Json json;
   json["step"] = m.step;
   put(json, "epoch", m.epoch);
-  put(json, "loss", m.loss);
+  if (m.simulated) {
+    json["simulated"] = true;
+  } else {
+    put(json, "loss", m.loss);
+  }
   put(json, "samples_per_second", m.samples_per_second);
   if (m.tokens_per_second) {
     put(json, "tokens_per_second", *m.tokens_per_second);
@@ -87,6 +91,7 @@ StepMetrics step_from(const Json& json) {
   StepMetrics m;
   m.step = json.at("step").get<int64_t>();
   m.epoch = get(json, "epoch").value_or(0);
+  m.simulated = json.value("simulated", false);
   m.loss = get(json, "loss").value_or(0);
   m.samples_per_second = get(json, "samples_per_second").value_or(0);
   m.tokens_per_second = get(json, "tokens_per_second");

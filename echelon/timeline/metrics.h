@@ -9,6 +9,8 @@
 // With a loss scale ([precision]) there are loss_scale and skipped_steps; when they
 // are asked for ([train] layer_norms) layer_grad_norms, {"conv1":0.31,…}.
 //
+// Those of a simulation (simulator/) have "simulated":true and no loss.
+//
 // JSON has no NaN: such a value is null, and a second key says which it was,
 // {"loss":null,"loss_is":"nan"} (or "inf", "-inf"). A figure that was not
 // measured is absent.
@@ -37,6 +39,7 @@ struct StepMetrics {
   std::optional<int32_t> slowest_rank;
   std::optional<double> loss_scale;      // that this step's loss was multiplied by
   std::optional<int64_t> skipped_steps;  // so far: a gradient was not finite
+  bool simulated = false;  // nothing was trained: the loss is none
   /// 2-norms of the gradients of each layer, before clipping, in the model's order.
   std::vector<std::pair<std::string, double>> layer_grad_norms;
 

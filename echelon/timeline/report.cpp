@@ -46,6 +46,11 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+// A simulation learns nothing: it has times alone.
+bool is_simulated(const ReportInput& input) {
+  return !input.metrics.empty() && input.metrics.back().simulated;
+}
+
 std::optional<int64_t> first_not_finite(const ReportInput& input) {
   for (const auto& m : input.metrics) {
     if (!std::isfinite(m.loss)) return m.step;
@@ -135,7 +140,7 @@ std::vector<Tile> tiles_of(
     const Diagnosis& d,
     const std::optional<StagePictures>& stages) {
   std::vector<Tile> tiles;
-  if (!input.metrics.empty()) {
+  if (!input.metrics.empty() && !is_simulated(input)) {
     const auto& last = input.metrics.back();
     tiles.push_back(tile_of(
         "Final loss",
@@ -155,7 +160,7 @@ std::vector<Tile> tiles_of(
   }
   if (const double seconds = total_seconds(input); seconds > 0) {
     tiles.push_back(tile_of(
-        "Training time",
+        is_simulated(input) ? "Simulated time" : "Training time",
         format_seconds(seconds),
         format_count(static_cast<double>(input.metrics.size())) + " steps"));
   }
@@ -304,6 +309,7 @@ Chart perplexity_chart(const ReportInput& input) {
 
 void draw_curves(Markup& page, const ReportInput& input) {
   if (input.metrics.empty() && input.evaluations.empty()) return;
+  if (is_simulated(input)) return;
   page.open("section").leaf("h2", {}, "Learning");
   const bool evaluated = !input.evaluations.empty();
   page.open("div", {{"class", evaluated ? "grid2" : "grid2 only"}});

@@ -7,7 +7,7 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/error.h"
+#include "echelon/timeline/overlap.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {
@@ -62,6 +62,169 @@ TEST(Simulate, EachRankByItselfGivesTheSame) {
           relative(with.step.parts.total(), with.step.step_seconds), 1e-9);
     }
   }
+}
+
+// Where nothing waits for a neighbour: no gradients that are summed beside the last
+// backward, no stage that ends before another.
+TEST(Simulate, AgreesWithTheFormulaWhereNothingWaits) {
+  struct {
+    const char* model;
+    const char* cluster;
+    Strategy strategy;
+    double tolerance;
+  } cases[] = {
+      {"gpt2", "h100-sxm:1x8", with({}, 8), 1e-9},
+      {"resnet50", "h100-sxm:1x8", with({}, 8), 1e-9},
+      {"gpt3-175b", "a100-80gb:1x8", with({.tp = 8}, 16), 1e-9},
+      {"llama2-7b", "h100-sxm:1x8", with({.cp = 1, .tp = 4, .pp = 2}, 32), 0.01},
+      {"llama3.1-70b", "h100-sxm:8x8", with({.tp = 8, .pp = 8}, 64), 0.02},
+      {"llama3.1-70b", "h100-sxm:64x8",
+       with({.dp_replicate = 8, .tp = 8, .pp = 8}, 512), 0.02},
+  };
+  cases[5].strategy.schedule = "interleaved";
+  for (const auto& one : cases) {
+    const ModelShape model = find_model(one.model);
+    const Cluster cluster = find_cluster(one.cluster);
+    const double estimated =
+        estimate_step(model, one.strategy, cluster).step_seconds;
+    const double simulated =
+        simulate(model, one.strategy, cluster).step.step_seconds;
+    EXPECT_LE(relative(simulated, estimated), one.tolerance)
+        << one.model << " " << to_string(one.strategy) << ": " << simulated
+        << " against " << estimated;
+  }
+}
+
+TEST(Simulate, PartsAddUpToTheStep) {
+  Strategy strategy =
+      with({.dp_replicate = 2, .dp_shard = 2, .tp = 2, .pp = 2}, 32);
+  strategy.zero_stage = 3;
+  strategy.recompute = Recompute::all;
+  const SimulatedRun run = simulate(
+      find_model("llama2-7b"), strategy, find_cluster("a100-80gb:2x8"),
+      {.steps = 5, .jitter = 0.05});
+  EXPECT_LT(relative(run.step.parts.total(), run.step.step_seconds), 1e-9);
+  EXPECT_GT(run.step.parts.matrix, 0);
+  EXPECT_GT(run.step.parts.recompute, 0);
+  EXPECT_GT(run.step.parts.exposed[static_cast<size_t>(Axis::tp)], 0);
+  EXPECT_GT(run.step.communication[static_cast<size_t>(Axis::dp_shard)], 0);
+  EXPECT_GT(run.step.parts.bubble, 0);
+  EXPECT_GT(run.step.parts.optimizer, 0);
+  EXPECT_EQ(run.step_seconds.size(), 5u);
+  EXPECT_EQ(std::set<double>(
+                run.step_seconds.begin(), run.step_seconds.end())
+                .size(),
+            5u);
+}
+
+TEST(Simulate, AStragglerHoldsUpEverybodyInProportion) {
+  const ModelShape model = find_model("llama2-7b");
+  const Cluster cluster = find_cluster("a100-80gb:4x8");
+  const Strategy strategy = with({.dp_replicate = 4, .tp = 8}, 64);
+  const double alone = simulate(model, strategy, cluster).step.step_seconds;
+  const SimulatedRun slowed = simulate(
+      model, strategy, cluster, {.stragglers = 1, .straggler_factor = 1.5});
+  const double factor = slowed.step.step_seconds / alone;
+  EXPECT_GT(factor, 1.2);  // its computing takes 1.5 times as long, not its messages
+  EXPECT_LT(factor, 1.5);
+  // In its group along tp or not, at its place along dp or not.
+  EXPECT_EQ(slowed.simulated_ranks, 4);
+}
+
+TEST(Simulate, SlowerDevicesOfAMixedClusterAreTheOthersWait) {
+  const ModelShape model = find_model("llama2-7b");
+  const Strategy strategy = with({.dp_replicate = 2, .tp = 8}, 32);
+  const double fast =
+      simulate(model, strategy, find_cluster("h100-sxm:2x8")).step.step_seconds;
+  const double slow =
+      simulate(model, strategy, find_cluster("a100-80gb:2x8")).step.step_seconds;
+  const SimulatedRun mixed = simulate(
+      model, strategy, find_cluster("h100-sxm:1x8+a100-80gb:1x8"));
+  EXPECT_GT(mixed.step.step_seconds, fast * 1.3);
+  EXPECT_LE(mixed.step.step_seconds, slow * 1.05);
+  EXPECT_EQ(mixed.simulated_ranks, 2);
+}
+
+TEST(Simulate, LargeJobsAreAFewClasses) {
+  Strategy strategy = with({.dp_replicate = 128, .tp = 8, .pp = 16}, 2048);
+  strategy.schedule = "interleaved";
+  strategy.seq_len = 8192;
+  const ModelShape model = find_model("llama3.1-405b");
+  const Cluster cluster = find_cluster("h100-sxm:2048x8");
+  const SimulatedRun run = simulate(model, strategy, cluster);
+  EXPECT_EQ(run.simulated_ranks, 16);
+  const SimulatedRun slowed = simulate(
+      model, strategy, cluster, {.stragglers = 1, .straggler_factor = 2});
+  EXPECT_EQ(slowed.simulated_ranks, 64);
+  EXPECT_GT(slowed.step.step_seconds, run.step.step_seconds * 1.2);
+}
+
+TEST(Simulate, TheTimelineIsLikeARealRuns) {
+  const ModelShape model = find_model("gpt2");
+  const Cluster cluster = find_cluster("h100-sxm:1x8");
+  Strategy strategy = with({.dp_replicate = 2, .tp = 2, .pp = 2}, 16);
+  const SimulatedRun run = simulate(model, strategy, cluster, {.steps = 3});
+  std::set<std::string> names;
+  std::set<int32_t> ranks;
+  for (const Span& span : run.timeline.spans) {
+    EXPECT_LE(span.begin_ns, span.end_ns);
+    EXPECT_GE(span.step, 0);
+    EXPECT_LT(span.step, 3);
+    ranks.insert(span.rank);
+    if (span.track == "comm") {
+      EXPECT_EQ(span.kind, SpanKind::communication);
+      EXPECT_GT(span.bytes, 0) << span.name;
+      EXPECT_FALSE(span.axis.empty()) << span.name;
+    } else {
+      EXPECT_EQ(span.track, "compute");
+      EXPECT_EQ(span.bytes, 0);
+    }
+    names.insert(span.track + " " + span.name);
+  }
+  EXPECT_EQ(ranks.size(), 8u);
+  for (const char* name :
+       {"compute 0F0", "compute 1B7", "compute optimizer", "compute wait 0F0",
+        "comm send 0F0", "comm recv 1B0", "comm all_reduce bucket 0"}) {
+    EXPECT_TRUE(names.count(name)) << name;
+  }
+  EXPECT_EQ(run.timeline.rank_names[7], "rank 7 (h100-sxm)");
+  // Its own reader and diagnosis understand it.
+  const Diagnosis diagnosis = diagnose(run.timeline);
+  EXPECT_EQ(diagnosis.num_steps, 3);
+  EXPECT_LT(
+      relative(diagnosis.mean.step_seconds, run.step.step_seconds), 0.05);
+}
+
+TEST(Simulate, WithoutAPipelineSpansAreForwardAndBackward) {
+  Strategy strategy = with({.dp_shard = 4}, 8);
+  strategy.zero_stage = 3;
+  const SimulatedRun run = simulate(
+      find_model("gpt2"), strategy, find_cluster("h100-sxm:1x8"),
+      {.timeline_ranks = 2});
+  std::set<std::string> names;
+  for (const Span& span : run.timeline.spans) {
+    EXPECT_LT(span.rank, 2);
+    names.insert(span.name);
+  }
+  for (const char* name : {"forward", "backward", "all_gather gather block 1",
+                           "reduce_scatter reduce block 1"}) {
+    EXPECT_TRUE(names.count(name)) << name;
+  }
+  EXPECT_TRUE(simulate(find_model("gpt2"), strategy,
+                       find_cluster("h100-sxm:1x8"), {.timeline_ranks = 0})
+                  .timeline.spans.empty());
+}
+
+TEST(Simulate, WrongStrategiesAndOptionsAreNamed) {
+  const ModelShape model = find_model("gpt2");
+  const Cluster cluster = find_cluster("h100-sxm:1x8");
+  const auto text = [&](const Strategy& strategy, const SimulationOptions& o) {
+    return error_text([&] { simulate(model, strategy, cluster, o); });
+  };
+  EXPECT_THAT(text(with({.tp = 5}, 8), {}), HasSubstr("tp=5"));
+  EXPECT_THAT(text(with({.dp_replicate = 16}, 16), {}), HasSubstr("16 ranks"));
+  EXPECT_THAT(text(with({}, 8), {.jitter = 2}), HasSubstr("jitter"));
+  EXPECT_THAT(text(with({}, 8), {.steps = 0}), HasSubstr("steps"));
 }
 
 }  // namespace

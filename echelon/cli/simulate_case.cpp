@@ -1,0 +1,156 @@
+#include "echelon/cli/simulate_case.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "echelon/cli/arguments.h"
+#include "echelon/cluster/catalogue.h"
+#include "echelon/config/nearest.h"
+#include "echelon/cost/calibration.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/error.h"
+#include "echelon/simulator/configured.h"
+
+namespace echelon::cli {
+namespace {
+
+constexpr int64_t kMost = int64_t{1} << 40;
+
+void number(
+    const char* flag, const std::string& text, int64_t lowest, int64_t highest,
+    int64_t& value) {
+  if (!text.empty()) value = parse_count(flag, text, lowest, highest);
+}
+
+void real(
+    const char* flag, const std::string& text, double lowest, double& value) {
+  if (text.empty()) return;
+  char* end = nullptr;
+  value = std::strtod(text.c_str(), &end);
+  if (*end == '\0' && std::isfinite(value) && value >= lowest) return;
+  throw ConfigError(
+      std::string(flag) + " " + text + ": must be a number, at least " +
+      (lowest == 0 ? "0" : std::to_string(lowest)));
+}
+
+void require(const char* flag, const std::string& text, const char* example) {
+  if (!text.empty()) return;
+  throw ConfigError(
+      std::string("echelon simulate: ") + flag + " is missing, as in " + example);
+}
+
+Recompute recompute_from(const std::string& text) {
+  std::vector<std::string> names;
+  for (const Recompute one : kRecomputes) {
+    if (to_string(one) == text) return one;
+    names.push_back(to_string(one));
+  }
+  throw ConfigError(
+      "--recompute " + text + ": must be none, selective or all" +
+      config::did_you_mean(text, names));
+}
+
+void read_strategy(const SimulateArguments& arguments, Strategy& strategy) {
+  if (!arguments.layout.empty()) strategy.layout = parse_layout(arguments.layout);
+  number("--batch", arguments.batch, 1, kMost, strategy.global_batch);
+  number(
+      "--microbatch", arguments.microbatch, 1, kMost, strategy.microbatch_size);
+  number("--seq-len", arguments.seq_len, 1, kMost, strategy.seq_len);
+  number(
+      "--stages-per-rank", arguments.stages_per_rank, 1, 1 << 20,
+      strategy.stages_per_rank);
+  if (strategy.layout.dp_shard > 1 && strategy.zero_stage == 0) {
+    strategy.zero_stage = 3;  // as [shard] stage
+  }
+  number("--zero", arguments.zero, 1, 3, strategy.zero_stage);
+  if (!arguments.zero.empty() && strategy.layout.dp_shard == 1) {
+    throw ConfigError(
+        "--zero " + arguments.zero + ": what of a model is cut over the ranks of "
+        "fsdp, but the layout has none; add fsdp=… to --layout");
+  }
+  if (!arguments.schedule.empty()) strategy.schedule = arguments.schedule;
+  if (!arguments.recompute.empty()) {
+    strategy.recompute = recompute_from(arguments.recompute);
+  }
+  if (!arguments.precision.empty()) {
+    strategy.precision = precision_from_name(arguments.precision);
+  }
+  if (!arguments.stack.empty()) {
+    strategy.stack = find_stack(arguments.stack).name;
+  }
+  if (arguments.sequence_parallel) strategy.sequence_parallel = true;
+}
+
+void read_options(const SimulateArguments& arguments, SimulateCase& made) {
+  SimulationOptions& options = made.options;
+  number("--steps", arguments.steps, 1, 1'000'000, options.steps);
+  real("--jitter", arguments.jitter, 0, options.jitter);
+  number(
+      "--stragglers", arguments.stragglers, 0, made.strategy.layout.num_ranks(),
+      options.stragglers);
+  if (options.stragglers > 0) options.straggler_factor = 1.2;
+  real(
+      "--straggler-factor", arguments.straggler_factor, 0,
+      options.straggler_factor);
+  int64_t seed = 0;
+  number("--seed", arguments.seed, 0, kMost, seed);
+  options.seed = static_cast<uint64_t>(seed);
+  if (arguments.run.empty()) options.timeline_ranks = 0;
+  FailureOptions& failures = made.failures;
+  failures.seed = options.seed;
+  made.with_failures = !arguments.hours.empty();
+  real("--hours", arguments.hours, 0, failures.hours);
+  real(
+      "--checkpoint-seconds", arguments.checkpoint_seconds, 0,
+      failures.checkpoint_seconds);
+  real(
+      "--recovery-seconds", arguments.recovery_seconds, 0,
+      failures.recovery_seconds);
+  if (made.with_failures) return;
+  for (const auto& [flag, text] :
+       {std::pair("--checkpoint-seconds", arguments.checkpoint_seconds),
+        std::pair("--recovery-seconds", arguments.recovery_seconds)}) {
+    if (text.empty()) continue;
+    throw ConfigError(
+        std::string(flag) + " " + text +
+        ": of weeks with failures; add --hours, as in --hours 168");
+  }
+}
+
+void read_configuration(const SimulateArguments& arguments, SimulateCase& made) {
+  if (!arguments.model.empty()) {
+    throw ConfigError(
+        "--model " + arguments.model + " beside " + arguments.config +
+        ": the configuration says it; leave one out");
+  }
+  const Job job = load_job(arguments.config, {.layout = arguments.layout});
+  const JobFacts facts = check_job(job, job.layout.num_ranks());
+  Configured read = configured(job, facts);
+  made.model = std::move(read.model);
+  made.strategy = std::move(read.strategy);
+}
+
+}  // namespace
+
+SimulateCase read_case(const SimulateArguments& arguments) {
+  SimulateCase made;
+  SimulateArguments flags = arguments;
+  if (arguments.config.empty()) {
+    require("--model", arguments.model, "--model llama3.1-70b");
+    require("--cluster", arguments.cluster, "--cluster h100-sxm:64x8");
+    require("--batch", arguments.batch, "--batch 1024 (samples of a step)");
+    made.model = find_model(arguments.model);
+  } else {
+    require("--cluster", arguments.cluster, "--cluster h100-sxm:1x8");
+    read_configuration(arguments, made);
+    flags.layout.clear();  // load_job took it
+  }
+  made.cluster = find_cluster(arguments.cluster);
+  read_strategy(flags, made.strategy);
+  read_options(flags, made);
+  return made;
+}
+
+}  // namespace echelon::cli

@@ -1,0 +1,39 @@
+// What `echelon simulate` is asked for: flags, or a configuration.
+#pragma once
+
+#include <string>
+
+#include "echelon/cluster/cluster.h"
+#include "echelon/cost/model_shape.h"
+#include "echelon/cost/strategy.h"
+#include "echelon/simulator/effective_time.h"
+#include "echelon/simulator/simulate.h"
+
+namespace echelon::cli {
+
+/// As written; empty: not given.
+struct SimulateArguments {
+  std::string config;  // CONFIG.toml, in place of model and strategy
+  std::string table;   // a table of steps, in place of everything
+  std::string model, cluster, layout, batch, microbatch, seq_len;
+  std::string schedule, stages_per_rank, recompute, zero, precision, stack;
+  bool sequence_parallel = false;
+  std::string steps, jitter, stragglers, straggler_factor, seed;
+  std::string hours, checkpoint_seconds, recovery_seconds;
+  std::string run;  // the folder to write
+  bool json = false;
+};
+
+struct SimulateCase {
+  ModelShape model;
+  Strategy strategy;
+  Cluster cluster;
+  SimulationOptions options;
+  bool with_failures = false;
+  FailureOptions failures;
+};
+
+/// Throws ConfigError that names the flag for what is missing, wrong or given twice.
+SimulateCase read_case(const SimulateArguments& arguments);
+
+}  // namespace echelon::cli

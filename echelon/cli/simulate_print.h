@@ -1,0 +1,28 @@
+// What `echelon simulate` prints and writes.
+#pragma once
+
+#include <iosfwd>
+#include <optional>
+#include <string>
+
+#include "echelon/cli/simulate_case.h"
+
+namespace echelon::cli {
+
+struct SimulateResult {
+  SimulatedRun run;
+  std::optional<EffectiveTime> weeks;  // with --hours
+  double wall_seconds = 0;             // that simulating took
+};
+
+void print_simulation_text(
+    const SimulateCase& what, const SimulateResult& result, std::ostream& out);
+void print_simulation_json(
+    const SimulateCase& what, const SimulateResult& result, std::ostream& out);
+
+/// Writes timeline.json, metrics.jsonl and report.html into the new folder `path`.
+void write_simulated_run(
+    const SimulateCase& what, const SimulateResult& result,
+    const std::string& path);
+
+}  // namespace echelon::cli
