@@ -40,6 +40,7 @@ std::unique_ptr<CLI::App> make_tree(Action& action) {
         add_sample,
         add_bench,
         add_checkpoint,
+        add_plan,
         add_schedule,
         add_simulate,
         add_doctor,

@@ -26,6 +26,7 @@ void add_sample(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_schedule(CLI::App& app, Action& action);
 void add_simulate(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
 void add_checkpoint(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);
 void add_config(CLI::App& app, Action& action);

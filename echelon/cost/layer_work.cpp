@@ -105,15 +105,17 @@ void limit_recompute(std::vector<LayerWork>& stage, int64_t most) {
 
 std::vector<LayerWork> layer_work(
     const ModelShape& model, const Strategy& strategy, const Stack& stack) {
+  std::vector<LayerWork> layers;
   if (model.transformer) {
-    return transformer_work(
+    layers = transformer_work(
         *model.transformer, strategy, stack,
         strategy.seq_len > 0 ? strategy.seq_len : model.seq_len);
   }
-  std::vector<LayerWork> layers;
   for (const CountedLayer& layer : model.layers) {
     layers.push_back(counted_work(layer, strategy, stack));
   }
+  int64_t kind = 0;
+  for (LayerWork& layer : layers) layer.kind = kind++;
   return layers;
 }
 

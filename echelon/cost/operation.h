@@ -44,6 +44,7 @@ struct Operation {
 struct LayerWork {
   std::string name;    // "block", "embedding", "head"
   int64_t repeat = 1;  // consecutive layers that are alike
+  int64_t kind = 0;    // layers of one number are alike, but for `again`
   std::vector<Operation> forward;
   std::vector<Operation> backward_input;   // gradients of inputs
   std::vector<Operation> backward_weight;  // gradients of weights

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <tuple>
 
 #include "echelon/cost/layer_work.h"
 #include "echelon/cost/stage_cut.h"
@@ -9,6 +11,24 @@
 namespace echelon {
 namespace {
 
+/// Searches ask for the same schedules over and over, with other costs.
+const Schedule& remembered(const ScheduleOptions& options) {
+  using Key = std::tuple<std::string, int32_t, int32_t, int32_t>;
+  constexpr int64_t kMostCells = int64_t{1} << 20;
+  thread_local std::map<Key, Schedule> schedules;
+  thread_local int64_t cells = 0;
+  const Key key{options.kind, options.ranks, options.microbatches,
+                options.stages_per_rank};
+  const auto at = schedules.find(key);
+  if (at != schedules.end()) return at->second;
+  if (cells > kMostCells) {
+    schedules.clear();
+    cells = 0;
+  }
+  cells += int64_t{options.ranks} * options.microbatches * options.stages_per_rank;
+  return schedules.emplace(key, make_schedule(options)).first->second;
+}
+
 double timed(
     const Strategy& strategy, const std::vector<StageCost>& stages,
     int64_t microbatches) {
@@ -17,7 +37,7 @@ double timed(
   options.ranks = static_cast<int32_t>(strategy.layout.pp);
   options.microbatches = static_cast<int32_t>(microbatches);
   options.stages_per_rank = static_cast<int32_t>(stages_per_rank(strategy));
-  return time_schedule(make_schedule(options), stages).makespan;
+  return time_schedule(remembered(options), stages).makespan;
 }
 
 }  // namespace

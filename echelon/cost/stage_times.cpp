@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "echelon/cost/layer_work.h"
@@ -45,17 +46,83 @@ double send_seconds(const Context& context, double bytes, int64_t from, int64_t 
       context.rank_of(from), context.rank_of(to));
 }
 
-PassSeconds stage_pass(
-    const Context& context, const std::vector<LayerWork>& layers, int64_t rank,
-    std::vector<Operation> LayerWork::*pass) {
-  PassSeconds sum;
-  for (const LayerWork& layer : layers) {
-    sum += static_cast<double>(layer.repeat) *
-        pass_seconds(layer.*pass, context.strategy, context.cluster, context.stack,
-                     rank);
-  }
-  return sum;
+using Layers = std::vector<const LayerWork*>;
+
+bool alike(const GroupPlace& one, const GroupPlace& other) {
+  return one.ranks == other.ranks && one.ranks_per_node == other.ranks_per_node &&
+      one.nodes == other.nodes && one.sharing == other.sharing &&
+      one.across_racks == other.across_racks;
 }
+
+/// Passes through layers, each timed once: what is alike on ranks that are placed
+/// alike takes as long.
+class PassTimes {
+ public:
+  explicit PassTimes(const Context& context) : context_(context) {}
+
+  PassSeconds of(
+      const LayerWork& layer, int64_t rank, std::vector<Operation> LayerWork::*pass) {
+    if ((layer.*pass).empty()) return {};
+    const size_t here = place(rank);
+    for (const Entry& entry : entries_) {
+      if (entry.kind == layer.kind && entry.pass == pass && entry.place == here) {
+        return entry.seconds;
+      }
+    }
+    const PassSeconds seconds = pass_seconds(
+        layer.*pass, context_.strategy, context_.cluster, context_.stack, rank);
+    entries_.push_back({layer.kind, pass, here, seconds});
+    return seconds;
+  }
+
+  PassSeconds of(
+      const Layers& layers, int64_t rank, std::vector<Operation> LayerWork::*pass) {
+    PassSeconds sum;
+    for (const LayerWork* layer : layers) {
+      sum += static_cast<double>(layer->repeat) * of(*layer, rank, pass);
+    }
+    return sum;
+  }
+
+ private:
+  struct Place {
+    const Node* node = nullptr;
+    std::array<GroupPlace, 3> groups;
+  };
+  struct Entry {
+    int64_t kind = 0;
+    std::vector<Operation> LayerWork::*pass = nullptr;
+    size_t place = 0;
+    PassSeconds seconds;
+  };
+
+  /// The number of the first place like the rank's.
+  size_t place(int64_t rank) {
+    if (rank == last_rank_) return last_place_;
+    Place here{.node = &context_.cluster.node_of(rank), .groups = {}};
+    size_t number = 0;
+    for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
+      here.groups[number++] =
+          place_of(context_.strategy, context_.cluster, axis, rank);
+    }
+    const auto same = [&](const Place& other) {
+      return other.node == here.node &&
+          std::equal(here.groups.begin(), here.groups.end(),
+                     other.groups.begin(), alike);
+    };
+    const auto at = std::find_if(places_.begin(), places_.end(), same);
+    last_rank_ = rank;
+    last_place_ = static_cast<size_t>(at - places_.begin());
+    if (at == places_.end()) places_.push_back(here);
+    return last_place_;
+  }
+
+  const Context& context_;
+  std::vector<Place> places_;
+  std::vector<Entry> entries_;
+  int64_t last_rank_ = -1;
+  size_t last_place_ = 0;
+};
 
 /// One kind of parameters of a rank, and who holds copies of them.
 struct Weights {
@@ -131,13 +198,14 @@ struct Sharded {
   Exposed gradients, parameters;
 };
 Sharded sharded(
-    const Context& context, const std::vector<LayerWork>& layers, int64_t rank) {
+    const Context& context, PassTimes& passes, const Layers& layers, int64_t rank) {
   const Strategy& s = context.strategy;
   const Stack& stack = context.stack;
   const double microbatches = static_cast<double>(s.num_microbatches());
   Sharded sum;
   double first = 0, last = 0;  // of a pass: nothing runs beside them
-  for (const LayerWork& layer : layers) {
+  for (const LayerWork* at : layers) {
+    const LayerWork& layer = *at;
     const Weights weights =
         dense(context, layer.parameters - layer.expert_parameters, rank);
     const Weights experts = of_experts(context, layer.expert_parameters, rank);
@@ -145,12 +213,12 @@ Sharded sharded(
         gather_seconds(context, experts, rank);
     const double reduce = gradient_seconds(context, weights, rank) +
         gradient_seconds(context, experts, rank);
-    const auto pass = [&](const std::vector<Operation>& operations) {
-      return pass_seconds(operations, s, context.cluster, stack, rank).total();
+    const auto pass = [&](std::vector<Operation> LayerWork::*operations) {
+      return passes.of(layer, rank, operations).total();
     };
-    const double forward = pass(layer.forward);
-    const double backward =
-        pass(layer.again) + pass(layer.backward_input) + pass(layer.backward_weight);
+    const double forward = pass(&LayerWork::forward);
+    const double backward = pass(&LayerWork::again) +
+        pass(&LayerWork::backward_input) + pass(&LayerWork::backward_weight);
     const double repeat = static_cast<double>(layer.repeat);
     const double gathers = s.gather_once ? 1 : microbatches;
     const double reduces = stack.reduces_each_microbatch ? microbatches : 1;
@@ -178,11 +246,12 @@ Sharded sharded(
 /// Stages 0 to 2: gradients once a step, beside the last backward; parameters after
 /// the optimizer, beside the first forward.
 Sharded once_a_step(
-    const Context& context, const std::vector<LayerWork>& layers, int64_t rank,
+    const Context& context, const Layers& layers, int64_t rank,
     double forward, double backward) {
   const Stack& stack = context.stack;
   double elements = 0, experts = 0, count = 0;
-  for (const LayerWork& layer : layers) {
+  for (const LayerWork* at : layers) {
+    const LayerWork& layer = *at;
     elements += static_cast<double>(layer.repeat) *
         (layer.parameters - layer.expert_parameters);
     experts += static_cast<double>(layer.repeat) * layer.expert_parameters;
@@ -238,11 +307,12 @@ double optimizer_seconds(const Context& context, double elements, int64_t rank) 
 
 /// Activations to the host and back, beside computation.
 double offload_seconds(
-    const Context& context, const std::vector<LayerWork>& layers, int64_t rank,
+    const Context& context, const Layers& layers, int64_t rank,
     double forward, double backward) {
   if (!context.strategy.offload_activations) return 0;
   double bytes = 0;
-  for (const LayerWork& layer : layers) {
+  for (const LayerWork* at : layers) {
+    const LayerWork& layer = *at;
     bytes += static_cast<double>(layer.repeat) * layer.kept_bytes;
   }
   const double copy = bytes / context.cluster.node_of(rank).host.bytes_per_second;
@@ -251,18 +321,19 @@ double offload_seconds(
 }
 
 StageTimes::After after_of(
-    const Context& context, const std::vector<LayerWork>& layers, int64_t rank,
+    const Context& context, PassTimes& passes, const Layers& layers, int64_t rank,
     double forward, double backward) {
   StageTimes::After after;
   const Sharded sums = context.strategy.zero_stage == 3
-      ? sharded(context, layers, rank)
+      ? sharded(context, passes, layers, rank)
       : once_a_step(context, layers, rank, forward, backward);
   after.gradients = sums.gradients.all;
   after.gradients_exposed = sums.gradients.exposed;
   after.parameters = sums.parameters.all;
   after.parameters_exposed = sums.parameters.exposed;
   double elements = 0;
-  for (const LayerWork& layer : layers) {
+  for (const LayerWork* at : layers) {
+    const LayerWork& layer = *at;
     const double repeat = static_cast<double>(layer.repeat);
     const Weights weights =
         dense(context, repeat * (layer.parameters - layer.expert_parameters), rank);
@@ -289,15 +360,15 @@ StageTimes stage_times(
       stage_work(layer_work(model, strategy, stack), strategy, stack);
   StageTimes times;
   times.rank_of_stage = rank_of_stages(strategy);
+  PassTimes passes(context);
   for (size_t stage = 0; stage < work.size(); ++stage) {
     const int64_t rank = context.rank_of(times.rank_of_stage[stage]);
-    times.forward.push_back(
-        stage_pass(context, work[stage], rank, &LayerWork::forward));
-    times.again.push_back(stage_pass(context, work[stage], rank, &LayerWork::again));
-    times.backward_input.push_back(
-        stage_pass(context, work[stage], rank, &LayerWork::backward_input));
-    times.backward_weight.push_back(
-        stage_pass(context, work[stage], rank, &LayerWork::backward_weight));
+    Layers layers;
+    for (const LayerWork& layer : work[stage]) layers.push_back(&layer);
+    times.forward.push_back(passes.of(layers, rank, &LayerWork::forward));
+    times.again.push_back(passes.of(layers, rank, &LayerWork::again));
+    times.backward_input.push_back(passes.of(layers, rank, &LayerWork::backward_input));
+    times.backward_weight.push_back(passes.of(layers, rank, &LayerWork::backward_weight));
     StageCost cost;
     cost.forward = times.forward.back().total();
     cost.backward_input =
@@ -326,16 +397,16 @@ StageTimes stage_times(
   }
   const double tied = tied_seconds(context, work.front());
   for (int64_t rank = 0; rank < strategy.layout.pp; ++rank) {
-    std::vector<LayerWork> layers;
+    Layers layers;
     double forward = 0, backward = 0;
     for (size_t stage = 0; stage < work.size(); ++stage) {
       if (times.rank_of_stage[stage] != rank) continue;
-      layers.insert(layers.end(), work[stage].begin(), work[stage].end());
+      for (const LayerWork& layer : work[stage]) layers.push_back(&layer);
       forward += times.stages[stage].forward;
       backward += times.stages[stage].backward;
     }
     times.after.push_back(after_of(
-        context, layers, context.rank_of(rank), forward, backward));
+        context, passes, layers, context.rank_of(rank), forward, backward));
     if (rank == times.rank_of_stage.front() || rank == times.rank_of_stage.back()) {
       times.after.back().other += tied;
     }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "echelon/cost/step_estimate.h"
@@ -19,11 +20,18 @@ struct PlanRequest {
   int64_t global_batch = 0;  // samples
   int64_t seq_len = 0;       // 0: the model's
   Objective objective = Objective::time;
-  /// "tp=8", "recompute=none", "schedule=1f1b", …: key and value.
+  /// "tp=8", "recompute=none", "schedule=1f1b", …: key and value, as
+  /// search_keys() (search_key.h) has them.
   std::vector<std::pair<std::string, std::string>> fixed;
   Precision precision = Precision::bf16;
   std::string stack = "echelon";
-  int64_t keep = 5;  // plans to return
+  int64_t keep = 5;  // plans to return, each with a layout of its own
+  /// Whether the best few are simulated, event by event, before they are ranked.
+  bool simulate = true;
+  /// A search through fewer schedules and microbatch sizes: for pictures.
+  bool coarse = false;
+  /// Whether the textbook choices are searched too, for PlanResult::others.
+  bool compare = true;
 };
 
 struct Plan {
@@ -41,26 +49,43 @@ struct Reason {
 };
 
 struct Rejected {
-  std::string name;      // "pure data parallelism", "second best"
-  Plan plan;
-  std::string because;   // "needs 2.6 TiB of 79 GiB a device: weights alone 1.3 TiB"
+  std::string name;     // "pure data parallelism", "the runner-up"
+  std::string because;  // "needs 2.6 TiB of 79 GiB a device: weights alone 1.3 TiB"
+  std::optional<Plan> plan;  // the best of its kind; empty when there is none
 };
 
 struct PlanResult {
   std::vector<Plan> plans;  // the best first; empty when nothing fits
-  std::optional<Plan> closest;  // when nothing fits: what it lacks is in `reason`
+  /// When nothing fits: the plan that needs the least; what it lacks, and the
+  /// smallest cluster that would do, are in `reason`.
+  std::optional<Plan> closest;
+  std::optional<Plan> smallest;  // on that cluster
   Reason reason;
   std::vector<Rejected> others;
-  int64_t considered = 0;  // strategies
-  int64_t pruned = 0;      // by the bound on memory
-  std::string bound;       // in words
+  int64_t considered = 0;    // strategies, before memory is saved
+  int64_t pruned = 0;        // of those, by the bound on memory
+  int64_t pruned_slow = 0;   // and by the bound on time
+  int64_t estimated = 0;     // steps
+  std::string bound;         // both, in words
 };
 
 /// 1,024 devices in under 2 s. Throws ConfigError for a batch that no layout
 /// divides and for contradictory constraints, both named.
 PlanResult plan(const PlanRequest& request);
 
-/// The tables of a configuration that `echelon train` takes.
-std::string to_configuration(const Plan& plan, const PlanRequest& request);
+/// The fastest plans of so many devices, as the cluster's last nodes are; the
+/// first of each layout, `keep` at most. Empty when there are none that fit.
+std::vector<Plan>
+plans_on(const PlanRequest& request, int64_t devices, int64_t keep);
+
+/// The best plan for each value of one setting ("tp"), as `--explain` shows them.
+struct Alternative {
+  std::string value;
+  std::optional<Plan> plan;
+  std::string because;  // why it is not the best; "the best" for that one
+};
+/// Throws ConfigError for an unknown key, with the nearest.
+std::vector<Alternative>
+explain_key(const PlanRequest& request, const std::string& key);
 
 }  // namespace echelon

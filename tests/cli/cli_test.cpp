@@ -109,6 +109,7 @@ TEST_F(CommandLine, HelpStartsWithExamples) {
         "checkpoint verify",
         "checkpoint diff",
         "schedule",
+        "plan",
         "simulate",
         "doctor",
         "config",

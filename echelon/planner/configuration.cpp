@@ -1,0 +1,211 @@
+#include "echelon/planner/configuration.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace echelon {
+namespace {
+
+// Sizes that the trainer knows under a name of its own, with all that a shape does
+// not say (rotary positions).
+struct KnownSize {
+  const char* shape;
+  const char* model;
+};
+constexpr std::array kKnownSizes = {
+    KnownSize{"gpt2", "gpt2"},
+    KnownSize{"gpt2-medium", "gpt2-medium"},
+    KnownSize{"gpt2-large", "gpt2-large"},
+    KnownSize{"gpt2-xl", "gpt2-xl"},
+    KnownSize{"llama3.1-8b", "llama-8b"},
+    KnownSize{"llama3.1-70b", "llama-70b"},
+};
+constexpr std::array kImageModels = {
+    "simple_cnn", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"};
+
+bool is_plain(const TransformerShape& shape) {
+  return shape.experts.experts == 0 && !shape.latent && shape.causal &&
+         !shape.qk_norm && !shape.embedding_norm && shape.window == 0 &&
+         (shape.head_dim == 0 || shape.head_dim * shape.heads == shape.hidden);
+}
+bool is_gpt(const TransformerShape& shape) {
+  return is_plain(shape) && !shape.gated && shape.tied && shape.positions > 0 &&
+         shape.biases && !shape.rms_norm &&
+         shape.key_value_heads() == shape.heads;
+}
+bool is_llama(const TransformerShape& shape) {
+  return is_plain(shape) && shape.gated && shape.positions == 0 &&
+         !shape.biases && !shape.qkv_biases && shape.rms_norm;
+}
+
+// Lines "key = value" below a heading that stands only if there is one.
+class Table {
+ public:
+  explicit Table(const std::string& name) : name_(name) {}
+
+  void word(const std::string& key, const std::string& value) {
+    line(key, '"' + value + '"');
+  }
+  void number(const std::string& key, int64_t value) {
+    line(key, std::to_string(value));
+  }
+  void yes(const std::string& key) { line(key, "true"); }
+  void comment(const std::string& text) { lines_ += "# " + text + "\n"; }
+  // Degrees of 1 are left out.
+  void degree(const std::string& key, int64_t value) {
+    if (value > 1) number(key, value);
+  }
+
+  std::string text() const {
+    return lines_.empty() ? "" : "[" + name_ + "]\n" + lines_ + "\n";
+  }
+
+ private:
+  void line(const std::string& key, const std::string& value) {
+    lines_ += key + " = " + value + "\n";
+  }
+
+  std::string name_;
+  std::string lines_;
+};
+
+int64_t tokens(const PlanRequest& request) {
+  return request.seq_len > 0 ? request.seq_len : request.model.seq_len;
+}
+
+void put_transformer(Table& table, const PlanRequest& request) {
+  const TransformerShape& shape = *request.model.transformer;
+  for (const auto& size : kKnownSizes) {
+    if (request.model.name != size.shape) continue;
+    table.word("name", size.model);
+    return;
+  }
+  const bool gpt = is_gpt(shape);
+  table.word("name", gpt ? "gpt" : "llama");
+  table.number("layers", shape.layers);
+  table.number("hidden_size", shape.hidden);
+  table.number("heads", shape.heads);
+  if (!gpt) table.number("kv_heads", shape.key_value_heads());
+  table.number("intermediate_size", shape.ffn_size());
+  table.number("vocab_size", shape.vocab);
+  table.number("max_positions", std::max(shape.positions, tokens(request)));
+  if (!gpt && shape.tied) table.yes("tie_embeddings");
+}
+
+std::string model_table(const PlanRequest& request) {
+  Table table("model");
+  if (!is_trained_here(request.model)) {
+    table.comment(
+        "this version trains gpt and llama shapes, resnets and simple_cnn; " +
+        request.model.name + " is none of them");
+  } else if (request.model.transformer) {
+    put_transformer(table, request);
+  } else {
+    table.word("name", request.model.name);
+  }
+  if (request.precision == Precision::fp64) table.word("dtype", "float64");
+  return table.text();
+}
+
+std::string data_table(const PlanRequest& request) {
+  Table table("data");
+  table.word("name", request.model.transformer ? "text" : "images");
+  if (request.model.transformer) table.number("sequence", tokens(request));
+  table.comment("path = \"…\"  # yours");
+  return table.text();
+}
+
+std::string layout_table(const Strategy& strategy) {
+  const Layout& layout = strategy.layout;
+  Table table("layout");
+  table.degree("dp", layout.dp_replicate);
+  table.degree("fsdp", layout.dp_shard);
+  table.degree("tp", layout.tp);
+  table.degree("pp", layout.pp);
+  table.degree("cp", layout.cp);
+  table.degree("ep", layout.ep);
+  if (layout.pp > 1) {
+    table.number("microbatches", strategy.num_microbatches());
+    table.word("schedule", strategy.schedule);
+    if (strategy.stages_per_rank > 0) {
+      table.number("stages_per_rank", strategy.stages_per_rank);
+    }
+  }
+  if (strategy.sequence_parallel) table.yes("sequence_parallel");
+  return table.text();
+}
+
+std::string shard_table(const Strategy& strategy) {
+  Table table("shard");
+  if (strategy.layout.dp_shard > 1) {
+    table.number("stage", std::max<int64_t>(1, strategy.zero_stage));
+    if (strategy.zero_stage == 3) {
+      table.word("gather", strategy.gather_once ? "step" : "use");
+    }
+  }
+  return table.text();
+}
+
+// Of the fullest rank, in whole MiB.
+int64_t kept_activation_bytes(const StepEstimate& step) {
+  int64_t most = 0;
+  for (const auto& rank : step.memory.ranks) {
+    most = std::max(most, rank[MemoryKind::activations]);
+  }
+  return ((most >> 20) + 1) << 20;
+}
+
+std::string memory_table(const Plan& plan) {
+  const Strategy& strategy = plan.strategy;
+  Table table("memory");
+  if (strategy.recompute != Recompute::none && strategy.recompute_layers >= 0) {
+    table.word("recompute", "budget");
+    table.number("activation_bytes", kept_activation_bytes(plan.step));
+  } else if (strategy.recompute != Recompute::none) {
+    table.word("recompute", to_string(strategy.recompute));
+  }
+  if (strategy.offload_activations) table.word("activations", "offload");
+  if (strategy.offload_optimizer) table.word("offload", "optimizer");
+  return table.text();
+}
+
+std::string precision_table(const Strategy& strategy) {
+  Table table("precision");
+  if (strategy.precision == Precision::bf16 ||
+      strategy.precision == Precision::fp16) {
+    table.word("compute", std::string(to_string(strategy.precision)));
+  }
+  return table.text();
+}
+
+std::string train_table(const Strategy& strategy) {
+  Table table("train");
+  table.number("batch", strategy.global_batch);
+  if (strategy.layout.pp == 1 && strategy.num_microbatches() > 1) {
+    table.number("accumulate", strategy.num_microbatches());
+  }
+  table.comment("steps = …  # yours");
+  return table.text();
+}
+
+}  // namespace
+
+bool is_trained_here(const ModelShape& model) {
+  if (model.transformer) {
+    return is_gpt(*model.transformer) || is_llama(*model.transformer);
+  }
+  return std::find(kImageModels.begin(), kImageModels.end(), model.name) !=
+         kImageModels.end();
+}
+
+std::string to_configuration(const Plan& plan, const PlanRequest& request) {
+  std::string text = model_table(request) + data_table(request) +
+                     layout_table(plan.strategy) + shard_table(plan.strategy) +
+                     memory_table(plan) + precision_table(plan.strategy) +
+                     train_table(plan.strategy);
+  text.pop_back();
+  return text;
+}
+
+}  // namespace echelon

@@ -1,0 +1,345 @@
+#include "echelon/planner/plan.h"
+
+#include <algorithm>
+
+#include "echelon/error.h"
+#include "echelon/planner/impossible.h"
+#include "echelon/planner/reasons.h"
+#include "echelon/planner/search.h"
+#include "echelon/simulator/simulate.h"
+#include "echelon/timeline/units.h"
+
+namespace echelon {
+namespace {
+
+constexpr double kSecondsPerHour = 3600;
+constexpr int64_t kMostDevices = 1 << 17;  // that a smallest cluster may have
+
+double price_per_hour(const Cluster& cluster, int64_t devices) {
+  double price = 0;
+  int64_t left = devices;
+  for (const auto& group : cluster.groups) {
+    const int64_t here = std::min(left, group.count * group.node.num_devices);
+    price += static_cast<double>(here) * group.node.device.price_per_hour;
+    left -= here;
+  }
+  return price;
+}
+
+Plan plan_of(const Candidate& candidate, const Cluster& cluster) {
+  const int64_t devices = candidate.strategy.layout.num_ranks();
+  return {
+      .strategy = candidate.strategy,
+      .step = candidate.step,
+      .cost_per_step = price_per_hour(cluster, devices) *
+                       candidate.step.step_seconds / kSecondsPerHour,
+      .devices = devices};
+}
+
+SearchJob job_of(const PlanRequest& request, int64_t devices) {
+  return {
+      .model = request.model,
+      .cluster = request.cluster,
+      .devices = devices,
+      .global_batch = request.global_batch,
+      .seq_len = request.seq_len > 0 ? request.seq_len : request.model.seq_len,
+      .precision = request.precision,
+      .stack = request.stack,
+      .constraints = Constraints(request.fixed),
+      .coarse = request.coarse};
+}
+
+// Numbers of devices that a job may take, ascending: parts of a node, then nodes.
+std::vector<int64_t> device_counts(const Cluster& cluster) {
+  const int64_t all = cluster.num_devices();
+  const int64_t node = cluster.groups.front().node.num_devices;
+  std::vector<int64_t> counts;
+  for (const int64_t part : divisors(node)) {
+    if (part < node && part < all) counts.push_back(part);
+  }
+  // All numbers of nodes up to 16, then steps of an eighth.
+  for (int64_t nodes = 1; nodes * node < all;
+       nodes += std::max<int64_t>(1, nodes / 8)) {
+    counts.push_back(nodes * node);
+  }
+  counts.push_back(all);
+  return counts;
+}
+
+std::vector<int64_t> asked_counts(const PlanRequest& request) {
+  const Constraints constraints(request.fixed);
+  std::vector<int64_t> counts = request.objective == Objective::time
+                                    ? std::vector{request.cluster.num_devices()}
+                                    : device_counts(request.cluster);
+  if (!constraints.says("devices")) return counts;
+  for (const auto& [key, value] : request.fixed) {
+    if (key == "devices") counts = {std::stoll(value)};
+  }
+  if (counts[0] > request.cluster.num_devices()) {
+    throw ConfigError(
+        "--fix devices=" + std::to_string(counts[0]) + ": " +
+        request.cluster.name + " has " +
+        std::to_string(request.cluster.num_devices()));
+  }
+  return counts;
+}
+
+void count(const SearchResult& found, PlanResult& result) {
+  result.considered += found.considered;
+  result.pruned += found.pruned_memory;
+  result.pruned_slow += found.pruned_time;
+  result.estimated += found.estimated;
+}
+
+// Cost where prices are known, else the devices' time.
+double cost_of(const Plan& plan) {
+  return plan.cost_per_step > 0
+             ? plan.cost_per_step
+             : static_cast<double>(plan.devices) * plan.step.step_seconds;
+}
+
+void rank(std::vector<Plan>& plans, Objective objective) {
+  std::stable_sort(plans.begin(), plans.end(), [&](const Plan& a, const Plan& b) {
+    if (objective == Objective::cost) return cost_of(a) < cost_of(b);
+    if (objective == Objective::devices && a.devices != b.devices) {
+      return a.devices < b.devices;
+    }
+    return a.step.step_seconds < b.step.step_seconds;
+  });
+}
+
+void search_all(const PlanRequest& request, PlanResult& result) {
+  for (const int64_t devices : asked_counts(request)) {
+    const SearchJob job = job_of(request, devices);
+    const SearchResult found = search(job, request.keep);
+    count(found, result);
+    for (const auto& candidate : found.best) {
+      result.plans.push_back(plan_of(candidate, request.cluster));
+    }
+    if (found.closest) {
+      result.closest = plan_of(*found.closest, request.cluster);
+    }
+    if (request.objective == Objective::devices && !found.best.empty()) break;
+  }
+  rank(result.plans, request.objective);
+  if (static_cast<int64_t>(result.plans.size()) > request.keep) {
+    result.plans.resize(static_cast<size_t>(request.keep));
+  }
+  if (!result.plans.empty()) result.closest.reset();
+}
+
+// The first so many devices, and more of the last kind where there are too few.
+Cluster resized(const Cluster& cluster, int64_t devices) {
+  const int64_t missing = devices - cluster.num_devices();
+  if (missing <= 0) return cluster;
+  Cluster larger = cluster;
+  auto& last = larger.groups.back();
+  last.count += (missing + last.node.num_devices - 1) / last.node.num_devices;
+  return larger;
+}
+
+std::optional<Plan> best_on(const PlanRequest& request, int64_t devices) {
+  auto plans = plans_on(request, devices, 1);
+  if (plans.empty()) return {};
+  return plans.front();
+}
+
+// Doubles, then goes back to the smallest number of nodes by halves.
+std::optional<Plan> find_smallest(const PlanRequest& request) {
+  const int64_t node = request.cluster.groups.back().node.num_devices;
+  int64_t low = request.cluster.num_devices();
+  std::optional<Plan> fits;
+  int64_t high = (low + node - 1) / node * node;
+  while (!fits && high < kMostDevices) {
+    low = high;
+    high *= 2;
+    fits = best_on(request, high);
+  }
+  if (!fits) return {};
+  while (high - low > node) {
+    const int64_t middle = (low + high) / 2 / node * node;
+    if (middle <= low) break;
+    const auto plan = best_on(request, middle);
+    (plan ? high : low) = middle;
+    if (plan) fits = plan;
+  }
+  return fits;
+}
+
+// Times from events, in place of those from formulas; memory stays.
+void simulate_step(const PlanRequest& request, Plan& plan) {
+  StepEstimate step =
+      simulate(
+          request.model, plan.strategy, request.cluster, {.timeline_ranks = 0})
+          .step;
+  step.memory = plan.step.memory;
+  step.fits = plan.step.fits;
+  plan.step = step;
+  plan.cost_per_step = price_per_hour(request.cluster, plan.devices) *
+                       step.step_seconds / kSecondsPerHour;
+}
+
+void simulate_best(const PlanRequest& request, PlanResult& result) {
+  for (Plan& plan : result.plans) simulate_step(request, plan);
+  rank(result.plans, request.objective);
+}
+
+using Fixed = std::vector<std::pair<std::string, std::string>>;
+
+// One textbook choice: `fixed` beside what is asked.
+void compare_with(
+    const PlanRequest& request, const std::string& name, const Fixed& fixed,
+    PlanResult& result) {
+  PlanRequest other = request;
+  other.fixed.insert(other.fixed.end(), fixed.begin(), fixed.end());
+  const Plan& best = result.plans.front();
+  Rejected rejected;
+  rejected.name = name;
+  try {
+    const SearchJob job = job_of(other, best.devices);
+    if (job.constraints.allow(best.strategy)) return;  // it is the best
+    const auto found = search(job, 1);
+    if (!found.best.empty()) {
+      rejected.plan = plan_of(found.best.front(), request.cluster);
+      if (request.simulate) simulate_step(request, *rejected.plan);
+      rejected.because = explain_slower(*rejected.plan, best);
+    } else if (found.closest) {
+      rejected.plan = plan_of(*found.closest, request.cluster);
+      rejected.because = explain_unfit(request, *rejected.plan);
+    } else {
+      rejected.because = why_none(job);
+    }
+  } catch (const ConfigError&) {
+    return;  // what is asked rules it out already
+  }
+  result.others.push_back(rejected);
+}
+
+void compare_with_textbook(const PlanRequest& request, PlanResult& result) {
+  const Plan& best = result.plans.front();
+  if (result.plans.size() > 1 && result.plans[1].devices == best.devices) {
+    result.others.push_back(
+        {"the runner-up, " + to_string(result.plans[1].strategy.layout),
+         explain_slower(result.plans[1], best), result.plans[1]});
+  }
+  const std::string all = std::to_string(best.devices);
+  if (best.devices == 1) return;
+  compare_with(request, "pure data parallelism", {{"dp", all}}, result);
+  compare_with(
+      request, "pure sharded data parallelism",
+      {{"fsdp", all}, {"stage", "3"}}, result);
+  const int64_t node = request.cluster.groups.front().node.num_devices;
+  if (best.devices > node && node > 1) {
+    compare_with(
+        request, "tensor parallelism across nodes",
+        {{"tp", std::to_string(2 * node)}}, result);
+  }
+  if (best.strategy.layout.pp > 1) {
+    compare_with(request, "no pipeline", {{"pp", "1"}}, result);
+  }
+}
+
+void check_request(const PlanRequest& request) {
+  check(request.model);
+  check(request.cluster);
+  if (request.global_batch < 1) {
+    throw ConfigError(
+        "--batch " + std::to_string(request.global_batch) +
+        ": must be at least 1, the samples of one step");
+  }
+  const auto trains = {
+      Precision::bf16, Precision::fp16, Precision::fp32, Precision::fp64};
+  if (request.stack == "echelon" &&
+      std::find(trains.begin(), trains.end(), request.precision) == trains.end()) {
+    throw ConfigError(
+        "--precision " + std::string(to_string(request.precision)) +
+        ": echelon train computes in bf16, fp16, fp32 or fp64; take one of these, "
+        "or another --stack");
+  }
+  if (request.keep < 1) throw ConfigError("at least 1 plan must be kept");
+}
+
+std::string bound_text(const PlanRequest& request) {
+  return "A strategy is left out when weights, gradients and optimizer state of "
+         "its fullest rank alone are above the " +
+         format_bytes(static_cast<int64_t>(usable_device_bytes(request.cluster))) +
+         " that a job may use of a device, or when the work of its microbatches, "
+         "shared out evenly, with the bubble of its schedule takes longer than "
+         "the plans that were found.";
+}
+
+}  // namespace
+
+PlanResult plan(const PlanRequest& request) {
+  check_request(request);
+  PlanResult result;
+  result.bound = bound_text(request);
+  search_all(request, result);
+  if (result.considered == 0) {
+    throw ConfigError(
+        explain_impossible(job_of(request, asked_counts(request).back())));
+  }
+  if (result.plans.empty()) {
+    if (result.closest) {
+      result.smallest = find_smallest(request);
+      result.reason =
+          explain_nothing_fits(request, *result.closest, result.smallest);
+    }
+    return result;
+  }
+  if (request.simulate) simulate_best(request, result);
+  result.reason = explain_best(request, result.plans.front());
+  if (request.compare) compare_with_textbook(request, result);
+  return result;
+}
+
+std::vector<Plan>
+plans_on(const PlanRequest& request, int64_t devices, int64_t keep) {
+  PlanRequest other = request;
+  other.cluster = resized(request.cluster, devices);
+  std::vector<Plan> plans;
+  for (const auto& candidate : search(job_of(other, devices), keep).best) {
+    plans.push_back(plan_of(candidate, other.cluster));
+  }
+  return plans;
+}
+
+std::vector<Alternative>
+explain_key(const PlanRequest& request, const std::string& key) {
+  check_request(request);
+  const SearchKey& setting = find_search_key(key);
+  PlanRequest open = request;
+  std::erase_if(open.fixed, [&](const auto& fixed) { return fixed.first == key; });
+  open.compare = false;
+  const PlanResult free = plan(open);
+  const int64_t devices =
+      free.plans.empty() ? request.cluster.num_devices() : free.plans[0].devices;
+  const SearchJob job = job_of(open, devices);
+  std::vector<Alternative> rows;
+  for (const int64_t value : values_of(job, setting)) {
+    Alternative row;
+    row.value = setting.text_of(value);
+    SearchJob one = job;
+    auto fixed = open.fixed;
+    fixed.emplace_back(key, row.value);
+    one.constraints = Constraints(fixed);
+    const auto found = search(one, 1);
+    if (!found.best.empty()) {
+      row.plan = plan_of(found.best.front(), request.cluster);
+      const bool best = !free.plans.empty() &&
+                        row.plan->step.step_seconds <=
+                            free.plans[0].step.step_seconds * (1 + 1e-9);
+      row.because =
+          best ? "the best" : explain_slower(*row.plan, free.plans.front());
+    } else if (found.closest) {
+      row.plan = plan_of(*found.closest, request.cluster);
+      row.because = explain_unfit(request, *row.plan);
+    } else {
+      row.because = why_none(one);
+    }
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+}  // namespace echelon

@@ -1,0 +1,18 @@
+// Stacked bars of a plan's page: what memory is for, what time goes to.
+#pragma once
+
+#include "echelon/planner/plan.h"
+#include "echelon/timeline/markup.h"
+
+namespace echelon {
+
+/// The best plan's pipeline ranks, then the fullest device of the other plans and of
+/// the textbook choices, each against what a job may use.
+void draw_memory_bars(
+    Markup& page, const PlanRequest& request, const PlanResult& result);
+
+/// The best plans' steps, by what they are spent on.
+void draw_part_bars(
+    Markup& page, const PlanRequest& request, const PlanResult& result);
+
+}  // namespace echelon

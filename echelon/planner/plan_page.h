@@ -1,0 +1,24 @@
+// A plan as a page: one file under 500 KB, without network.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "echelon/planner/plan.h"
+
+namespace echelon {
+
+struct PlanPage {
+  PlanRequest request;
+  PlanResult result;          // with at least one plan
+  std::vector<Plan> choices;  // for the scatter: of several numbers of devices
+  std::vector<Plan> growth;   // the best of each number of devices, ascending
+};
+
+/// Searches what the page shows beside the plan: the layouts of a quarter, half
+/// and twice the devices, and the best of 8 to 16,384.
+PlanPage make_plan_page(const PlanRequest& request, const PlanResult& result);
+
+std::string to_html(const PlanPage& page);
+
+}  // namespace echelon

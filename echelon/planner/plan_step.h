@@ -1,0 +1,12 @@
+// The step of a plan as a picture: simulated, as a real run's report draws it.
+#pragma once
+
+#include "echelon/planner/plan.h"
+#include "echelon/timeline/markup.h"
+
+namespace echelon {
+
+/// Rows of microbatches for a pipeline; else what each rank computes and sends.
+void draw_step(Markup& page, const PlanRequest& request, const Plan& plan);
+
+}  // namespace echelon

@@ -1,0 +1,301 @@
+#include "echelon/planner/reasons.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "echelon/planner/search_space.h"
+#include "echelon/timeline/units.h"
+
+namespace echelon {
+namespace {
+
+std::string bytes_text(double bytes) {
+  return format_bytes(static_cast<int64_t>(bytes));
+}
+
+std::string rate_text(double bytes_per_second) {
+  return format_number(bytes_per_second / 1e9) + " GB/s";
+}
+
+std::string count(int64_t number) {
+  return format_count(static_cast<double>(number));
+}
+
+std::string axis_name(Axis axis) {
+  if (axis == Axis::dp_replicate) return "dp";
+  if (axis == Axis::dp_shard) return "fsdp";
+  return std::string(to_string(axis));
+}
+
+struct NamedSeconds {
+  std::string name;
+  double seconds = 0;
+};
+
+// What a step is spent on, largest first.
+std::vector<NamedSeconds> named_parts(const StepEstimate& step) {
+  const StepParts& parts = step.parts;
+  std::vector<NamedSeconds> all = {
+      {"matrix products", parts.matrix},
+      {"operators bound by memory", parts.memory},
+      {"computing again", parts.recompute},
+      {"waiting for other stages", parts.bubble},
+      {"the optimizer", parts.optimizer},
+      {"everything else", parts.other}};
+  for (const Axis axis : kAxes) {
+    all.push_back(
+        {"communication of " + axis_name(axis),
+         parts.exposed[static_cast<size_t>(axis)]});
+  }
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
+    return a.seconds > b.seconds;
+  });
+  return all;
+}
+
+std::string share_text(double part, double whole) {
+  return format_percent(whole > 0 ? part / whole : 0);
+}
+
+// Weights, gradients and optimizer state when nothing is cut.
+double whole_state_bytes(const PlanRequest& request, const Plan& plan) {
+  Strategy whole = plan.strategy;
+  whole.layout = {};
+  whole.zero_stage = 0;
+  whole.gather_once = false;
+  whole.offload_optimizer = false;
+  whole.stages_per_rank = 0;
+  whole.global_batch = whole.microbatch_size;
+  return least_bytes(request.model, whole);
+}
+
+std::string state_sentence(const PlanRequest& request, const Plan& plan) {
+  const double state = whole_state_bytes(request, plan);
+  const double usable = usable_device_bytes(request.cluster);
+  std::string text = "Weights, gradients and optimizer state of " +
+                     request.model.name + " are " + bytes_text(state);
+  if (state > usable) {
+    text += ", and a device has " + bytes_text(usable) + " for a job: they have to " +
+            "lie on " + count(static_cast<int64_t>(std::ceil(state / usable))) +
+            " devices at least, before any activation.";
+  } else {
+    text += ", which fit in the " + bytes_text(usable) + " of one device.";
+  }
+  return text;
+}
+
+std::string limits_sentence(const Plan& best) {
+  const auto parts = named_parts(best.step);
+  std::string text = " Of a step of " + format_seconds(best.step.step_seconds) +
+                     ", matrix products take " +
+                     share_text(best.step.parts.matrix, best.step.step_seconds);
+  int named = 0;
+  for (const auto& part : parts) {
+    if (part.name == "matrix products" || named == 3) continue;
+    if (part.seconds < 0.01 * best.step.step_seconds) break;
+    text += ", " + part.name + " " +
+            share_text(part.seconds, best.step.step_seconds);
+    ++named;
+  }
+  return text + ".";
+}
+
+const Node& largest_group(const Cluster& cluster) {
+  return std::max_element(
+             cluster.groups.begin(), cluster.groups.end(),
+             [](const auto& a, const auto& b) {
+               return a.count * a.node.num_devices < b.count * b.node.num_devices;
+             })
+      ->node;
+}
+
+double exposed(const Plan& plan, Axis axis) {
+  return plan.step.parts.exposed[static_cast<size_t>(axis)];
+}
+
+std::string why_tensor(const PlanRequest& request, const Plan& best) {
+  const int64_t tp = best.strategy.layout.tp;
+  if (tp == 1) return "";
+  const Node& node = largest_group(request.cluster);
+  std::string text = "tp=" + std::to_string(tp) + " cuts each layer";
+  if (tp <= node.num_devices) {
+    text += " within a node, where a device sends " +
+            rate_text(node.inside.bytes_per_second);
+    if (request.cluster.num_nodes() > 1) {
+      text += " (" + rate_text(node.network.bytes_per_second) + " between nodes)";
+    }
+  } else {
+    text += " across nodes, at " + rate_text(node.network.bytes_per_second);
+  }
+  return text + "; it costs " +
+         share_text(exposed(best, Axis::tp), best.step.step_seconds) +
+         " of the step. ";
+}
+
+std::string why_pipeline(const PlanRequest& request, const Plan& best) {
+  const Strategy& strategy = best.strategy;
+  if (strategy.layout.pp == 1) return "";
+  const int64_t stages =
+      strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
+  std::string text =
+      "pp=" + std::to_string(strategy.layout.pp) + " cuts the " +
+      count(num_layers(request.model)) + " layers into " + count(stages) +
+      " stages, which send their outputs alone; with " +
+      count(strategy.num_microbatches()) + " microbatches and " +
+      strategy.schedule;
+  if (strategy.stages_per_rank > 1) {
+    text += " over " + std::to_string(strategy.stages_per_rank) + " stages a rank";
+  }
+  return text + " a rank waits " +
+         share_text(best.step.parts.bubble, best.step.step_seconds) +
+         " of the step. ";
+}
+
+std::string why_data(const Plan& best) {
+  const Strategy& strategy = best.strategy;
+  const Layout& layout = strategy.layout;
+  if (layout.data_degree() == 1) return "";
+  std::string text;
+  if (layout.dp_shard > 1) {
+    const char* what = strategy.zero_stage >= 3
+                           ? "parameters, gradients and optimizer state"
+                       : strategy.zero_stage == 2 ? "gradients and optimizer state"
+                                                  : "the optimizer state";
+    text += "fsdp=" + std::to_string(layout.dp_shard) + " shares out " + what + ". ";
+  }
+  if (layout.dp_replicate > 1) {
+    text += std::to_string(layout.dp_replicate) +
+            " copies take samples of their own. ";
+  }
+  const auto at = [&](const auto& seconds) {
+    return seconds[static_cast<size_t>(Axis::dp_replicate)] +
+           seconds[static_cast<size_t>(Axis::dp_shard)];
+  };
+  const double all = at(best.step.communication);
+  const double seen = at(best.step.parts.exposed);
+  text += "Their sums take " + format_seconds(all) + " a step, of which " +
+          format_seconds(seen) + " are not hidden. ";
+  return text;
+}
+
+std::string why_memory(const PlanRequest& request, const Plan& best) {
+  const Strategy& strategy = best.strategy;
+  const double usable = usable_device_bytes(request.cluster);
+  const double peak = best.step.memory.peak_bytes();
+  std::string text = "A device holds " + bytes_text(peak) + " of " +
+                     bytes_text(usable);
+  if (strategy.recompute == Recompute::none && !strategy.offload_optimizer &&
+      !strategy.offload_activations) {
+    return text + ", so nothing is computed twice.";
+  }
+  text += "; for that";
+  if (strategy.recompute != Recompute::none) {
+    text += strategy.recompute == Recompute::all
+                ? " backward computes "
+                : " backward computes the cheap operators of ";
+    text += strategy.recompute_layers < 0
+                ? std::string("every layer")
+                : count(strategy.recompute_layers) + " layers of each stage";
+    text += " again (" +
+            share_text(best.step.parts.recompute, best.step.step_seconds) +
+            " of the step)";
+  }
+  if (strategy.offload_optimizer) {
+    text += std::string(strategy.recompute != Recompute::none ? " and" : "") +
+            " the optimizer state lies on the host";
+  }
+  if (strategy.offload_activations) text += ", activations wait on the host";
+  return text + ".";
+}
+
+}  // namespace
+
+double computing_share(const StepEstimate& step) {
+  const double computing = step.parts.matrix + step.parts.memory;
+  return step.step_seconds > 0 ? computing / step.step_seconds : 0;
+}
+
+double usable_device_bytes(const Cluster& cluster) {
+  double least = usable_bytes(cluster.groups.front().node.device);
+  for (const auto& group : cluster.groups) {
+    least = std::min(least, usable_bytes(group.node.device));
+  }
+  return least;
+}
+
+Reason explain_best(const PlanRequest& request, const Plan& best) {
+  Reason reason;
+  reason.diagnosis = state_sentence(request, best) + limits_sentence(best);
+  reason.fix = to_string(best.strategy);
+  reason.why = why_tensor(request, best) + why_pipeline(request, best) +
+               why_data(best) + why_memory(request, best);
+  return reason;
+}
+
+std::string explain_slower(const Plan& slower, const Plan& best) {
+  const double ratio = slower.step.step_seconds / best.step.step_seconds;
+  std::string text = "takes " + format_seconds(slower.step.step_seconds);
+  if (ratio >= 1.995) {
+    text += ", " + format_number(ratio) + " times as long";
+  } else if (ratio >= 1.0005) {
+    text += ", " + format_percent(ratio - 1) + " longer";
+  } else {
+    text += ", as long as the best";
+  }
+  double most = 0;
+  std::string what;
+  const auto before = named_parts(best.step);
+  for (const auto& part : named_parts(slower.step)) {
+    const auto at = std::find_if(
+        before.begin(), before.end(),
+        [&](const auto& other) { return other.name == part.name; });
+    const double more = part.seconds - at->seconds;
+    if (more <= most) continue;
+    most = more;
+    what = ": " + part.name + " " + format_seconds(part.seconds) + ", not " +
+           format_seconds(at->seconds);
+  }
+  if (most > 0.001 * best.step.step_seconds) text += what;
+  return text;
+}
+
+std::string explain_unfit(const PlanRequest& request, const Plan& plan) {
+  const auto& memory = plan.step.memory;
+  std::string text = "needs " + bytes_text(memory.peak_bytes()) + " of the " +
+                     bytes_text(usable_device_bytes(request.cluster)) +
+                     " that a device has for a job";
+  if (memory.ranks.empty()) return text;
+  const auto& fullest = memory.ranks[static_cast<size_t>(memory.fullest())];
+  std::vector<MemoryKind> kinds(kMemoryKinds.begin(), kMemoryKinds.end());
+  std::sort(kinds.begin(), kinds.end(), [&](MemoryKind a, MemoryKind b) {
+    return fullest[a] > fullest[b];
+  });
+  for (size_t i = 0; i < 2 && fullest[kinds[i]] > 0; ++i) {
+    text += (i == 0 ? ": " : ", ") + std::string(to_string(kinds[i])) + " " +
+            format_bytes(fullest[kinds[i]]);
+  }
+  return text;
+}
+
+Reason explain_nothing_fits(
+    const PlanRequest& request, const Plan& closest,
+    const std::optional<Plan>& smallest) {
+  Reason reason;
+  reason.diagnosis = "Nothing fits. " + state_sentence(request, closest);
+  reason.fix = "The closest, " + to_string(closest.strategy) + ", " +
+               explain_unfit(request, closest) + ".";
+  if (smallest) {
+    reason.why = count(smallest->devices) + " such devices would do, with " +
+                 to_string(smallest->strategy) + ": " +
+                 bytes_text(smallest->step.memory.peak_bytes()) + " a device, " +
+                 format_seconds(smallest->step.step_seconds) + " a step.";
+  } else {
+    reason.why =
+        "More of these devices would not help: a larger batch, other constraints "
+        "(--fix) or devices with more memory would.";
+  }
+  return reason;
+}
+
+}  // namespace echelon

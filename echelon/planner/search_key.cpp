@@ -1,0 +1,201 @@
+#include "echelon/planner/search_key.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "echelon/config/nearest.h"
+#include "echelon/error.h"
+#include "echelon/schedule/options.h"
+
+namespace echelon {
+namespace {
+
+std::string order_name(const std::array<Axis, 6>& order) {
+  std::string text;
+  for (const Axis axis : order) {
+    const std::string_view name = axis == Axis::dp_replicate ? "dp"
+                                  : axis == Axis::dp_shard   ? "fsdp"
+                                                             : to_string(axis);
+    text += (text.empty() ? "" : ",") + std::string(name);
+  }
+  return text;
+}
+
+template <class Range, class Value>
+int64_t index_in(const Range& range, const Value& value) {
+  return std::find(range.begin(), range.end(), value) - range.begin();
+}
+
+std::vector<std::string> order_names() {
+  std::vector<std::string> names;
+  for (const auto& order : axis_orders()) names.push_back(order_name(order));
+  return names;
+}
+
+int64_t stages_of(const Strategy& strategy) {
+  if (strategy.stages_per_rank > 0) return strategy.stages_per_rank;
+  return strategy.layout.pp > 1 ? stages_per_rank_of(strategy.schedule) : 1;
+}
+
+template <Axis axis>
+int64_t degree(const Strategy& strategy) {
+  return strategy.layout.degree(axis);
+}
+
+std::vector<SearchKey> make_keys() {
+  const std::vector<std::string> switches = {"false", "true"};
+  using S = const Strategy&;
+  return {
+      {"dp", "copies of the model", {}, degree<Axis::dp_replicate>},
+      {"fsdp", "ranks that share out the parameters", {}, degree<Axis::dp_shard>},
+      {"data", "ranks with different samples: dp * fsdp", {},
+       [](S s) { return s.layout.data_degree(); }},
+      {"tp", "ranks that share each layer's matrices", {}, degree<Axis::tp>},
+      {"pp", "ranks that share the list of layers", {}, degree<Axis::pp>},
+      {"cp", "ranks that share the sequence", {}, degree<Axis::cp>},
+      {"ep", "ranks that share the experts", {}, degree<Axis::ep>},
+      {"microbatch", "samples of a microbatch", {},
+       [](S s) { return s.microbatch_size; }},
+      {"microbatches", "of a data-parallel rank in a step", {},
+       [](S s) { return s.num_microbatches(); }},
+      {"schedule", "order in which pipeline ranks compute", schedule_kinds(),
+       [](S s) { return index_in(schedule_kinds(), s.schedule); }},
+      {"stages_per_rank", "pipeline stages that a rank holds", {}, stages_of},
+      {"stage", "what fsdp cuts (ZeRO): 1 optimizer state, 2 gradients, 3 "
+       "parameters", {}, [](S s) { return s.zero_stage; }},
+      {"gather", "stage 3: parameters stay whole while used, or for the step",
+       {"use", "step"}, [](S s) { return int64_t{s.gather_once}; }},
+      {"recompute", "what backward computes again", {"none", "selective", "all"},
+       [](S s) { return static_cast<int64_t>(s.recompute); }},
+      {"recompute_layers", "of a stage; -1: all", {},
+       [](S s) { return s.recompute_layers; }},
+      {"sequence_parallel", "of tensor parallelism", switches,
+       [](S s) { return int64_t{s.sequence_parallel}; }},
+      {"offload", "optimizer state in the host's memory", {"none", "optimizer"},
+       [](S s) { return int64_t{s.offload_optimizer}; }},
+      {"activations", "kept for backward on the device, or in the host's memory",
+       {"keep", "offload"}, [](S s) { return int64_t{s.offload_activations}; }},
+      {"order", "of the axes, outermost first", order_names(),
+       [](S s) { return index_in(axis_orders(), s.order); }},
+      {"devices", "that the job takes", {},
+       [](S s) { return s.layout.num_ranks(); }},
+  };
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+int64_t parse(const SearchKey& key, const std::string& text) {
+  const std::string place = "--fix " + key.name + "=" + text;
+  if (!key.words.empty()) {
+    const int64_t index = index_in(key.words, text);
+    if (index < static_cast<int64_t>(key.words.size())) return index;
+    throw ConfigError(
+        place + ": must be one of " + joined(key.words) +
+        config::did_you_mean(text, key.words));
+  }
+  int64_t value = 0;
+  const auto* end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, value);
+  const int64_t lowest = key.name == "recompute_layers" ? -1
+                         : key.name == "stage"          ? 0
+                                                        : 1;
+  if (error != std::errc() || at != end || value < lowest) {
+    throw ConfigError(
+        place + ": must be a whole number of at least " +
+        std::to_string(lowest));
+  }
+  return value;
+}
+
+}  // namespace
+
+std::string SearchKey::text_of(int64_t value) const {
+  if (words.empty()) return std::to_string(value);
+  return words.at(static_cast<size_t>(value));
+}
+
+const std::vector<std::array<Axis, 6>>& axis_orders() {
+  using enum Axis;
+  static const std::vector<std::array<Axis, 6>> orders = {
+      kAxes,
+      {pp, dp_replicate, dp_shard, cp, ep, tp},
+      {dp_replicate, pp, dp_shard, cp, ep, tp},
+  };
+  return orders;
+}
+
+const std::vector<SearchKey>& search_keys() {
+  static const std::vector<SearchKey> keys = make_keys();
+  return keys;
+}
+
+const SearchKey& find_search_key(const std::string& name) {
+  std::vector<std::string> names;
+  for (const auto& key : search_keys()) {
+    if (key.name == name) return key;
+    names.push_back(key.name);
+  }
+  throw ConfigError(
+      "\"" + name + "\" is not a setting that is searched: " + joined(names) +
+      config::did_you_mean(name, names));
+}
+
+Constraints::Constraints(
+    const std::vector<std::pair<std::string, std::string>>& fixed) {
+  for (const auto& [name, text] : fixed) {
+    const SearchKey& key = find_search_key(name);
+    const int64_t value = parse(key, text);
+    for (const auto& other : fixed_) {
+      if (other.key != &key || other.value == value) continue;
+      throw ConfigError(
+          "--fix " + name + "=" + key.text_of(other.value) + " and --fix " +
+          name + "=" + text + " contradict each other; leave one out");
+    }
+    fixed_.push_back({&key, value});
+  }
+}
+
+bool Constraints::allow(const Strategy& strategy) const {
+  return std::all_of(fixed_.begin(), fixed_.end(), [&](const Fixed& fixed) {
+    return fixed.key->value(strategy) == fixed.value;
+  });
+}
+
+bool Constraints::allow(const std::string& key, int64_t value) const {
+  return std::all_of(fixed_.begin(), fixed_.end(), [&](const Fixed& fixed) {
+    return fixed.key->name != key || fixed.value == value;
+  });
+}
+
+bool Constraints::allow(
+    const Strategy& strategy, std::initializer_list<const char*> keys) const {
+  return std::all_of(fixed_.begin(), fixed_.end(), [&](const Fixed& fixed) {
+    const bool asked = std::any_of(keys.begin(), keys.end(), [&](const char* key) {
+      return fixed.key->name == key;
+    });
+    return !asked || fixed.key->value(strategy) == fixed.value;
+  });
+}
+
+bool Constraints::says(const std::string& key) const {
+  return std::any_of(fixed_.begin(), fixed_.end(), [&](const Fixed& fixed) {
+    return fixed.key->name == key;
+  });
+}
+
+Constraints Constraints::without(size_t index) const {
+  Constraints rest = *this;
+  rest.fixed_.erase(rest.fixed_.begin() + static_cast<std::ptrdiff_t>(index));
+  return rest;
+}
+
+std::string Constraints::text(size_t index) const {
+  const Fixed& fixed = fixed_.at(index);
+  return fixed.key->name + "=" + fixed.key->text_of(fixed.value);
+}
+
+}  // namespace echelon

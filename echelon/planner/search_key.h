@@ -1,0 +1,68 @@
+// What a search may be told: the settings of a strategy by name, as `--fix` and
+// `--explain` spell them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "echelon/cost/strategy.h"
+
+namespace echelon {
+
+/// One setting of a strategy, as a whole number: words count from 0.
+struct SearchKey {
+  std::string name;     // "tp"
+  std::string meaning;  // a line
+  std::vector<std::string> words;  // of its values; empty: it is a number
+  int64_t (*value)(const Strategy&) = nullptr;
+
+  /// "8", "1f1b".
+  std::string text_of(int64_t value) const;
+};
+
+/// dp, fsdp, data, tp, pp, cp, ep, microbatch, microbatches, schedule,
+/// stages_per_rank, stage, gather, recompute, recompute_layers,
+/// sequence_parallel, offload, activations, order, devices.
+const std::vector<SearchKey>& search_keys();
+
+/// Throws ConfigError for an unknown name, with the nearest.
+const SearchKey& find_search_key(const std::string& name);
+
+/// The orders of axes that are searched, outermost first; kAxes is the first.
+const std::vector<std::array<Axis, 6>>& axis_orders();
+
+/// What a search keeps to.
+class Constraints {
+ public:
+  Constraints() = default;
+  /// Throws ConfigError for an unknown key, a value that it does not take, and
+  /// for two values of one key.
+  explicit Constraints(
+      const std::vector<std::pair<std::string, std::string>>& fixed);
+
+  bool allow(const Strategy& strategy) const;
+  /// Whether `key` may have this value; true where nothing is said of it.
+  bool allow(const std::string& key, int64_t value) const;
+  /// The same of these keys alone.
+  bool allow(
+      const Strategy& strategy, std::initializer_list<const char*> keys) const;
+  bool says(const std::string& key) const;
+  /// Without number `index` of those given.
+  Constraints without(size_t index) const;
+  size_t size() const { return fixed_.size(); }
+  /// "tp=8".
+  std::string text(size_t index) const;
+
+ private:
+  struct Fixed {
+    const SearchKey* key = nullptr;
+    int64_t value = 0;
+  };
+  std::vector<Fixed> fixed_;
+};
+
+}  // namespace echelon

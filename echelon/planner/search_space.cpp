@@ -1,0 +1,229 @@
+#include "echelon/planner/search_space.h"
+
+#include <algorithm>
+
+#include "echelon/cost/step_estimate.h"
+#include "echelon/schedule/options.h"
+
+namespace echelon {
+namespace {
+
+constexpr int64_t kMostSmallMicrobatch = 32;
+constexpr int64_t kMostStagesPerRank = 16;
+
+std::vector<int64_t> microbatch_sizes(int64_t rank_batch) {
+  std::vector<int64_t> sizes;
+  for (const int64_t size : divisors(rank_batch)) {
+    const int64_t parts = rank_batch / size;
+    const bool half = (parts & (parts - 1)) == 0;
+    if (size <= kMostSmallMicrobatch || half) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+std::vector<int64_t>
+stages_per_rank(const ModelShape& model, const std::string& schedule, int64_t pp) {
+  if (schedule != "interleaved" && schedule != "breadth_first") {
+    return {stages_per_rank_of(schedule)};
+  }
+  std::vector<int64_t> counts;
+  const int64_t blocks = num_layers(model);
+  for (int64_t count = 2; count <= kMostStagesPerRank; ++count) {
+    if (pp * count > blocks) break;
+    if (count == 2 || blocks % (pp * count) == 0) counts.push_back(count);
+  }
+  return counts;
+}
+
+// Two orders that differ in axes of degree 1 alone are one.
+bool is_first_of_equals(const Layout& layout, int order, const StackRules& rules) {
+  const auto real = [&](int index) {
+    std::vector<Axis> axes;
+    for (const Axis axis : axis_orders()[static_cast<size_t>(index)]) {
+      if (layout.degree(axis) > 1) axes.push_back(axis);
+    }
+    return axes;
+  };
+  for (const int other : rules.orders) {
+    if (other == order) return true;
+    if (real(other) == real(order)) return false;
+  }
+  return true;
+}
+
+class Lister {
+ public:
+  explicit Lister(const SearchJob& job)
+      : job_(job), rules_(rules_of_stack(job.stack)) {}
+
+  std::vector<Strategy> run() {
+    over("tp", rules_.tensor_parallel, job_.devices, [&](int64_t tp, int64_t left) {
+      layout_.tp = tp;
+      over("pp", rules_.pipelines, left, [&](int64_t pp, int64_t left) {
+        layout_.pp = pp;
+        if (pp > num_layers(job_.model)) return;
+        over("cp", with_context(), left, [&](int64_t cp, int64_t left) {
+          layout_.cp = cp;
+          over("ep", with_experts(), left, [&](int64_t ep, int64_t left) {
+            layout_.ep = ep;
+            data_axes(left);
+          });
+        });
+      });
+    });
+    return std::move(groups_);
+  }
+
+ private:
+  bool with_context() const {
+    return rules_.context_parallel && job_.model.transformer.has_value();
+  }
+  bool with_experts() const {
+    return rules_.expert_parallel && job_.model.transformer &&
+           job_.model.transformer->experts.experts > 0;
+  }
+
+  template <class Next>
+  void over(const char* key, bool allowed, int64_t left, const Next& next) {
+    for (const int64_t degree : divisors(left)) {
+      if (degree > 1 && !allowed) break;
+      if (job_.constraints.allow(key, degree)) next(degree, left / degree);
+    }
+  }
+
+  void data_axes(int64_t data) {
+    if (!job_.constraints.allow("data", data)) return;
+    if (job_.global_batch % (data * layout_.ep) != 0) return;
+    over("fsdp", !rules_.zero_stages.empty(), data, [&](int64_t shard, int64_t rest) {
+      if (!job_.constraints.allow("dp", rest)) return;
+      layout_.dp_shard = shard;
+      layout_.dp_replicate = rest;
+      layout();
+    });
+  }
+
+  void layout() {
+    Strategy strategy;
+    strategy.layout = layout_;
+    strategy.global_batch = job_.global_batch;
+    strategy.seq_len = job_.seq_len;
+    strategy.precision = job_.precision;
+    if (job_.precision == Precision::fp32) strategy.master = Precision::fp32;
+    strategy.stack = job_.stack;
+    for (const int order : rules_.orders) {
+      if (!is_first_of_equals(layout_, order, rules_)) continue;
+      if (!job_.constraints.allow("order", order)) continue;
+      strategy.order = axis_orders()[static_cast<size_t>(order)];
+      sequence_parallel(strategy);
+    }
+  }
+
+  void sequence_parallel(Strategy strategy) {
+    const bool may = rules_.sequence_parallel && layout_.tp > 1 &&
+                     job_.model.transformer.has_value();
+    for (int64_t on = may && job_.coarse ? 1 : 0; on <= (may ? 1 : 0); ++on) {
+      if (!job_.constraints.allow("sequence_parallel", on)) continue;
+      strategy.sequence_parallel = on == 1;
+      microbatches(strategy);
+    }
+  }
+
+  void microbatches(Strategy strategy) {
+    // Ranks of ep have samples of their own too.
+    const int64_t rank_batch = job_.global_batch / strategy.data_ranks();
+    bool first = true;
+    for (const int64_t size : microbatch_sizes(rank_batch)) {
+      if (job_.coarse && (size & (size - 1)) != 0) continue;
+      if (!job_.constraints.allow("microbatch", size)) continue;
+      if (!job_.constraints.allow("microbatches", rank_batch / size)) continue;
+      strategy.microbatch_size = size;
+      // What is forbidden with the most microbatches is so with a part of them.
+      if (first && !any_variant(strategy)) return;
+      first = false;
+      groups_.push_back(strategy);
+    }
+  }
+
+  bool any_variant(const Strategy& group) const {
+    const auto variants = list_variants(job_, group);
+    return std::any_of(variants.begin(), variants.end(), [&](const auto& one) {
+      return check_strategy(job_.model, one, job_.cluster).empty();
+    });
+  }
+
+  const SearchJob& job_;
+  StackRules rules_;
+  Layout layout_;
+  std::vector<Strategy> groups_;
+};
+
+std::vector<Strategy>
+with_schedules(const SearchJob& job, const StackRules& rules, const Strategy& group) {
+  if (group.layout.pp == 1) return {group};
+  std::vector<Strategy> variants;
+  for (const auto& schedule : rules.schedules) {
+    const bool usual = schedule == "1f1b" || schedule == "interleaved";
+    if (job.coarse && !usual) continue;
+    for (const int64_t stages :
+         stages_per_rank(job.model, schedule, group.layout.pp)) {
+      if (group.layout.pp * stages > num_layers(job.model)) continue;
+      if (job.coarse && stages > 2 && stages != 4) continue;
+      Strategy variant = group;
+      variant.schedule = schedule;
+      variant.stages_per_rank = stages;
+      variants.push_back(variant);
+    }
+  }
+  return variants;
+}
+
+}  // namespace
+
+std::vector<int64_t> divisors(int64_t number) {
+  std::vector<int64_t> low;
+  std::vector<int64_t> high;
+  for (int64_t one = 1; one * one <= number; ++one) {
+    if (number % one != 0) continue;
+    low.push_back(one);
+    if (one * one != number) high.push_back(number / one);
+  }
+  low.insert(low.end(), high.rbegin(), high.rend());
+  return low;
+}
+
+int64_t num_layers(const ModelShape& model) {
+  return model.transformer ? model.transformer->layers
+                           : static_cast<int64_t>(model.layers.size());
+}
+
+std::vector<Strategy> list_groups(const SearchJob& job) {
+  return Lister(job).run();
+}
+
+std::vector<Strategy> list_variants(const SearchJob& job, const Strategy& group) {
+  const StackRules rules = rules_of_stack(job.stack);
+  std::vector<Strategy> variants;
+  for (Strategy variant : with_schedules(job, rules, group)) {
+    if (group.layout.dp_shard == 1) {
+      variants.push_back(variant);
+      continue;
+    }
+    for (const int stage : rules.zero_stages) {
+      if (job.coarse && stage == 2 && rules.zero_stages.size() > 2) continue;
+      variant.zero_stage = stage;
+      for (const bool once : {false, true}) {
+        if (once && (stage != 3 || !rules.gather_once)) continue;
+        variant.gather_once = once;
+        variants.push_back(variant);
+      }
+    }
+  }
+  // What saves memory is chosen later.
+  std::erase_if(variants, [&](const Strategy& variant) {
+    return !job.constraints.allow(
+        variant, {"schedule", "stages_per_rank", "stage", "gather"});
+  });
+  return variants;
+}
+
+}  // namespace echelon

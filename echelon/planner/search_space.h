@@ -1,0 +1,51 @@
+// All strategies of a job, in two levels: groups, which share the work of a
+// microbatch on a rank, and the variants of each.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/cluster/cluster.h"
+#include "echelon/cost/model_shape.h"
+#include "echelon/cost/strategy.h"
+#include "echelon/planner/search_key.h"
+#include "echelon/planner/stack_rules.h"
+
+namespace echelon {
+
+/// What every strategy of a search has.
+struct SearchJob {
+  ModelShape model;
+  Cluster cluster;
+  int64_t devices = 0;  // that each strategy takes
+  int64_t global_batch = 0;
+  int64_t seq_len = 0;
+  Precision precision = Precision::bf16;
+  std::string stack = "echelon";
+  Constraints constraints;
+  /// 1F1B and interleaved schedules of 2 and 4 stages a rank, microbatches of powers
+  /// of 2, sequence parallelism wherever it can be, stages 1 and 3.
+  bool coarse = false;
+};
+
+/// Divisors, ascending.
+std::vector<int64_t> divisors(int64_t number);
+
+/// What pipeline stages share out: blocks, or counted layers.
+int64_t num_layers(const ModelShape& model);
+
+/// Layout, order of axes, sequence parallelism and size of microbatches; the rest
+/// as it is by default, with nothing done to save memory. In no order. Every one
+/// passes check_strategy with one of its variants. Empty when the constraints or
+/// the batch leave none.
+///
+/// Sizes of microbatches: the divisors of a rank's batch up to 32, and its halves.
+std::vector<Strategy> list_groups(const SearchJob& job);
+
+/// The variants of a group: schedule and stages of a rank, stage of ZeRO, when
+/// parameters are gathered. Not all of them pass check_strategy. Stages of a rank:
+/// 2 to 16 that leave each stage the same number of blocks, or 2.
+std::vector<Strategy> list_variants(const SearchJob& job, const Strategy& group);
+
+}  // namespace echelon

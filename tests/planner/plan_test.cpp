@@ -1,0 +1,128 @@
+#include "echelon/planner/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+PlanRequest request_of(
+    const std::string& model, const std::string& cluster, int64_t batch) {
+  PlanRequest request;
+  request.model = find_model(model);
+  request.cluster = find_cluster(cluster);
+  request.global_batch = batch;
+  return request;
+}
+
+// The message that plan() refuses with; empty when it does not.
+std::string refusal(const PlanRequest& request) {
+  try {
+    plan(request);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Plan, SaysWhyAndWhyNot) {
+  const auto result = plan(request_of("llama2-70b", "a100-80gb:64", 256));
+  ASSERT_FALSE(result.plans.empty());
+  const Plan& best = result.plans[0];
+  EXPECT_TRUE(best.step.fits);
+  EXPECT_EQ(best.strategy.layout.num_ranks(), 64);
+  EXPECT_TRUE(has(result.reason.diagnosis, "llama2-70b"));
+  EXPECT_EQ(result.reason.fix, to_string(best.strategy));
+  EXPECT_FALSE(result.reason.why.empty());
+  bool pure_data = false;
+  for (const auto& other : result.others) {
+    if (other.name != "pure data parallelism") continue;
+    pure_data = true;
+    EXPECT_TRUE(has(other.because, "needs")) << other.because;
+  }
+  EXPECT_TRUE(pure_data);
+}
+
+TEST(Plan, NothingFitsIsAnAnswer) {
+  const auto result = plan(request_of("gpt3-175b", "a100-80gb:8", 64));
+  EXPECT_TRUE(result.plans.empty());
+  ASSERT_TRUE(result.closest);
+  EXPECT_FALSE(result.closest->step.fits);
+  ASSERT_TRUE(result.smallest);
+  EXPECT_TRUE(result.smallest->step.fits);
+  EXPECT_GT(result.smallest->devices, 8);
+  EXPECT_TRUE(has(result.reason.why, "would do")) << result.reason.why;
+  // The next smaller number of nodes does not do.
+  PlanRequest smaller = request_of("gpt3-175b", "a100-80gb:8", 64);
+  EXPECT_TRUE(plans_on(smaller, result.smallest->devices - 8, 1).empty());
+}
+
+TEST(Plan, ABatchThatNoLayoutDividesIsNamedWithTheNearest) {
+  auto request = request_of("gpt2", "a100-40gb:128", 7);
+  const std::string text = refusal(request);
+  EXPECT_TRUE(has(text, "--batch 7")) << text;
+  EXPECT_TRUE(has(text, " 8 would do")) << text;
+}
+
+TEST(Plan, ConstraintsThatContradictEachOtherAreNamed) {
+  auto request = request_of("gpt2", "a100-40gb:8", 16);
+  request.fixed = {{"recompute", "none"}, {"tp", "4"}, {"pp", "4"}};
+  const std::string text = refusal(request);
+  EXPECT_TRUE(has(text, "tp=4") && has(text, "pp=4")) << text;
+  EXPECT_FALSE(has(text, "recompute")) << text;
+
+  request.fixed = {{"tp", "4"}, {"tp", "2"}};
+  EXPECT_TRUE(has(refusal(request), "contradict"));
+  request.fixed = {{"tp", "3"}};
+  EXPECT_TRUE(has(refusal(request), "tp may be 1, 2, 4")) << refusal(request);
+  request.fixed = {{"schedul", "1f1b"}};
+  EXPECT_TRUE(has(refusal(request), "did you mean \"schedule\"?"));
+  request.fixed = {{"schedule", "1f1"}};
+  EXPECT_TRUE(has(refusal(request), "1f1b")) << refusal(request);
+}
+
+TEST(Plan, TheFewestDevicesAreEnough) {
+  auto request = request_of("llama2-7b", "a100-80gb:16", 32);
+  request.objective = Objective::devices;
+  request.fixed = {{"offload", "none"}, {"activations", "keep"}};
+  const auto result = plan(request);
+  ASSERT_FALSE(result.plans.empty());
+  EXPECT_GT(result.plans[0].devices, 1);
+  EXPECT_LT(result.plans[0].devices, 16);
+  for (int64_t fewer = 1; fewer < result.plans[0].devices; fewer *= 2) {
+    EXPECT_TRUE(plans_on(request, fewer, 1).empty()) << fewer;
+  }
+}
+
+TEST(Plan, TheCheapestCostsNoMoreThanTheFastest) {
+  auto request = request_of("gpt2", "a100-40gb:16", 64);
+  request.cluster.groups[0].node.device.price_per_hour = 2;
+  const auto fast = plan(request);
+  request.objective = Objective::cost;
+  const auto cheap = plan(request);
+  ASSERT_FALSE(fast.plans.empty() || cheap.plans.empty());
+  EXPECT_GT(fast.plans[0].cost_per_step, 0);
+  EXPECT_LE(cheap.plans[0].cost_per_step, fast.plans[0].cost_per_step);
+  EXPECT_GE(
+      cheap.plans[0].step.step_seconds, fast.plans[0].step.step_seconds * 0.999);
+}
+
+TEST(Plan, ExplainsAKeyByItsValues) {
+  auto request = request_of("gpt2-xl", "a100-40gb:8", 16);
+  const auto rows = explain_key(request, "tp");
+  ASSERT_GE(rows.size(), 1u);
+  int best = 0;
+  for (const auto& row : rows) best += row.because == "the best" ? 1 : 0;
+  EXPECT_EQ(best, 1);
+  EXPECT_THROW(explain_key(request, "tq"), ConfigError);
+}
+
+}  // namespace
+}  // namespace echelon

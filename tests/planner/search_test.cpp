@@ -1,0 +1,163 @@
+// The search against all strategies of a small space, one by one.
+#include "echelon/planner/search.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cost/model_catalogue.h"
+
+namespace echelon {
+namespace {
+
+SearchJob job_of(
+    const std::string& model, const std::string& cluster, int64_t batch,
+    const std::string& stack = "echelon") {
+  SearchJob job;
+  job.model = find_model(model);
+  job.cluster = find_cluster(cluster);
+  job.devices = job.cluster.num_devices();
+  job.global_batch = batch;
+  job.seq_len = job.model.seq_len;
+  job.stack = stack;
+  return job;
+}
+
+// Every group, variant and way to save memory, without bounds or shortcuts.
+template <class Visit>
+void for_each_strategy(const SearchJob& job, const Visit& visit) {
+  for (const auto& group : list_groups(job)) {
+    for (Strategy strategy : list_variants(job, group)) {
+      const int64_t stages =
+          strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
+      const int64_t layers = (num_layers(job.model) + stages - 1) / stages;
+      for (const Recompute recompute : kRecomputes) {
+        for (int64_t some = -1; some < layers; ++some) {
+          if (some == 0 || (some > 0 && recompute == Recompute::none)) continue;
+          strategy.recompute = recompute;
+          strategy.recompute_layers = some;
+          for (const int offload : {0, 1, 2, 3}) {
+            strategy.offload_optimizer = (offload & 1) != 0;
+            strategy.offload_activations = (offload & 2) != 0;
+            if (offload > 0 && !rules_of_stack(job.stack).offload) continue;
+            if (check_strategy(job.model, strategy, job.cluster).empty()) {
+              visit(strategy);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+bool fits(const SearchJob& job, const StepEstimate& step) {
+  const Node& node = job.cluster.groups.front().node;
+  return step.fits &&
+         (node.host_memory_bytes <= 0 ||
+          step.memory.host_bytes <= 0.8 * node.host_memory_bytes /
+                                        static_cast<double>(node.num_devices));
+}
+
+void expect_brute_force_agrees(const SearchJob& job) {
+  double best = std::numeric_limits<double>::infinity();
+  std::string name;
+  for_each_strategy(job, [&](const Strategy& strategy) {
+    // The host's memory is for jobs that do not fit otherwise.
+    if (strategy.offload_optimizer || strategy.offload_activations) return;
+    const auto step = estimate_step(job.model, strategy, job.cluster);
+    if (!fits(job, step) || step.step_seconds >= best) return;
+    best = step.step_seconds;
+    name = to_string(strategy);
+  });
+  const auto found = search(job, 3);
+  ASSERT_FALSE(found.best.empty());
+  EXPECT_NEAR(found.best[0].step.step_seconds, best, 1e-9 * best)
+      << "brute force: " << name
+      << "\nsearch: " << to_string(found.best[0].strategy);
+}
+
+TEST(Search, FindsTheBestOfASmallModel) {
+  expect_brute_force_agrees(job_of("gpt2", "a100-40gb:4", 8));
+}
+
+TEST(Search, FindsTheBestWhereMemoryIsTight) {
+  expect_brute_force_agrees(job_of("gpt2-xl", "v100:4", 8));
+}
+
+TEST(Search, FindsTheBestOfAnImageNetwork) {
+  expect_brute_force_agrees(job_of("resnet18", "a100-40gb:4", 64));
+}
+
+TEST(Search, FindsTheBestOfOtherStacks) {
+  expect_brute_force_agrees(
+      job_of("gpt2-large", "a100-40gb:8", 16, "megatron-core"));
+}
+
+// What least_bytes leaves out has no way to fit.
+TEST(Search, TheBoundOnMemoryLeavesOutNothingThatFits) {
+  SearchJob job = job_of("llama2-7b", "v100:2", 2);
+  const double usable = usable_bytes(job.cluster.groups[0].node.device);
+  int64_t above = 0;
+  for_each_strategy(job, [&](const Strategy& strategy) {
+    const double least = least_bytes(job.model, strategy);
+    const auto step = estimate_step(job.model, strategy, job.cluster);
+    EXPECT_LE(least, step.memory.peak_bytes() * (1 + 1e-9))
+        << to_string(strategy);
+    if (least <= usable) return;
+    ++above;
+    EXPECT_FALSE(step.fits) << to_string(strategy);
+  });
+  EXPECT_GT(above, 0);
+}
+
+// What the bound on time says is below what the estimate says.
+TEST(Search, TheBoundOnTimeIsBelowEveryEstimate) {
+  const SearchJob job = job_of("gpt2", "a100-40gb:8", 16);
+  for (const auto& group : list_groups(job)) {
+    if (group.layout.pp == 1) continue;
+    Strategy one = group;
+    one.layout = {.dp_replicate = job.devices / group.layout.tp, .tp = group.layout.tp};
+    one.global_batch = one.data_ranks() * one.microbatch_size;
+    const auto times = stage_times(job.model, one, job.cluster);
+    const double seconds = times.stages[0].forward + times.stages[0].backward;
+    for (const auto& variant : list_variants(job, group)) {
+      if (!check_strategy(job.model, variant, job.cluster).empty()) continue;
+      EXPECT_LE(
+          lower_bound_seconds(variant, seconds),
+          estimate_step(job.model, variant, job.cluster).step_seconds *
+              (1 + 1e-9))
+          << to_string(variant);
+    }
+  }
+}
+
+TEST(Search, KeepsToWhatIsFixed) {
+  SearchJob job = job_of("gpt2", "a100-40gb:8", 16);
+  job.constraints = Constraints({{"tp", "2"}, {"schedule", "gpipe"}, {"pp", "2"}});
+  const auto found = search(job, 5);
+  ASSERT_FALSE(found.best.empty());
+  for (const auto& one : found.best) {
+    EXPECT_EQ(one.strategy.layout.tp, 2);
+    EXPECT_EQ(one.strategy.layout.pp, 2);
+    EXPECT_EQ(one.strategy.schedule, "gpipe");
+  }
+}
+
+TEST(Search, ShowsEachLayoutOnceTheFastestFirst) {
+  const auto found = search(job_of("gpt2", "a100-40gb:8", 16), 6);
+  ASSERT_EQ(found.best.size(), 6u);
+  for (size_t i = 1; i < found.best.size(); ++i) {
+    EXPECT_LE(
+        found.best[i - 1].step.step_seconds, found.best[i].step.step_seconds);
+    for (size_t j = 0; j < i; ++j) {
+      const Layout& a = found.best[i].strategy.layout;
+      const Layout& b = found.best[j].strategy.layout;
+      EXPECT_FALSE(
+          a.data_degree() == b.data_degree() && a.tp == b.tp && a.pp == b.pp);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace echelon
