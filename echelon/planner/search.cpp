@@ -118,6 +118,8 @@ std::vector<Saver> list_savers(const SearchJob& job, bool offload) {
       if (!job.constraints.allow("offload", optimizer)) continue;
       if (!job.constraints.allow("activations", activations)) continue;
       for (const Recompute recompute : kRecomputes) {
+        const bool none = recompute == Recompute::none;
+        if (none && !job.constraints.allow("recompute_layers", -1)) continue;
         // What lies on the host need not be computed again.
         if (activations == 1 && recompute == Recompute::selective) continue;
         if (!job.constraints.allow("recompute", static_cast<int64_t>(recompute))) {

@@ -144,6 +144,17 @@ TEST(Search, KeepsToWhatIsFixed) {
   }
 }
 
+TEST(Search, ComputesAgainWhatItIsToldThoughAllFits) {
+  SearchJob job = job_of("gpt2", "a100-40gb:4", 16);
+  const std::vector<std::pair<std::string, std::string>> fixed = {
+      {"recompute_layers", "2"}};
+  job.constraints = Constraints(fixed);
+  const auto found = search(job, 1);
+  ASSERT_FALSE(found.best.empty());
+  EXPECT_EQ(found.best[0].strategy.recompute_layers, 2);
+  EXPECT_NE(found.best[0].strategy.recompute, Recompute::none);
+}
+
 TEST(Search, ShowsEachLayoutOnceTheFastestFirst) {
   const auto found = search(job_of("gpt2", "a100-40gb:8", 16), 6);
   ASSERT_EQ(found.best.size(), 6u);
