@@ -1,4 +1,4 @@
-// A file that is whole or not there. Not for others than the writers of this folder.
+// A file that is whole or not there. For what writes a run's files.
 #pragma once
 
 #include <cstddef>

@@ -3,6 +3,21 @@
 #include "echelon/config/section.h"
 
 namespace echelon {
+namespace {
+
+bool at_intervals(const CheckpointOptions& options) {
+  return options.every_steps > 0 || options.every_minutes > 0;
+}
+
+}  // namespace
+
+bool saves(const CheckpointOptions& options) {
+  return options.at_end || at_intervals(options);
+}
+
+bool saves_beside(const CheckpointOptions& options) {
+  return options.async && at_intervals(options);
+}
 
 void bind(config::Section& section, CheckpointOptions& options) {
   section
@@ -38,8 +53,9 @@ void bind(config::Section& section, CheckpointOptions& options) {
       .field(
           "resume",
           options.resume,
-          "auto (the run's own folder, when it has checkpoints), never, or a "
-          "run's folder or a checkpoint")
+          "auto, never, or what a run begins with that has no checkpoints yet: "
+          "another run's folder or a checkpoint; with some of its own, a run goes "
+          "on from the newest of them")
       .not_empty();
   section.field(
       "force", options.force, "resume though the seed or the data differ");

@@ -17,13 +17,19 @@ struct CheckpointOptions {
   std::string best = "none";
   bool async = true;          // files are written beside training
   int64_t attempts = 3;       // intervals that may fail in a row
-  /// auto (from the run's own folder, when it has checkpoints) | never | a run's
-  /// folder or a checkpoint.
+  /// auto | never | a run's folder or a checkpoint: what a run begins with that has
+  /// no checkpoints yet. With some of its own it goes on from the newest of them,
+  /// unless this is never.
   std::string resume = "auto";
   bool force = false;         // resume though seed or data differ
 
   bool operator==(const CheckpointOptions&) const = default;
 };
+
+/// Whether there are any, and whether some are written beside training, from a copy
+/// of the state in the host's memory (those that SIGUSR1 asks for aside).
+bool saves(const CheckpointOptions& options);
+bool saves_beside(const CheckpointOptions& options);
 
 void bind(config::Section& section, CheckpointOptions& options);  // [checkpoint]
 

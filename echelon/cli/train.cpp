@@ -129,8 +129,8 @@ void add_train(CLI::App& app, Action& action) {
   command->add_option(
       "--resume",
       arguments->job.overrides.resume,
-      "go on from a run's folder or a checkpoint; auto (the run's own folder) or "
-      "never");
+      "begin with another run's folder or a checkpoint; a run that has checkpoints "
+      "goes on from its own (auto), or never");
   command->add_flag(
       "--check",
       arguments->check,

@@ -2,12 +2,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <vector>
 
 #include "echelon/checkpoint/folder.h"
+#include "echelon/checkpoint/new_file.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -44,13 +46,58 @@ void require_writable(const Job& job, const fs::path& folder) {
   }
 }
 
-bool has_checkpoints(const fs::path& run) {
-  return !list_checkpoints(run / "checkpoints").empty();
+// Nothing, or what a crash left of the first file that is written there.
+bool holds_nothing(const fs::path& run) {
+  std::error_code error;
+  const fs::directory_iterator entries(run, error);
+  return !error && std::all_of(begin(entries), end(entries), [](const auto& one) {
+    return one.path().filename().string().starts_with("config.toml.part-");
+  });
 }
 
-// The run's own are there; whether training goes on from the newest of them.
-void check_own_checkpoints(const Job& job) {
+// What checkpoint.resume names, when it names something.
+std::vector<CheckpointPlace> named_checkpoints(const Job& job) {
+  const std::string& from = job.checkpoint.resume;
+  if (from == "auto" || from == "never") return {};
+  return find_checkpoints(from);
+}
+
+// Also by a link that leads there.
+bool lies_in(const fs::path& path, const fs::path& folder) {
+  std::error_code error;
+  const fs::path whole = fs::weakly_canonical(path, error);
+  const fs::path outer = fs::canonical(folder, error);
+  const auto differ =
+      std::mismatch(outer.begin(), outer.end(), whole.begin(), whole.end());
+  return !error && differ.first == outer.end();
+}
+
+// Before all that is in the folder is removed.
+void check_overwrite(const Job& job) {
   const fs::path run = job.train.run;
+  const auto keep = [&](const fs::path& path, const std::string& key,
+                        const std::string& value) {
+    if (value.empty() || !lies_in(path, run)) return;
+    throw ConfigError(
+        place(job) + ": overwrite would remove what " + key + " = \"" + value +
+        "\" names; leave one of them out, or name another folder for the run");
+  };
+  for (const auto& checkpoint : named_checkpoints(job)) {
+    keep(job.checkpoint.resume, "checkpoint.resume", job.checkpoint.resume);
+    keep(checkpoint.path, "checkpoint.resume", job.checkpoint.resume);
+  }
+  keep(job.model.weights, "model.weights", job.model.weights);
+  keep(job.data.path, "data.path", job.data.path);
+  keep(job.data.holdout_path, "data.holdout_path", job.data.holdout_path);
+  keep(job.data.tokenizer, "data.tokenizer", job.data.tokenizer);
+  for (const auto& source : job.data.sources) keep(source, "data.sources", source);
+}
+
+// The run's own are there; whether training goes on from the newest of them. What
+// it began with may be named all the same, and be gone: who queues a command again
+// changes nothing in it.
+void check_own_checkpoints(
+    const Job& job, const std::vector<CheckpointPlace>& own) {
   const std::string& from = job.checkpoint.resume;
   if (from == "never") {
     throw ConfigError(
@@ -58,11 +105,15 @@ void check_own_checkpoints(const Job& job) {
         ": exists; --overwrite replaces it, or name another folder");
   }
   std::error_code error;
-  if (from != "auto" && !fs::equivalent(from, run, error)) {
+  for (const auto& older : own) {
+    if (older.step == own.front().step ||
+        !fs::equivalent(from, older.path, error)) {
+      continue;
+    }
     throw ConfigError(
-        place(job) + ": has checkpoints of its own, but resume = \"" + from +
-        "\" names others; --overwrite replaces them, --resume auto goes on from "
-        "them, or name another folder");
+        place(job) + ": goes on from its newest checkpoint, that of step " +
+        std::to_string(own.front().step) + ", but resume = \"" + from +
+        "\" is an older one; name another folder for a run that begins there");
   }
 }
 
@@ -70,13 +121,10 @@ void check_own_checkpoints(const Job& job) {
 
 bool check_run_folder(const Job& job) {
   const fs::path run = job.train.run;
-  const std::string& from = job.checkpoint.resume;
-  std::error_code unknown;
-  const bool same = fs::equivalent(from, run, unknown);
-  if (from != "auto" && from != "never" && !same) find_checkpoints(from);
   std::error_code error;
   const auto status = fs::symlink_status(run, error);
   if (!fs::exists(status)) {
+    named_checkpoints(job);
     require_writable(job, existing_parent(run));
     return false;
   }
@@ -84,37 +132,35 @@ bool check_run_folder(const Job& job) {
     throw ConfigError(
         place(job) + ": is not a folder; name a folder for the run");
   }
-  if (!fs::is_empty(run, error)) {
-    if (!fs::exists(run / "config.toml", error)) {
-      throw ConfigError(
-          place(job) +
-          ": is a folder without config.toml, so no run of Echelon; it is left "
-          "alone: name another one");
-    }
-    const bool own = has_checkpoints(run);
-    // Whoever writes there is not disturbed.
-    if (fs::is_directory(run / "checkpoints", error)) {
-      const CheckpointLock lock(run / "checkpoints");
-    }
-    if (!job.train.overwrite) {
-      if (!own) {
-        throw ConfigError(
-            place(job) +
-            ": exists and has no checkpoints to go on from; --overwrite replaces "
-            "it, or name another folder");
-      }
-      check_own_checkpoints(job);
-      require_writable(job, run);
-      return true;
-    }
-    if (same) {
-      throw ConfigError(
-          place(job) + ": overwrite would remove what resume = \"" + from +
-          "\" names; leave one of them out");
-    }
+  if (holds_nothing(run)) {
+    named_checkpoints(job);
+    require_writable(job, run);
+    return false;
+  }
+  if (!fs::exists(run / "config.toml", error)) {
+    throw ConfigError(
+        place(job) +
+        ": is a folder without config.toml, so no run of Echelon; it is left "
+        "alone: name another one");
+  }
+  // Whoever writes there is not disturbed.
+  if (fs::is_directory(run / "checkpoints", error)) {
+    const CheckpointLock lock(run / "checkpoints");
   }
   require_writable(job, run);
-  return false;
+  if (job.train.overwrite) {
+    check_overwrite(job);
+    return false;
+  }
+  const auto own = list_checkpoints(run / "checkpoints");
+  if (own.empty()) {
+    throw ConfigError(
+        place(job) +
+        ": exists and has no checkpoints to go on from; --overwrite replaces "
+        "it, or name another folder");
+  }
+  check_own_checkpoints(job, own);
+  return true;
 }
 
 std::string make_run_folder(const Job& job) {
@@ -130,16 +176,16 @@ std::string make_run_folder(const Job& job) {
   }
   Job written = job;
   written.train.overwrite = false;
-  const fs::path path = run / "config.toml";
-  std::ofstream file(path);
-  file << to_toml(written);
-  file.close();
-  if (!file) {
-    throw ConfigError(
-        place(job) + ": " + path.string() +
-        " cannot be written: " + std::strerror(errno) + "; is the disk full?");
+  const std::string text = to_toml(written);
+  const std::string path = (run / "config.toml").string();
+  try {
+    NewFile file(path, text.size(), NewFile::Under::beside);
+    file.append(text.data(), text.size());
+    file.move_into_place();
+  } catch (const CheckpointError& error) {
+    throw ConfigError(place(job) + ": " + error.what());
   }
-  return path.string();
+  return path;
 }
 
 }  // namespace echelon

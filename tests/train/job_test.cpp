@@ -2,8 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -338,6 +340,125 @@ TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {
       error_of([&] { make_run_folder(small("", {.overwrite = true})); }),
       HasSubstr("it is left alone"));
   EXPECT_TRUE(fs::exists(folder_ / "run" / "mine"));
+}
+
+// What readers take for a checkpoint, without a byte of a model.
+void leave_checkpoint(const fs::path& run, const std::string& step) {
+  fs::create_directories(run / "checkpoints" / step);
+  std::ofstream(run / "checkpoints" / step / "manifest.json") << "{}";
+}
+
+TEST_F(JobTest, ARunThatBeganWithAnothersCanBeQueuedAgain) {
+  const fs::path run = folder_ / "run";
+  const fs::path other = folder_ / "other";
+  leave_checkpoint(other, "step-00000004");
+  const Job job = small("", {.resume = other.string()});
+  EXPECT_FALSE(check_run_folder(job));
+  make_run_folder(job);
+  leave_checkpoint(run, "step-00000006");
+  std::ofstream(run / "old") << "x";
+  EXPECT_TRUE(check_run_folder(job));
+  fs::remove_all(other);
+  EXPECT_TRUE(check_run_folder(job)) << "it has what it needs";
+  make_run_folder(job);
+  EXPECT_TRUE(fs::exists(run / "old"));
+  EXPECT_TRUE(fs::exists(run / "checkpoints/step-00000006"));
+  // Anew it needs the other one.
+  EXPECT_THAT(
+      error_of([&] {
+        make_run_folder(small("", {.overwrite = true, .resume = other.string()}));
+      }),
+      HasSubstr("there is no such folder"));
+  EXPECT_TRUE(fs::exists(run / "old"));
+}
+
+TEST_F(JobTest, OneOfTheRunsOwnIsTheNewestOrRefused) {
+  const fs::path run = folder_ / "run";
+  make_run_folder(small());
+  leave_checkpoint(run, "step-00000004");
+  leave_checkpoint(run, "step-00000006");
+  for (const fs::path& from :
+       {run, run / "checkpoints", run / "checkpoints/step-00000006"}) {
+    EXPECT_TRUE(check_run_folder(small("", {.resume = from.string()}))) << from;
+  }
+  const std::string older = (run / "checkpoints/step-00000004").string();
+  EXPECT_THAT(
+      error_of([&] { check_run_folder(small("", {.resume = older})); }),
+      testing::AllOf(
+          HasSubstr("that of step 6, but resume = \"" + older),
+          HasSubstr("name another folder")));
+}
+
+TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {
+  const fs::path run = folder_ / "run";
+  make_run_folder(small());
+  leave_checkpoint(run, "step-00000004");
+  fs::create_directory_symlink(run, folder_ / "link");
+  fs::create_directory_symlink(
+      run / "checkpoints/step-00000004", folder_ / "step-00000009");
+  fs::create_directories(folder_ / "copied");
+  fs::create_directory_symlink(
+      run / "checkpoints", folder_ / "copied/checkpoints");
+  for (const fs::path& from :
+       {run, run / "", run / "checkpoints", run / "checkpoints/step-00000004",
+        folder_ / "link", folder_ / "link/checkpoints/step-00000004/",
+        folder_ / "step-00000009", folder_ / "copied", run / "../run/checkpoints"}) {
+    const Overrides anew{.overwrite = true, .resume = from.string()};
+    EXPECT_THAT(
+        error_of([&] { make_run_folder(small("", anew)); }),
+        HasSubstr("overwrite would remove what checkpoint.resume = "))
+        << from;
+  }
+  // Nor with a slash behind the run, nor other things that it begins with.
+  const auto error = [&](const std::string& set) {
+    return error_of([&] {
+      make_run_folder(small("", {.set = {set}, .overwrite = true}));
+    });
+  };
+  EXPECT_THAT(
+      error_of([&] {
+        make_run_folder(
+            small("", {.set = {"train.run=" + (run / "").string()},
+                       .overwrite = true,
+                       .resume = run.string()}));
+      }),
+      HasSubstr("would remove"));
+  const std::string inside = "=" + (run / "x.safetensors").string();
+  EXPECT_THAT(error("model.weights" + inside), HasSubstr("would remove"));
+  EXPECT_THAT(error("data.path" + inside), HasSubstr("data.path"));
+  EXPECT_TRUE(fs::exists(run / "checkpoints/step-00000004/manifest.json"));
+  // Another run's folder is none of it, though its name begins alike.
+  leave_checkpoint(folder_ / "run-2", "step-00000003");
+  make_run_folder(small(
+      "", {.overwrite = true, .resume = (folder_ / "run-2").string()}));
+  EXPECT_FALSE(fs::exists(run / "checkpoints"));
+}
+
+TEST_F(JobTest, AConfigurationThatCannotBeWrittenLeavesTheOneBefore) {
+  const Job job = small();
+  const fs::path path = make_run_folder(job);
+  leave_checkpoint(folder_ / "run", "step-00000004");
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit small_files = before;
+  small_files.rlim_cur = 100;
+  std::signal(SIGXFSZ, SIG_IGN);
+  Job longer = job;
+  longer.train.steps = 20;
+  setrlimit(RLIMIT_FSIZE, &small_files);
+  const std::string error = error_of([&] { make_run_folder(longer); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, SIG_DFL);
+  EXPECT_THAT(error, HasSubstr("config.toml: "));
+  EXPECT_EQ(to_toml(load_job(path)), to_toml(job));
+}
+
+// Killed while its first file was written.
+TEST_F(JobTest, AFolderOfHalfAConfigurationIsTaken) {
+  fs::create_directories(folder_ / "run");
+  std::ofstream(folder_ / "run/config.toml.part-1-0") << "[tr";
+  make_run_folder(small());
+  EXPECT_FALSE(fs::exists(folder_ / "run/config.toml.part-1-0"));
 }
 
 TEST_F(JobTest, RunFolderThatCannotBe) {
