@@ -1,7 +1,9 @@
 #include "echelon/train/resume.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <sstream>
+#include <utility>
 
 #include "echelon/checkpoint/reader.h"
 #include "echelon/error.h"
@@ -34,29 +36,68 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-// Lines of `now` that are not in `then`.
-std::vector<std::string>
-changed_lines(const std::string& then, const std::string& now) {
-  std::vector<std::string> changed;
-  std::istringstream text(now);
-  for (std::string line; std::getline(text, line);) {
-    if (("\n" + then).find("\n" + line + "\n") == std::string::npos) {
-      changed.push_back(line);
-    }
+std::string value_of(const std::string& line) {
+  const size_t equals = line.find(" = ");
+  return equals == std::string::npos ? line : line.substr(equals + 3);
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+// Of lines "key = value", those that are not in `then`: "PLACE key = value, then
+// another". A key may be there twice: its first line is compared with the first.
+std::vector<std::string> changes(
+    const std::string& place,
+    std::vector<std::string> now,
+    std::vector<std::string> then) {
+  std::erase_if(now, [&](const auto& line) {
+    const auto same = std::find(then.begin(), then.end(), line);
+    if (same == then.end()) return false;
+    then.erase(same);
+    return true;
+  });
+  std::vector<std::string> words;
+  for (const auto& line : now) {
+    const auto before =
+        std::find_if(then.begin(), then.end(), [&](const auto& other) {
+          return key_of(other) == key_of(line);
+        });
+    const bool known = before != then.end();
+    words.push_back(
+        place + " " + line + ", then " +
+        (known ? value_of(*before) : "not set"));
+    if (known) then.erase(before);
   }
-  return changed;
+  return words;
+}
+
+// What decides which samples a step sees.
+std::vector<std::string> changes_of_samples(
+    const CheckpointManifest& manifest, const Job& job,
+    const std::string& samples) {
+  std::vector<std::string> words;
+  if (manifest.seed != job.train.seed) {
+    words.push_back(
+        "[train] seed = " + std::to_string(job.train.seed) + ", then " +
+        std::to_string(manifest.seed));
+  }
+  for (auto& line :
+       changes("data:", lines_of(samples), lines_of(manifest.data))) {
+    words.push_back(std::move(line));
+  }
+  return words;
 }
 
 void check_same_samples(
     const CheckpointManifest& manifest, const Job& job,
     const std::string& samples, const std::string& place) {
   std::string what;
-  if (manifest.seed != job.train.seed) {
-    what = "train.seed = " + std::to_string(job.train.seed) + ", but " +
-           std::to_string(manifest.seed) + " then";
-  }
-  for (const auto& line : changed_lines(manifest.data, samples)) {
-    what += (what.empty() ? "" : "; ") + ("data " + line + " is new");
+  for (const auto& line : changes_of_samples(manifest, job, samples)) {
+    what += (what.empty() ? "" : "; ") + line;
   }
   if (what.empty() || job.checkpoint.force) return;
   throw CheckpointError(
@@ -75,6 +116,20 @@ void make_room(const std::vector<CheckpointPlace>& damaged) {
   }
 }
 
+// Than the run and its checkpoints.
+bool names_others(
+    const std::filesystem::path& named, const std::filesystem::path& run,
+    const std::vector<CheckpointPlace>& own) {
+  std::error_code ignored;
+  const auto is = [&](const std::filesystem::path& path) {
+    return std::filesystem::equivalent(named, path, ignored);
+  };
+  return !is(run) && !is(run / "checkpoints") &&
+         std::none_of(own.begin(), own.end(), [&](const auto& one) {
+           return is(one.path);
+         });
+}
+
 }  // namespace
 
 Resume find_resume(const Job& job, const std::filesystem::path& folder) {
@@ -83,7 +138,11 @@ Resume find_resume(const Job& job, const std::filesystem::path& folder) {
   if (from == "never") return resume;
   resume.candidates = list_checkpoints(folder / "checkpoints");
   resume.own = !resume.candidates.empty();
-  if (resume.own || from == "auto") return resume;
+  if (from == "auto") return resume;
+  if (resume.own) {
+    resume.instead_of_others = names_others(from, folder, resume.candidates);
+    return resume;
+  }
   resume.candidates = find_checkpoints(from);
   return resume;
 }
@@ -103,19 +162,19 @@ std::vector<std::string> differences(
     const CheckpointManifest& manifest, const Job& job,
     const std::string& samples, int64_t total_steps) {
   std::vector<std::string> lines;
-  const auto differ = [&](const std::string& what, const std::string& then,
-                          const std::string& now) {
-    if (then != now) lines.push_back(what + ": " + then + " then, " + now + " now");
+  const auto differ = [&](const std::string& what, const std::string& now,
+                          const std::string& then) {
+    if (then != now) lines.push_back(what + ": " + now + ", then " + then);
   };
-  differ("layout", manifest.layout, to_string(job.layout));
-  differ("ranks", std::to_string(manifest.ranks),
-         std::to_string(job.layout.num_ranks()));
-  differ("seed", std::to_string(manifest.seed), std::to_string(job.train.seed));
-  differ("steps of the learning rate's schedule",
-         std::to_string(manifest.total_steps), std::to_string(total_steps));
-  for (const auto& line : changed_lines(manifest.data, samples)) {
-    lines.push_back("data: " + line);
-  }
+  differ("layout", to_string(job.layout), manifest.layout);
+  differ("ranks", std::to_string(job.layout.num_ranks()),
+         std::to_string(manifest.ranks));
+  differ("steps of the learning rate's schedule", std::to_string(total_steps),
+         std::to_string(manifest.total_steps));
+  const auto add = [&](std::vector<std::string> more) {
+    for (auto& line : more) lines.push_back(std::move(line));
+  };
+  add(changes_of_samples(manifest, job, samples));
   if (job.train.compress == "powersgd") {
     lines.push_back(
         "[train] compress = \"powersgd\": what it left out of earlier sums is "
@@ -124,20 +183,9 @@ std::vector<std::string> differences(
   const std::string now = to_toml(job);
   for (const char* table :
        {"model", "shard", "memory", "precision", "optimizer"}) {
-    const auto before = lines_of_table(manifest.config, table);
-    for (const auto& line : lines_of_table(now, table)) {
-      bool same = false;
-      std::string then;
-      for (const auto& other : before) {
-        same |= other == line;
-        if (key_of(other) == key_of(line)) then = other;
-      }
-      if (!same) {
-        lines.push_back(
-            std::string("[") + table + "] " + line +
-            (then.empty() ? "" : ", then " + then));
-      }
-    }
+    add(changes(
+        "[" + std::string(table) + "]", lines_of_table(now, table),
+        lines_of_table(manifest.config, table)));
   }
   return lines;
 }
@@ -172,16 +220,13 @@ Resumed resume(
           reader->manifest(), job, samples, place.path.string());
       check_state(reader->manifest(), source, state.optimizer());
       try {
-        for (const auto& line :
-             load_state(state, *reader, source, world, groups)) {
-          if (world.rank() == 0) std::printf("  %s\n", line.c_str());
-        }
+        auto lines = load_state(state, *reader, source, world, groups);
         if (const auto& scale = reader->manifest().loss_scale) {
           state.load_loss_scale(
               {scale->scale, scale->good_steps, scale->overflows});
         }
         if (from.own && world.rank() == 0) make_room(damaged);
-        return {reader->manifest(), place.path};
+        return {reader->manifest(), place.path, std::move(lines)};
       } catch (const CheckpointError& error) {
         damage = error.what();  // on every rank
       }

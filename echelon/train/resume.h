@@ -19,18 +19,21 @@ namespace echelon {
 struct Resume {
   std::vector<CheckpointPlace> candidates;  // in the order to try them
   bool own = false;  // of this run's folder: metrics go on
+  /// They count more than others, which checkpoint.resume names.
+  bool instead_of_others = false;
 };
 
-/// By job.checkpoint.resume; nothing to try when training begins anew. Throws
-/// CheckpointError when what is named is not there.
+/// The run's own, where `folder` has some; else by job.checkpoint.resume. Nothing to
+/// try when training begins anew. Throws CheckpointError when what is named is needed
+/// and not there.
 Resume find_resume(const Job& job, const std::filesystem::path& folder);
 
 /// What the samples are, for a checkpoint: a line for each setting and count that
 /// decides which ones a step sees.
 std::string describe_samples(const Job& job, int64_t train, int64_t holdout);
 
-/// What differs between a checkpoint and a job, in words, a line each: layout,
-/// ranks, settings.
+/// What differs between a checkpoint and a job, in words, a line each, now and then:
+/// layout, ranks, settings.
 std::vector<std::string> differences(
     const CheckpointManifest& manifest, const Job& job,
     const std::string& samples, int64_t total_steps);
@@ -39,6 +42,9 @@ std::vector<std::string> differences(
 struct Resumed {
   CheckpointManifest manifest;
   std::filesystem::path path;  // of the checkpoint
+  /// What could not be taken over as it was saved, a line each (load_state); the
+  /// same on all ranks.
+  std::vector<std::string> lines;
 };
 
 /// Fills `state` from the first candidate that is whole, warning of those that are

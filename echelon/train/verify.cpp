@@ -90,8 +90,8 @@ class Run {
     saver.save_and_wait(state_, now);
   }
 
-  // The step that it goes on with. What the checkpoint does not fill stays NaN.
-  int64_t load(const std::string& from) {
+  // What the checkpoint does not fill stays NaN.
+  Resumed load(const std::string& from) {
     const torch::NoGradGuard no_grad;
     const auto forget = [](torch::Tensor tensor) {
       if (tensor.is_floating_point()) {
@@ -101,12 +101,13 @@ class Run {
     for (const auto& part : state_.model().parts()) forget(part.value);
     for (const auto& part : state_.model().buffers()) forget(part.value);
     for (const auto& [name, tensor] : state_.optimizer().state()) forget(tensor);
-    const auto manifest = resume(
+    Resumed resumed = resume(
         {.candidates = find_checkpoints(from)}, job_, state_, source_,
-        place_.world, place_.groups, samples()).manifest;
+        place_.world, place_.groups, samples());
+    const auto& manifest = resumed.manifest;
     loader_.start_epoch(manifest.epoch);
     loader_.seek({manifest.epoch, manifest.consumed});
-    return manifest.step;
+    return resumed;
   }
 
  private:
@@ -268,7 +269,12 @@ VerifyResult verify(
 
   VerifyResult result{.steps = options.steps};
   std::vector<Difference> all;
-  const int64_t first = options.resume.empty() ? 0 : layout.load(options.resume);
+  int64_t first = 0;
+  if (!options.resume.empty()) {
+    Resumed resumed = layout.load(options.resume);
+    first = resumed.manifest.step;
+    result.loaded = std::move(resumed.lines);
+  }
   for (int64_t step = 0; reference && step < first; ++step) {
     reference->step(step, "");
   }
@@ -336,6 +342,7 @@ std::string to_text(const VerifyResult& result, const VerifyOptions& options) {
   std::ostringstream text;
   text.precision(2);
   text << std::scientific;
+  for (const auto& line : result.loaded) text << "  " << line << "\n";
   const size_t shown = result.passed ? 1 : result.worst.size();
   for (size_t i = 0; i < shown; ++i) {
     const auto& one = result.worst[i];
@@ -366,6 +373,7 @@ std::string to_json(const VerifyResult& result, const VerifyOptions& options) {
                                       : nlohmann::ordered_json("infinite")}});
   }
   if (!result.hint.empty()) json["hint"] = result.hint;
+  if (!result.loaded.empty()) json["loaded"] = result.loaded;
   return json.dump();
 }
 

@@ -38,6 +38,8 @@ struct VerifyResult {
   int64_t num_compared = 0;      // comparisons, each on every rank
   std::vector<Difference> worst; // largest first, at most ten
   std::string hint;              // why it may differ, when that is known
+  /// Of a resume: what could not be taken over as it was saved, a line each.
+  std::vector<std::string> loaded;
 };
 
 /// Runs the job's first steps in float64 on one rank (rank 0, without
