@@ -62,7 +62,8 @@ std::vector<StatePart> parts_to_save(
 std::vector<StatePart>
 parts_to_load(const TrainingState& state, const ModelSource& source);
 
-/// Host copies of what is to be written, in memory that is used again.
+/// What is to be written, in the host's memory: copies, in memory that is used
+/// again, or the live values.
 class StateSnapshot {
  public:
   /// Copies, into pinned memory where a part is on a GPU, and waits until that is
@@ -70,13 +71,20 @@ class StateSnapshot {
   /// Throws Error when the host has not so much memory, with the bytes.
   void take(const std::vector<StatePart>& parts);
 
-  /// Of the last take(); what they point to lives until the next.
+  /// For who waits until it is written, and changes nothing meanwhile: as take(),
+  /// but what lies in the host's memory as it is written is not copied.
+  void refer_to(const std::vector<StatePart>& parts);
+
+  /// Of the last call; what they point to lives until the next.
   const std::vector<SliceBytes>& slices() const { return slices_; }
   /// Of all slices.
   int64_t bytes() const { return bytes_; }
 
  private:
+  void fill(const std::vector<StatePart>& parts, bool copies_all);
+
   torch::Tensor memory_;
+  std::vector<torch::Tensor> live_;  // that slices point into
   std::vector<SliceBytes> slices_;
   int64_t bytes_ = 0;
 };

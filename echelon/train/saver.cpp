@@ -19,7 +19,17 @@
 namespace echelon {
 namespace {
 
+// Counted, since one may come at any time: of the process, whose ranks may be
+// threads.
 std::atomic<int> save_signals{0};
+std::atomic<int> answered_signals{0};
+
+void answer(int signals) {
+  int before = answered_signals.load();
+  while (before < signals &&
+         !answered_signals.compare_exchange_weak(before, signals)) {
+  }
+}
 
 void on_save_signal(int) { save_signals.fetch_add(1); }
 
@@ -80,7 +90,7 @@ Saver::Saver(
   }
   error = first_of(world_.exchange(error));
   if (!error.empty()) throw CheckpointError(error);
-  require_shared_folder();
+  if (world_.size() > 1) require_shared_folder();
 }
 
 // Files of ranks on other hosts would be lost, after weeks perhaps.
@@ -110,22 +120,33 @@ Saver::~Saver() {
   }
 }
 
-SaverNews Saver::news() const {
+void Saver::goes_on_from(int64_t step, const std::filesystem::path& path) {
+  last_step_ = step;
+  last_ = path;
+}
+
+SaverNews Saver::progress() const {
   SaverNews news;
   if (phase_ != Phase::idle && background_->done.load()) {
     (background_->error.empty() ? news.ready : news.failed) = 1;
   }
+  return news;
+}
+
+SaverNews Saver::news() {
+  SaverNews news = progress();
+  told_ = save_signals.load();
   const auto& options = job_.checkpoint;
   const std::chrono::duration<double, std::ratio<60>> waited =
       std::chrono::steady_clock::now() - last_begin_;
   const bool time = first() && options.every_minutes > 0 &&
                     waited.count() >= options.every_minutes;
-  if (time || save_signals.load() > 0) news.request = 1;
+  if (time || told_ > answered_signals.load()) news.request = 1;
   return news;
 }
 
 SaverNews Saver::exchange() {
-  const SaverNews own = news();
+  const SaverNews own = progress();
   auto sums = torch::tensor({own.ready, own.failed}, torch::kFloat64)
                   .to(world_.device());
   world_.group().all_reduce(sums, ReduceOp::sum, {.label = "checkpoint"});
@@ -148,7 +169,7 @@ void Saver::after_step(
   {
     ScopedSpan span(recorder_, "compute", "checkpoint", SpanKind::other);
     wait();
-    begin(state, now);
+    begin(state, now, job_.checkpoint.async);
     if (!job_.checkpoint.async) wait();
   }
   const std::chrono::duration<double> stopped =
@@ -158,13 +179,15 @@ void Saver::after_step(
 
 void Saver::save_and_wait(
     TrainingState& state, const CheckpointManifest& now) {
+  then_ = Then::one_more;
   wait();
-  if (now.step == last_step_ && !last_.empty()) return;
   failure_.clear();
-  last_one_ = true;
-  begin(state, now);
-  wait();
-  last_one_ = false;
+  if (now.step != last_step_) {
+    then_ = Then::nothing;
+    begin(state, now, false);
+    wait();
+  }
+  then_ = Then::training;
   if (!failure_.empty()) throw CheckpointError(failure_);
 }
 
@@ -190,23 +213,21 @@ void Saver::run(std::function<void()> work) {
 }
 
 // All ranks copy, rank 0 makes the folder, all begin to write.
-void Saver::begin(TrainingState& state, const CheckpointManifest& now) {
+void Saver::begin(
+    TrainingState& state, const CheckpointManifest& now, bool beside) {
   last_begin_ = std::chrono::steady_clock::now();
-  save_signals = 0;
+  answer(told_);
   ++count_;
   manifest_ = now;
   manifest_.layout = to_string(job_.layout);
-  manifest_.ranks = world_.size();
   manifest_.seed = job_.train.seed;
   manifest_.config = to_toml(job_);
-  manifest_.config_hash =
-      checksum(manifest_.config.data(), manifest_.config.size());
   if (const auto& scaler = state.loss_scaler(); scaler.active()) {
     const auto scale = scaler.state();
     manifest_.loss_scale =
         SavedLossScale{scale.scale, scale.good_steps, scale.overflows};
   }
-  snapshot_.take(parts_to_save(state, source_, world_, groups_));
+  const std::string failed = copy(state, beside);
   auto bytes = torch::tensor(
       {static_cast<double>(snapshot_.bytes())}, torch::kFloat64)
                    .to(world_.device());
@@ -214,9 +235,9 @@ void Saver::begin(TrainingState& state, const CheckpointManifest& now) {
       bytes, ReduceOp::sum, {.label = "checkpoint bytes"});
   phase_ = Phase::writing;
   background_->join();
-  background_->error.clear();
+  background_->error = failed;
   background_->done = true;
-  if (first()) {
+  if (first() && failed.empty()) {
     try {
       begin_checkpoint(folder_, now.step, bytes.item<int64_t>());
     } catch (const std::exception& error) {
@@ -233,6 +254,17 @@ void Saver::begin(TrainingState& state, const CheckpointManifest& now) {
     write_rank_file(
         partial.string(), rank_file_name(world_.rank()), snapshot_.slices());
   });
+}
+
+// What went wrong: the others are not to wait for who has no memory for it.
+std::string Saver::copy(TrainingState& state, bool beside) {
+  try {
+    const auto parts = parts_to_save(state, source_, world_, groups_);
+    beside ? snapshot_.take(parts) : snapshot_.refer_to(parts);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return {};
 }
 
 void Saver::proceed(const SaverNews& all) {
@@ -263,31 +295,31 @@ void Saver::proceed(const SaverNews& all) {
 
 void Saver::conclude(bool failed) {
   phase_ = Phase::idle;
-  if (!failed) {
-    failures_ = 0;
-    last_step_ = manifest_.step;
-    last_ = checkpoint_path(folder_, manifest_.step);
-    return;
-  }
+  if (failed) return fail();
+  failures_ = 0;
+  last_step_ = manifest_.step;
+  last_ = checkpoint_path(folder_, manifest_.step);
+}
+
+void Saver::fail() {
   ++failures_;
   if (first()) abandon_checkpoint(folder_, manifest_.step);
   failure_ = "the checkpoint of step " + std::to_string(manifest_.step) +
              " failed: " + first_of(world_.exchange(background_->error));
+  if (then_ == Then::nothing) return;  // save_and_wait() tells
+  const std::string count = std::to_string(failures_);
   const int64_t attempts = job_.checkpoint.attempts;
-  if (last_one_) return;
-  if (failures_ >= attempts) {
+  if (then_ == Then::training && failures_ >= attempts) {
     throw CheckpointError(
-        failure_ + "; the " + std::to_string(failures_) +
+        failure_ + "; the " + count +
         ". that failed in a row ([checkpoint] attempts)");
   }
-  if (first()) {
-    std::fprintf(
-        stderr,
-        "warning: %s; training goes on, the next interval tries again (%lld of "
-        "%lld)\n",
-        failure_.c_str(), static_cast<long long>(failures_),
-        static_cast<long long>(attempts));
-  }
+  if (!first()) return;
+  const std::string next = then_ == Then::one_more
+      ? "a last one is tried now"
+      : "training goes on, the next interval tries again (" + count + " of " +
+          std::to_string(attempts) + ")";
+  std::fprintf(stderr, "warning: %s; %s\n", failure_.c_str(), next.c_str());
 }
 
 void install_save_signal() {

@@ -7,7 +7,7 @@
 //   at the end: saver.save_and_wait(…) or saver.wait()
 //
 // A checkpoint goes through two phases, one at a time: every rank writes its file,
-// from a copy of its state; then rank 0 commits. Ranks learn how the others are
+// from a copy of its state unless training waits for it; then rank 0 commits. Ranks learn how the others are
 // doing by `news`, with the sums that a step has anyway.
 #pragma once
 
@@ -51,8 +51,12 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  /// Of this rank, for the sums of a step.
-  SaverNews news() const;
+  /// Training goes on from this checkpoint of the folder: its step is saved.
+  void goes_on_from(int64_t step, const std::filesystem::path& path);
+
+  /// Of this rank, for the sums of a step. What it tells of a request is answered by
+  /// the next checkpoint; one that comes later is told the next time.
+  SaverNews news();
 
   /// After a step's update. `all`: the news of all ranks, summed. `now`: the
   /// manifest's fields that say where training is (step, position, metrics, loss
@@ -64,7 +68,8 @@ class Saver {
       const SaverNews& all);
 
   /// Writes one now, unless one of this step is there, and returns when it is
-  /// whole. Every rank calls. Throws CheckpointError when it fails.
+  /// whole; also when those before it failed, whatever their number. Every rank
+  /// calls. Throws CheckpointError when it fails.
   void save_and_wait(TrainingState& state, const CheckpointManifest& now);
   /// Until nothing is being written. Every rank calls. Throws as after_step.
   void wait();
@@ -77,13 +82,18 @@ class Saver {
 
  private:
   enum class Phase { idle, writing, committing };
+  /// What follows when the one in flight fails.
+  enum class Then { training, one_more, nothing };
 
   void require_shared_folder();
-  void begin(TrainingState& state, const CheckpointManifest& now);
+  void begin(TrainingState& state, const CheckpointManifest& now, bool beside);
   void run(std::function<void()> work);
   void proceed(const SaverNews& all);
   void conclude(bool failed);
+  void fail();
+  SaverNews progress() const;
   SaverNews exchange();
+  std::string copy(TrainingState& state, bool beside);
   bool first() const { return world_.rank() == 0; }
   bool due(int64_t step, const SaverNews& all) const;
 
@@ -101,7 +111,8 @@ class Saver {
   std::chrono::steady_clock::time_point last_begin_;
   int64_t failures_ = 0;  // in a row
   std::string failure_;   // the last one, the same on all ranks
-  bool last_one_ = false;  // save_and_wait() tells by itself
+  Then then_ = Then::training;
+  int told_ = 0;  // requests, in the last news()
   int64_t last_step_ = -1;
   std::filesystem::path last_;
   double stopped_seconds_ = 0;

@@ -71,7 +71,19 @@ void copy_out(const Tensor& from, const PlacedBox& placed, std::byte* to) {
 }  // namespace
 
 void StateSnapshot::take(const std::vector<StatePart>& parts) {
+  fill(parts, true);
+}
+
+void StateSnapshot::refer_to(const std::vector<StatePart>& parts) {
+  fill(parts, false);
+}
+
+void StateSnapshot::fill(const std::vector<StatePart>& parts, bool copies_all) {
   const torch::NoGradGuard no_grad;
+  const auto stays = [&](const StatePart& part, const PlacedBox& placed) {
+    return !copies_all && part.tensor.is_cpu() && part.tensor.is_contiguous() &&
+           is_row_major(placed);
+  };
   int64_t needed = 0;
   bytes_ = 0;
   std::unordered_set<torch::Device> devices;
@@ -79,10 +91,12 @@ void StateSnapshot::take(const std::vector<StatePart>& parts) {
     if (!part.tensor.is_cpu()) devices.insert(part.tensor.device());
     for (const auto& placed : part.boxes) {
       bytes_ += bytes_of(part, placed);
+      if (stays(part, placed)) continue;
       needed += round_up(bytes_of(part, placed), kAlignment);
     }
   }
   slices_.clear();
+  live_.clear();
   if (!memory_.defined() || memory_.numel() < needed) {
     memory_.reset();
     memory_ = host_memory(needed, !devices.empty());
@@ -92,16 +106,23 @@ void StateSnapshot::take(const std::vector<StatePart>& parts) {
     const Tensor from = part.tensor.contiguous();
     const std::string dtype = dtype_to_safetensors(from.scalar_type());
     for (const auto& placed : part.boxes) {
-      copy_out(from, placed, to);
       const int64_t bytes = bytes_of(part, placed);
+      const std::byte* at = to;
+      if (stays(part, placed)) {
+        live_.push_back(from);
+        at = static_cast<const std::byte*>(from.const_data_ptr()) +
+             placed.begin * static_cast<int64_t>(from.element_size());
+      } else {
+        copy_out(from, placed, to);
+        to += round_up(bytes, kAlignment);
+      }
       slices_.push_back(
           {.name = part.name,
            .kind = part.kind,
            .dtype = dtype,
            .shape = part.shape,
            .box = placed.box,
-           .bytes = {to, static_cast<size_t>(bytes)}});
-      to += round_up(bytes, kAlignment);
+           .bytes = {at, static_cast<size_t>(bytes)}});
     }
   }
   for (const auto& device : devices) {

@@ -20,6 +20,7 @@
 #include "echelon/train/report_writer.h"
 #include "echelon/train/resume.h"
 #include "echelon/train/saver.h"
+#include "echelon/train/step_sums.h"
 
 namespace echelon {
 namespace {
@@ -32,30 +33,11 @@ void on_stop_signal(int signal) {
   if (stop_signals.fetch_add(1) > 0) std::_Exit(128 + signal);
 }
 
-bool saves(const Job& job) {
-  const auto& options = job.checkpoint;
-  return options.at_end || options.every_steps > 0 || options.every_minutes > 0;
-}
-
 int threads_per_rank(const Job& job, const World& world) {
   if (job.train.threads > 0) return static_cast<int>(job.train.threads);
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return std::max(1, cores / world.local_size());
 }
-
-/// What all ranks know after a step.
-struct StepSums {
-  double loss_sum = 0;
-  double count = 0;  // units
-  double samples = 0;
-  double skipped = 0;
-  bool stop = false;
-  bool preempted = false;  // by SIGTERM
-  SaverNews saver;
-  int64_t bad_rank = -1;      // first rank whose loss is not finite
-  int32_t slowest_rank = -1;
-  double slowest_excess = 0;  // its work over the mean, less 1
-};
 
 /// "; kept in runs/first: metrics.jsonl": what a run that cannot go on writing
 /// has written.
@@ -96,14 +78,15 @@ class Loop {
   LoaderOptions loader_options(
       const std::vector<int64_t>& samples, bool training) const;
   bool one_step(Position position);
-  StepSums share_sums(
-      const Score& score, int64_t skipped, double work_seconds);
+  StepSums share(const Score& score, int64_t skipped, double work_seconds);
   StepUpdate update(bool logged);
   void record(
       const StepSums& sums, Position position, const StepUpdate& update,
       bool logged, double started, double data_seconds);
   void warn_of_slow_links() const;
   void take_up(const Resumed& resumed);
+  void say_what_is_taken_up(const Resumed& resumed) const;
+  void take_up_metrics();
   CheckpointManifest where_we_are() const;
   void save(const SaverNews& news);
   void save_last();
@@ -115,9 +98,6 @@ class Loop {
     return static_cast<double>(steady_now_ns() - begin_ns_) * 1e-9;
   }
   bool first() const { return world_.rank() == 0; }
-  int64_t evaluated_step() const {
-    return evaluations_.empty() ? -1 : evaluations_.back().step;
-  }
   int64_t epoch_samples() const {
     return static_cast<int64_t>(data_.train_samples.size());
   }
@@ -141,7 +121,8 @@ class Loop {
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<Progress> progress_;
   std::vector<StepMetrics> steps_;
-  std::vector<EvaluationMetrics> evaluations_;
+  std::vector<EvaluationMetrics> evaluations_;  // earlier runs' on rank 0 alone
+  int64_t evaluated_step_ = -1;  // the last one, the same on all ranks
   int64_t begin_ns_ = steady_now_ns();
   int64_t step_ = 0;       // done
   Position position_;      // behind them
@@ -210,7 +191,7 @@ Loop::Loop(
             total_steps_);
       })) {
   if (first()) warn_of_slow_links();
-  if (saves(job)) {
+  if (saves(job.checkpoint)) {
     saver_.emplace(job, source_, world_, groups_, folder_, recorder_.get());
   }
   if (!resume_.candidates.empty()) {
@@ -227,25 +208,43 @@ Loop::Loop(
 void Loop::take_up(const Resumed& resumed) {
   const CheckpointManifest& from = resumed.manifest;
   step_ = from.step;
+  if (resume_.own && saver_) saver_->goes_on_from(step_, resumed.path);
   skipped_steps_ = from.skipped_steps;
   position_ = {from.epoch, from.consumed};
   resumed_ = "step " + std::to_string(step_) + " (" + from.layout + ")";
-  if (!first()) return;
+  if (first()) say_what_is_taken_up(resumed);
+  if (resume_.own) take_up_metrics();
+}
+
+void Loop::say_what_is_taken_up(const Resumed& resumed) const {
+  const CheckpointManifest& from = resumed.manifest;
   std::printf(
       "goes on from step %lld of %s, saved with %s on %lld %s\n",
       static_cast<long long>(step_), resumed.path.c_str(), from.layout.c_str(),
       static_cast<long long>(from.ranks), from.ranks == 1 ? "rank" : "ranks");
+  if (resume_.instead_of_others) {
+    std::printf(
+        "  the run has checkpoints of its own, and no longer needs %s\n",
+        job_.checkpoint.resume.c_str());
+  }
+  for (const auto& line : resumed.lines) std::printf("  %s\n", line.c_str());
   for (const auto& line : differences(from, job_, samples_, total_steps_)) {
     std::printf("  %s\n", line.c_str());
   }
   std::fflush(stdout);
-  if (!resume_.own) return;
+}
+
+// Every rank calls: all must know whether this step was evaluated.
+void Loop::take_up_metrics() {
   const auto path = folder_ / "metrics.jsonl";
-  if (!std::filesystem::exists(path)) return;
-  cut_metrics(path, step_);
-  MetricsFile before = read_metrics(path);
-  steps_ = std::move(before.steps);
-  evaluations_ = std::move(before.evaluations);
+  if (first() && std::filesystem::exists(path)) {
+    cut_metrics(path, step_);
+    MetricsFile before = read_metrics(path);
+    steps_ = std::move(before.steps);
+    evaluations_ = std::move(before.evaluations);
+  }
+  const int64_t last = evaluations_.empty() ? -1 : evaluations_.back().step;
+  evaluated_step_ = std::stoll(world_.exchange(std::to_string(last))[0]);
 }
 
 // Ranks that compute each layer together talk several times a layer.
@@ -299,9 +298,9 @@ TrainResult Loop::run() {
     }
   }
   // Who is stopped may have little time.
-  if (!stop_ && evaluated_step() != step_) evaluate();
+  if (!stop_ && evaluated_step_ != step_) evaluate();
   save_last();
-  if (stop_ && !preempted_ && evaluated_step() != step_) evaluate();
+  if (stop_ && !preempted_ && evaluated_step_ != step_) evaluate();
   world_.history().on_end(nullptr);
   finish();
   if (!save_error_.empty()) {
@@ -328,7 +327,7 @@ bool Loop::one_step(Position position) {
   const Score score = memory_.during(place, [&] {
     return state_.model().forward_backward(*batch, counts_units(*data_.train));
   });
-  const StepSums sums = share_sums(score, batch->skipped, seconds() - started);
+  const StepSums sums = share(score, batch->skipped, seconds() - started);
   for (const auto& reason : batch->skip_reasons) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
   }
@@ -358,58 +357,16 @@ StepUpdate Loop::update(bool logged) {
   }
 }
 
-StepSums Loop::share_sums(
+StepSums Loop::share(
     const Score& score, int64_t skipped, double work_seconds) {
-  const int64_t size = world_.size();
-  const bool finite = std::isfinite(score.loss_sum);
-  // [loss, units, skipped, stop, samples, preempted, news of the saver, then per
-  // rank: work and whether finite]
-  constexpr int64_t kSums = 9;
-  auto sums = torch::zeros({kSums + 2 * size}, torch::kFloat64);
-  double* values = sums.data_ptr<double>();
-  values[0] = finite ? score.loss_sum : 0;
-  values[1] = static_cast<double>(score.count);
-  values[2] = static_cast<double>(skipped);
-  values[3] = stop_signals.load() > 0 ? 1 : 0;
-  values[4] = static_cast<double>(score.samples);
-  values[5] = terminated.load() ? 1 : 0;
-  const SaverNews news = saver_ ? saver_->news() : SaverNews{};
-  values[6] = news.ready;
-  values[7] = news.failed;
-  values[8] = news.request;
-  values[kSums + world_.rank()] = work_seconds;
-  values[kSums + size + world_.rank()] = finite ? 0 : 1;
-  auto on_device = sums.to(world_.device());
-  world_.group().all_reduce(
-      on_device, ReduceOp::sum, {.label = "step sums"});
-  sums = on_device.to(torch::kCPU);
-  values = sums.data_ptr<double>();
-
-  StepSums result;
-  result.loss_sum = values[0];
-  result.count = values[1];
-  result.skipped = values[2];
-  result.stop = values[3] > 0;
-  result.samples = values[4];
-  result.preempted = values[5] > 0;
-  result.saver = {values[6], values[7], values[8]};
-  double total = 0;
-  double most = 0;
-  for (int64_t rank = 0; rank < size; ++rank) {
-    total += values[kSums + rank];
-    if (values[kSums + rank] > most) {
-      most = values[kSums + rank];
-      result.slowest_rank = static_cast<int32_t>(rank);
-    }
-    if (values[kSums + size + rank] > 0 && result.bad_rank < 0) {
-      result.bad_rank = rank;
-    }
-  }
-  if (size == 1) result.slowest_rank = -1;
-  if (total > 0) {
-    result.slowest_excess = most * static_cast<double>(size) / total - 1;
-  }
-  return result;
+  return share_sums(
+      {.score = score,
+       .skipped = skipped,
+       .work_seconds = work_seconds,
+       .stop = stop_signals.load() > 0,
+       .terminated = terminated.load(),
+       .saver = saver_ ? saver_->news() : SaverNews{}},
+      world_);
 }
 
 void Loop::record(
@@ -459,7 +416,7 @@ void Loop::record(
 }
 
 bool Loop::evaluation_due() const {
-  if (stop_ || evaluated_step() == step_) return false;
+  if (stop_ || evaluated_step_ == step_) return false;
   const int64_t every = job_.train.eval_every;
   return every > 0 ? step_ % every == 0
                    : position_.consumed >= epoch_samples();
@@ -496,6 +453,7 @@ void Loop::evaluate() {
     metrics.perplexity = std::exp(metrics.loss);
   }
   evaluations_.push_back(metrics);
+  evaluated_step_ = step_;
   if (!first()) return;
   metrics_->append(metrics);
   progress_->message(
@@ -550,7 +508,7 @@ CheckpointManifest Loop::where_we_are() const {
   now.consumed = position_.consumed;
   now.data = samples_;
   if (!steps_.empty()) now.metrics["loss"] = steps_.back().loss;
-  if (evaluated_step() == step_) {
+  if (evaluated_step_ == step_ && !evaluations_.empty()) {
     now.metrics["eval_loss"] = evaluations_.back().loss;
     now.metrics["eval_accuracy"] = evaluations_.back().accuracy;
   }

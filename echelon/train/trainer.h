@@ -27,7 +27,9 @@ struct TrainResult {
   int64_t steps = 0;          // done
   bool interrupted = false;   // stopped by a signal, at a whole step
   bool preempted = false;     // that signal was SIGTERM
-  EvaluationMetrics evaluation;  // the last one; samples 0 when nothing held out
+  /// The last one; samples 0 when nothing is held out. One of an earlier run, where
+  /// there was nothing left to do, rank 0 alone has.
+  EvaluationMetrics evaluation;
 };
 
 /// Trains as the job says. Every rank of the world calls this, with the same job
