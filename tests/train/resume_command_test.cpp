@@ -6,6 +6,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -64,7 +65,7 @@ TEST_F(ResumeCommand, TheSameCommandGoesOn) {
       second.out(),
       AllOf(HasSubstr("goes on from step 4 of " + run() + "/checkpoints/step-00000004, "
                       "saved with dp=2 on 2 ranks"),
-            HasSubstr("layout: dp=2 then, fsdp=2 now")));
+            HasSubstr("layout: fsdp=2, then dp=2")));
   const auto all = steps();
   ASSERT_EQ(all.size(), 7u);
   for (int64_t i = 0; i < 7; ++i) {
@@ -73,6 +74,26 @@ TEST_F(ResumeCommand, TheSameCommandGoesOn) {
   Command anew(train(2, {"--overwrite"}));
   ASSERT_EQ(anew.wait(), 0) << anew.err();
   EXPECT_EQ(steps().size(), 2u);
+}
+
+TEST_F(ResumeCommand, ARunThatBeganWithAnothersCanBeQueuedAgain) {
+  Command first(train(3));
+  ASSERT_EQ(first.wait(), 0) << first.err();
+  const std::string other = folder_.path() + "/other";
+  fs::rename(run(), other);
+  for (const int64_t steps : {5, 7}) {
+    Command again(train(steps, {"--resume", other}));
+    ASSERT_EQ(again.wait(), 0) << again.err();
+    EXPECT_THAT(
+        again.out(), HasSubstr("goes on from step " + std::to_string(steps - 2) +
+                               " of " + (steps == 5 ? other : run())));
+  }
+  EXPECT_EQ(steps().front().step, 4);
+  EXPECT_EQ(steps().back().step, 7);
+  Command anew(train(2, {"--resume", run(), "--overwrite"}));
+  EXPECT_EQ(anew.wait(), 2);
+  EXPECT_THAT(anew.err(), HasSubstr("overwrite would remove"));
+  EXPECT_EQ(steps().back().step, 7);
 }
 
 // What a scheduler does before it takes the machines away.
@@ -248,7 +269,18 @@ TEST_F(ResumeCommand, VerifyProvesACheckpoint) {
       {kEchelon, "verify", kDigits, "--resume", "--layout", "dp=2", "--then",
        "fsdp=4", "--steps", "2"});
   EXPECT_EQ(verify.wait(), 0) << verify.err();
-  EXPECT_THAT(verify.out(), HasSubstr("equal: "));
+  EXPECT_THAT(
+      verify.out(),
+      AllOf(HasSubstr("random state is that of 2 ranks, here are 4"),
+            HasSubstr("equal: ")));
+  Command json(
+      {kEchelon, "verify", kDigits, "--resume", "--layout", "dp=2", "--then",
+       "fsdp=4", "--steps", "2", "--json"});
+  EXPECT_EQ(json.wait(), 0) << json.err();
+  const auto answer = nlohmann::json::parse(json.out());
+  EXPECT_EQ(answer.at("passed"), true);
+  EXPECT_THAT(
+      answer.at("loaded").at(0).get<std::string>(), HasSubstr("here are 4"));
   Command half({kEchelon, "verify", kDigits, "--resume"});
   EXPECT_EQ(half.wait(), 2);
   EXPECT_THAT(half.err(), HasSubstr("give both"));

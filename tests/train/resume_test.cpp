@@ -18,6 +18,7 @@
 #include "echelon/train/trainer.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/small_run.h"
 
 namespace echelon {
 namespace {
@@ -76,11 +77,15 @@ class Resumed : public testing::Test {
       EXPECT_EQ(a.steps[i].loss, b.steps[i].loss) << "step " << i + 1;
       EXPECT_EQ(a.steps[i].epoch, b.steps[i].epoch);
       EXPECT_EQ(a.steps[i].learning_rate, b.steps[i].learning_rate);
+      EXPECT_EQ(a.steps[i].grad_norm, b.steps[i].grad_norm);
+      EXPECT_EQ(a.steps[i].loss_scale, b.steps[i].loss_scale);
+      EXPECT_EQ(a.steps[i].skipped_steps, b.steps[i].skipped_steps);
     }
     ASSERT_EQ(a.evaluations.size(), b.evaluations.size());
     for (size_t i = 0; i < a.evaluations.size(); ++i) {
       EXPECT_EQ(a.evaluations[i].step, b.evaluations[i].step);
       EXPECT_EQ(a.evaluations[i].loss, b.evaluations[i].loss);
+      EXPECT_EQ(a.evaluations[i].accuracy, b.evaluations[i].accuracy);
     }
     const auto tensors =
         load_tensors((path(actual) / "checkpoints/last.safetensors").string());
@@ -98,21 +103,66 @@ class Resumed : public testing::Test {
 };
 
 class SameLayout : public Resumed,
-                   public testing::WithParamInterface<std::string> {};
-
-// To the last bit: losses, learning rates, evaluations, weights.
-TEST_P(SameLayout, GoesOnAsIfItHadNeverStopped) {
-  Job job = digits(GetParam(), 40);
-  job.checkpoint.every_steps = 7;
-  run(job, "whole");
-  ASSERT_EQ(list_checkpoints(path("whole") / "checkpoints").size(), 6u);
-  for (const int64_t step : {7, 28, 35}) {  // an epoch ends at 30
-    SCOPED_TRACE(step);
-    const std::string name = "from" + std::to_string(step);
-    leave_only("whole", step, name);
-    run(job, name);
-    expect_same_run(name, "whole");
+                   public testing::WithParamInterface<std::string> {
+ protected:
+  // To the last bit: losses, learning rates, norms, evaluations, weights.
+  void check(Job job, int64_t every, const std::vector<int64_t>& from) {
+    job.layout = parse_layout(GetParam());
+    job.checkpoint.every_steps = every;
+    job.checkpoint.keep = 100;
+    run(job, "whole");
+    for (const int64_t step : from) {
+      SCOPED_TRACE(step);
+      const std::string name = "from" + std::to_string(step);
+      leave_only("whole", step, name);
+      run(job, name);
+      expect_same_run(name, "whole");
+    }
   }
+};
+
+TEST_P(SameLayout, GoesOnAsIfItHadNeverStopped) {
+  check(digits(GetParam(), 40), 7, {7, 28, 35});  // an epoch ends at 30
+  EXPECT_EQ(list_checkpoints(path("whole") / "checkpoints").size(), 6u);
+}
+
+// The scale is found within these steps: it halves, and doubles again.
+TEST_P(SameLayout, GoesOnWithItsLossScale) {
+  if (GetParam() == "dp=2,fsdp=2") GTEST_SKIP() << "as fsdp=2";
+  Job job = digits(GetParam(), 12);
+  job.precision.compute = "fp16";
+  job.precision.initial_loss_scale = 1ll << 30;
+  job.precision.loss_scale_growth = 3;
+  check(job, 2, {2, 8});
+  const auto steps = metrics("whole").steps;
+  ASSERT_TRUE(steps[1].skipped_steps && steps.back().loss_scale);
+  EXPECT_GT(*steps[1].skipped_steps, 0);
+  EXPECT_GT(*steps.back().skipped_steps, *steps[1].skipped_steps);
+  EXPECT_LT(*steps.back().loss_scale, *steps[1].loss_scale);
+  EXPECT_LT(*steps.back().skipped_steps, 12);
+}
+
+TEST_P(SameLayout, ATextModelGoesOnWithItsDropout) {
+  Job job = small_gpt(write_tokens(folder_));
+  job.model.dtype = "float32";
+  job.model.dropout = 0.2;
+  job.train.log_every = 1000;
+  check(job, 3, {3, 6});
+}
+
+// Each rank has statistics of its own samples, unless it shares them.
+TEST_P(SameLayout, AModelGoesOnWithItsStatistics) {
+  Job job;
+  job.model.name = "resnet18";
+  job.data.name = "dummy";
+  job.data.samples = 40;
+  job.data.shape = {3, 8, 8};
+  job.train.batch = 8;
+  job.train.steps = 5;
+  job.train.log_every = 1000;
+  job.pipeline.microbatches = 1;
+  job.optimizer = {.name = "sgd", .learning_rate = 0.01, .momentum = 0.9};
+  check(job, 2, {2, 4});
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -125,6 +175,77 @@ INSTANTIATE_TEST_SUITE_P(
       }
       return name;
     });
+
+// There is nothing left to do: no step, no evaluation, no checkpoint twice.
+TEST_F(Resumed, ADoneRunIsDoneAgain) {
+  for (const std::string layout : {"dp=1", "dp=2"}) {
+    SCOPED_TRACE(layout);
+    const Job job = digits(layout, 4);
+    run(job, layout);
+    const fs::path weights = path(layout) / "checkpoints/last.safetensors";
+    const auto before = metrics(layout);
+    const auto tensors = load_tensors(weights.string());
+    fs::remove(weights);
+    run(job, layout);
+    EXPECT_EQ(metrics(layout).steps, before.steps);
+    EXPECT_EQ(metrics(layout).evaluations, before.evaluations);
+    EXPECT_EQ(list_checkpoints(path(layout) / "checkpoints").size(), 1u);
+    const auto again = load_tensors(weights.string());
+    ASSERT_EQ(again.size(), tensors.size());
+    EXPECT_TRUE(again[0].second.equal(tensors[0].second));
+  }
+}
+
+TEST_F(Resumed, ARunsOwnCheckpointsCountMoreThanThoseItBeganWith) {
+  Job job = digits("dp=1", 4);
+  run(job, "first");
+  job.train.steps = 6;
+  job.checkpoint.resume = path("first").string();
+  run(job, "second");
+  job.train.steps = 8;
+  testing::internal::CaptureStdout();
+  run(job, "second");
+  EXPECT_THAT(
+      testing::internal::GetCapturedStdout(),
+      testing::AllOf(
+          HasSubstr("goes on from step 6 of " + path("second").string()),
+          HasSubstr("of its own, and no longer needs " +
+                    path("first").string())));
+  const auto steps = metrics("second").steps;
+  ASSERT_EQ(steps.size(), 4u);
+  EXPECT_EQ(steps.front().step, 5);
+  EXPECT_EQ(steps.back().step, 8);
+}
+
+std::vector<int64_t> steps_of(const fs::path& run) {
+  std::vector<int64_t> steps;
+  for (const auto& place : list_checkpoints(run / "checkpoints")) {
+    steps.push_back(place.step);
+  }
+  return steps;
+}
+
+TEST_F(Resumed, CheckpointsByTime) {
+  Job job = digits("dp=2", 4);
+  job.checkpoint.at_end = false;
+  job.checkpoint.every_minutes = 1e-9;  // has passed at each step
+  run(job, "often");
+  EXPECT_EQ(steps_of(path("often")), (std::vector<int64_t>{4, 3, 2, 1}));
+  job.checkpoint.every_minutes = 1e6;
+  run(job, "seldom");
+  EXPECT_EQ(steps_of(path("seldom")), (std::vector<int64_t>{}));
+}
+
+TEST_F(Resumed, NoneAtTheEndWhenNoneIsWanted) {
+  Job job = digits("dp=2", 5);
+  job.checkpoint.at_end = false;
+  run(job, "none");
+  EXPECT_FALSE(fs::exists(path("none") / "checkpoints"));
+  job.checkpoint.every_steps = 2;
+  run(job, "some");
+  EXPECT_EQ(steps_of(path("some")), (std::vector<int64_t>{4, 2}));
+  EXPECT_FALSE(fs::exists(path("some") / "checkpoints/last.safetensors"));
+}
 
 TEST_F(Resumed, FromAnotherRunsFolder) {
   Job job = digits("dp=2", 20);
@@ -207,12 +328,14 @@ TEST_F(Resumed, AnotherSeedOrOtherDataAreRefusedUnlessForced) {
   other.train.seed = 7;
   EXPECT_THAT(
       error_text([&] { run(other, "run"); }),
-      HasSubstr("train.seed = 7, but 0 then"));
+      HasSubstr("[train] seed = 7, then 0: the samples"));
   other = job;
   other.data.holdout = 0.5;
   EXPECT_THAT(
       error_text([&] { run(other, "run"); }),
-      HasSubstr("data holdout = 0.5 is new"));
+      testing::AllOf(
+          HasSubstr("data: holdout = 0.5, then 0.2; data: samples = "),
+          HasSubstr("; data: held_out = ")));
   other.checkpoint.force = true;
   run(other, "run");
   EXPECT_EQ(metrics("run").steps.back().step, 3);
@@ -260,18 +383,21 @@ TEST_F(Resumed, TheBestOneStays) {
 
 // What is written beside training is what was there when the step ended.
 TEST_F(Resumed, FilesHoldTheStateOfTheirStep) {
-  Job job = digits("dp=1", 6);
-  job.checkpoint.every_steps = 2;
-  run(job, "async");
-  job.checkpoint.async = false;
-  run(job, "sync");
-  for (const int64_t step : {2, 4, 6}) {
-    const CheckpointReader a(
-        checkpoint_path(path("async") / "checkpoints", step).string());
-    const CheckpointReader b(
-        checkpoint_path(path("sync") / "checkpoints", step).string());
-    EXPECT_EQ(a.manifest().content_hash, b.manifest().content_hash) << step;
-    EXPECT_EQ(a.manifest().step, step);
+  for (const std::string layout : {"dp=1", "dp=2", "fsdp=2", "pp=2", "tp=3"}) {
+    SCOPED_TRACE(layout);
+    Job job = digits(layout, 6);
+    job.checkpoint.every_steps = 2;
+    run(job, "async " + layout);
+    job.checkpoint.async = false;
+    run(job, "sync " + layout);
+    for (const int64_t step : {2, 4, 6}) {
+      const CheckpointReader a(
+          checkpoint_path(path("async " + layout) / "checkpoints", step));
+      const CheckpointReader b(
+          checkpoint_path(path("sync " + layout) / "checkpoints", step));
+      EXPECT_EQ(a.manifest().content_hash, b.manifest().content_hash) << step;
+      EXPECT_EQ(a.manifest().step, step);
+    }
   }
 }
 
