@@ -268,12 +268,15 @@ std::string explain_host_memory(
   if (job.memory.offload == "none" && !activations) return {};
   const std::set<int> here(ranks.begin(), ranks.end());
   int64_t needed = 0;
+  int64_t copied = 0;
   for (const auto& plan : plan_memory(model, job).ranks) {
-    const int64_t each =
-        plan.host_bytes + (model.host_is_device ? plan.peak.total() : 0);
-    needed += each * std::count_if(
-                         plan.ranks.begin(), plan.ranks.end(),
-                         [&](int rank) { return here.contains(rank); });
+    const int64_t each = plan.host_bytes + plan.snapshot_bytes +
+                         (model.host_is_device ? plan.peak.total() : 0);
+    const int64_t number = std::count_if(
+        plan.ranks.begin(), plan.ranks.end(),
+        [&](int rank) { return here.contains(rank); });
+    needed += each * number;
+    copied += plan.snapshot_bytes * number;
   }
   if (needed <= available_bytes) return {};
   const std::string what = job.memory.offload == "none"
@@ -284,6 +287,9 @@ std::string explain_host_memory(
                             : "the " + std::to_string(ranks.size()) +
                                   " ranks of this host need ") +
          format_bytes(needed) + " of its memory, " +
+         (copied > 0 ? format_bytes(copied) + " of them for what checkpoints "
+                                              "are written from, "
+                     : "") +
          format_bytes(available_bytes) +
          " are available; offload less, let fewer ranks share a host, or cut the "
          "parameters over more of them (--layout fsdp=N)";

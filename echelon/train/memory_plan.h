@@ -96,6 +96,9 @@ struct RankPlan {
   std::string moment;       // "backward of transformer.h.3"
   MemoryByKind resting;     // between two steps
   int64_t host_bytes = 0;   // offloaded: at most, beside the peak
+  /// In the host's memory too, from the first checkpoint on: the copy that it is
+  /// written from (StateSnapshot), of what this rank writes of its state.
+  int64_t snapshot_bytes = 0;
   std::vector<PlannedCalls> calls;  // of a step
 };
 
@@ -135,7 +138,8 @@ std::string
 explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes);
 
 /// For a job that offloads: what these ranks, all of one host, need of its memory,
-/// when that is more than `available_bytes`; with what can be done. Empty when it is
+/// the copies for checkpoints among it, when that is more than `available_bytes`;
+/// with what can be done. Empty when it is
 /// enough, and when nothing is offloaded.
 std::string explain_host_memory(
     const MemoryModel& model,

@@ -69,6 +69,7 @@ std::string list_of(const std::vector<int>& ranks) {
 
 bool alike(const RankPlan& a, const RankPlan& b) {
   return a.peak.bytes == b.peak.bytes && a.host_bytes == b.host_bytes &&
+         a.snapshot_bytes == b.snapshot_bytes &&
          a.resting.bytes == b.resting.bytes && a.calls == b.calls;
 }
 
@@ -175,10 +176,12 @@ std::string peaks(
     int64_t limit) {
   int64_t most = 0;
   bool host = false;
+  bool copies = false;
   std::set<size_t> kinds;
   for (const auto& group : groups) {
     most = std::max(most, group.peak.total());
     host |= group.host_bytes > 0;
+    copies |= group.snapshot_bytes > 0;
     for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
       if (group.peak.bytes[i] != 0) kinds.insert(i);
     }
@@ -199,6 +202,10 @@ std::string peaks(
     rows[0].push_back("host");
     right.push_back(true);
   }
+  if (copies) {
+    rows[0].push_back("snapshot");
+    right.push_back(true);
+  }
   for (const auto& group : groups) {
     auto& row = rows.emplace_back();
     row.push_back(list_of(group.ranks));
@@ -208,6 +215,7 @@ std::string peaks(
     row.push_back(number(group.peak.total(), unit));
     row.push_back(number(group.resting.total(), unit));
     if (host) row.push_back(number(group.host_bytes, unit));
+    if (copies) row.push_back(number(group.snapshot_bytes, unit));
   }
   std::string text =
       "\nPeak of each rank, by kind, in " + unit.name + "\n\n" +
@@ -329,6 +337,7 @@ to_json(const MemoryPlan& plan, const MemoryModel& model, const Job& job) {
     one["moment"] = group.moment;
     one["resting_bytes"] = group.resting.total();
     one["host_bytes"] = group.host_bytes;
+    one["snapshot_bytes"] = group.snapshot_bytes;
     one["collectives"] = nlohmann::json::array();
     for (const auto& call : group.calls) {
       one["collectives"].push_back(

@@ -51,6 +51,7 @@ class StepWalk {
     plan_.peak = tally_.peak();
     plan_.moment = tally_.peak_moment();
     plan_.host_bytes = tally_.host_peak();
+    plan_.snapshot_bytes = snapshot_bytes();
     plan_.calls = calls_.take();
     return plan_;
   }
@@ -94,6 +95,28 @@ class StepWalk {
     tally_.hold(
         MemoryKind::optimizer_state,
         optimizer_copies(job_.optimizer) * trained);
+  }
+
+  // Data-parallel ranks share the work, whether each has all of the state or a part
+  // of it. On CPUs a checkpoint that is waited for is written from where it lies.
+  int64_t snapshot_bytes() const {
+    const auto& options = job_.checkpoint;
+    const bool copies =
+        model_.host_is_device ? saves_beside(options) : saves(options);
+    if (!copies) return 0;
+    int64_t bytes = 0;
+    int64_t buffer_bytes = 0;  // of which the first rank writes all
+    for (const size_t layer : layers_) {
+      const auto& one = model_.layers[layer];
+      buffer_bytes += one.buffer_bytes;
+      for (const auto& parameter : one.parameters) {
+        const int64_t copies_of_it =
+            1 + (parameter.trains ? optimizer_copies(job_.optimizer) : 0);
+        bytes += copies_of_it * parameter.numel * model_.master_bytes;
+      }
+    }
+    const int64_t ranks = job_.layout.data_degree();
+    return (bytes + ranks - 1) / ranks + buffer_bytes;
   }
 
   // --------------------------------------------------------------------- step

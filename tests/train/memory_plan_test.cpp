@@ -258,6 +258,7 @@ TEST(MemoryPlan, OffloadNeedsItsHostsMemory) {
   const auto model = model_of(8);
   Job job;
   job.layout.dp_shard = 4;
+  job.checkpoint.at_end = false;
   EXPECT_EQ(explain_host_memory(model, job, {0, 1}, 0), "");
   job.memory.offload = "optimizer";
   const int64_t each = plan_memory(model, job).ranks[0].host_bytes;
@@ -285,6 +286,63 @@ TEST(MemoryPlan, OffloadOnCpusNeedsRoomForEverything) {
   const int64_t all = plan.host_bytes + plan.peak.total();
   EXPECT_EQ(explain_host_memory(model, job, {0}, all), "");
   EXPECT_NE(explain_host_memory(model, job, {0}, all - 1), "");
+}
+
+// Ranks share what they write; two copies in the optimizer's state.
+TEST(MemoryPlan, CheckpointsAreWrittenFromACopyOnTheHost) {
+  auto model = model_of(8);
+  int64_t numel = 0;
+  for (const auto& layer : model.layers) {
+    for (const auto& one : layer.parameters) numel += one.numel;
+  }
+  const int64_t state = 3 * numel * model.master_bytes;
+  Job job;
+  const auto copy = [&] {
+    return plan_memory(model, job).ranks[0].snapshot_bytes;
+  };
+  EXPECT_EQ(copy(), state) << "from a GPU, at the end";
+  model.host_is_device = true;
+  EXPECT_EQ(copy(), 0);
+  job.checkpoint.every_steps = 10;
+  EXPECT_EQ(copy(), state);
+  for (const Layout& layout :
+       {Layout{.dp_replicate = 4}, Layout{.dp_shard = 4},
+        Layout{.dp_replicate = 2, .dp_shard = 2}}) {
+    job.layout = layout;
+    EXPECT_EQ(copy(), state / 4);
+  }
+  job.layout = {};
+  job.optimizer.name = "sgd";
+  EXPECT_EQ(copy(), state / 3);
+  job.optimizer.momentum = 0.9;
+  EXPECT_EQ(copy(), state / 3 * 2);
+  model.layers[0].buffer_bytes = 100;
+  EXPECT_EQ(copy(), state / 3 * 2 + 100);
+  const std::string text = to_text(plan_memory(model, job), model, job);
+  EXPECT_THAT(text, HasSubstr("at rest  snapshot"));
+  const std::string json = to_json(plan_memory(model, job), model, job);
+  EXPECT_THAT(json, HasSubstr("\"snapshot_bytes\": " + std::to_string(copy())));
+  job.checkpoint.async = false;
+  EXPECT_EQ(copy(), 0);
+  EXPECT_THAT(
+      to_text(plan_memory(model, job), model, job),
+      testing::Not(HasSubstr("snapshot")));
+}
+
+TEST(MemoryPlan, OffloadLeavesRoomForTheCopy) {
+  auto model = model_of(8);
+  model.host_is_device = true;
+  Job job;
+  job.memory.offload = "optimizer";
+  job.checkpoint.every_minutes = 10;
+  const auto plan = plan_memory(model, job).ranks[0];
+  ASSERT_GT(plan.snapshot_bytes, 0);
+  const int64_t all =
+      plan.host_bytes + plan.peak.total() + plan.snapshot_bytes;
+  EXPECT_EQ(explain_host_memory(model, job, {0}, all), "");
+  EXPECT_THAT(
+      explain_host_memory(model, job, {0}, all - 1),
+      HasSubstr(" of them for what checkpoints are written from, "));
 }
 
 TEST(MemoryPlan, TextFoldsRanksThatAreAlike) {

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -12,6 +13,8 @@
 #include "echelon/checkpoint/folder.h"
 #include "echelon/checkpoint/tensor_file.h"
 #include "echelon/error.h"
+#include "echelon/train/count_memory.h"
+#include "echelon/train/memory_plan.h"
 #include "tests/support/error_text.h"
 #include "tests/train/small_run.h"
 
@@ -360,6 +363,62 @@ TEST(SavedState, ReadsWhatIsNeeded) {
       EXPECT_GE(reader.bytes_read(), needed);
       // Two edges of two large tensors, in two files; small ones in between.
       EXPECT_LE(reader.bytes_read(), needed + 8 * kChecksumBlockBytes);
+    });
+  }
+}
+
+// What training waits for is written from where it lies.
+TEST(SavedState, WhatIsReferredToIsNotCopied) {
+  Job job = small_mlp();
+  job.layout = {.dp_replicate = 2};
+  on_ranks(job, [&](SmallRun& run) {
+    const auto parts =
+        parts_to_save(run.state, run.source, run.world, run.groups);
+    StateSnapshot copied, referred;
+    copied.take(parts);
+    referred.refer_to(parts);
+    EXPECT_EQ(copied.bytes(), referred.bytes());
+    ASSERT_EQ(copied.slices().size(), referred.slices().size());
+    size_t at = 0;
+    for (const auto& part : parts) {
+      const auto* begin =
+          static_cast<const std::byte*>(part.tensor.const_data_ptr());
+      for (size_t i = 0; i < part.boxes.size(); ++i, ++at) {
+        const auto& one = referred.slices()[at];
+        const auto& copy = copied.slices()[at].bytes;
+        EXPECT_GE(one.bytes.data(), begin) << one.name;
+        EXPECT_LE(
+            one.bytes.data() + one.bytes.size(),
+            begin + part.tensor.nbytes()) << one.name;
+        ASSERT_EQ(one.bytes.size(), copy.size());
+        EXPECT_EQ(
+            std::memcmp(one.bytes.data(), copy.data(), copy.size()), 0)
+            << one.name;
+      }
+    }
+  });
+}
+
+// Of each kind of layout: never less, and not much more.
+TEST(SavedState, ThePlanKnowsWhatIsCopied) {
+  TempFolder folder;
+  for (const auto& one : small_cases(small_gpt(write_tokens(folder)))) {
+    SCOPED_TRACE(one.name);
+    Job job = one.job;
+    job.checkpoint.every_steps = 1;
+    on_ranks(job, [&](SmallRun& run) {
+      StateSnapshot snapshot;
+      snapshot.take(
+          parts_to_save(run.state, run.source, run.world, run.groups));
+      const auto plan = plan_memory(count_memory(job, run.source), job);
+      const auto stage =
+          static_cast<size_t>(run.groups.along(Axis::pp).rank());
+      const int64_t planned = plan.ranks[stage].snapshot_bytes;
+      // Random state, and how often each parameter was updated.
+      constexpr int64_t kSmall = 8 << 10;
+      EXPECT_GE(planned + kSmall, snapshot.bytes());
+      if (job.layout.tp > 1) return;  // the first one's, which has most
+      EXPECT_LE(planned, snapshot.bytes() * 6 / 5);
     });
   }
 }
