@@ -160,6 +160,7 @@ class Measurement {
       const torch::AutoGradMode grad(true);
       score = state_.model().forward_backward(batch, false);
     }
+    saver_.before_update();
     state_.update(steps_++, false, nullptr);
     auto sums = torch::tensor(
         {score.loss_sum, static_cast<double>(score.count)}, torch::kFloat64);

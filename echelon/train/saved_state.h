@@ -71,6 +71,13 @@ class StateSnapshot {
   /// Throws Error when the host has not so much memory, with the bytes.
   void take(const std::vector<StatePart>& parts);
 
+  /// take() in two halves, between which forward and backward may run, but no
+  /// update: begin() copies what such a pass changes (buffers, random state) and what
+  /// lies on a GPU; finish(), on any thread, what the host's memory has of parameters
+  /// and the optimizer's state. begin() throws as take().
+  void begin(const std::vector<StatePart>& parts);
+  void finish();
+
   /// For who waits until it is written, and changes nothing meanwhile: as take(),
   /// but what lies in the host's memory as it is written is not copied.
   void refer_to(const std::vector<StatePart>& parts);
@@ -81,10 +88,19 @@ class StateSnapshot {
   int64_t bytes() const { return bytes_; }
 
  private:
-  void fill(const std::vector<StatePart>& parts, bool copies_all);
+  /// What is done about memory of the host that can be written as it lies.
+  enum class HostMemory { copied, copied_later, referred_to };
+  void fill(const std::vector<StatePart>& parts, HostMemory how);
+
+  struct Later {
+    const std::byte* from;
+    std::byte* to;
+    size_t bytes;
+  };
 
   torch::Tensor memory_;
-  std::vector<torch::Tensor> live_;  // that slices point into
+  std::vector<torch::Tensor> live_;  // that are read later
+  std::vector<Later> later_;
   std::vector<SliceBytes> slices_;
   int64_t bytes_ = 0;
 };

@@ -61,6 +61,7 @@ struct Saver::Background {
 
   std::thread thread;
   std::atomic<bool> done{true};
+  std::atomic<bool> copied{true};  // so that the state may change
   std::string error;  // read when done
   std::unique_ptr<CheckpointLock> lock;  // rank 0's
 };
@@ -177,6 +178,18 @@ void Saver::after_step(
   stopped_seconds_ += stopped.count();
 }
 
+void Saver::before_update() {
+  if (phase_ != Phase::copying || background_->copied.load()) return;
+  const auto started = std::chrono::steady_clock::now();
+  {
+    ScopedSpan span(recorder_, "compute", "checkpoint copy", SpanKind::other);
+    background_->copied.wait(false);
+  }
+  const std::chrono::duration<double> stopped =
+      std::chrono::steady_clock::now() - started;
+  stopped_seconds_ += stopped.count();
+}
+
 void Saver::save_and_wait(
     TrainingState& state, const CheckpointManifest& now) {
   then_ = Then::one_more;
@@ -212,7 +225,6 @@ void Saver::run(std::function<void()> work) {
   });
 }
 
-// All ranks copy, rank 0 makes the folder, all begin to write.
 void Saver::begin(
     TrainingState& state, const CheckpointManifest& now, bool beside) {
   last_begin_ = std::chrono::steady_clock::now();
@@ -233,22 +245,20 @@ void Saver::begin(
                    .to(world_.device());
   world_.group().all_reduce(
       bytes, ReduceOp::sum, {.label = "checkpoint bytes"});
+  phase_ = Phase::copying;
+  background_->copied = false;
+  run([this, failed, needed = bytes.item<int64_t>()] {
+    if (failed.empty()) snapshot_.finish();
+    background_->copied = true;
+    background_->copied.notify_all();
+    if (!failed.empty()) throw CheckpointError(failed);
+    if (first()) begin_checkpoint(folder_, manifest_.step, needed);
+  });
+}
+
+// Nobody does before the folder is there.
+void Saver::write() {
   phase_ = Phase::writing;
-  background_->join();
-  background_->error = failed;
-  background_->done = true;
-  if (first() && failed.empty()) {
-    try {
-      begin_checkpoint(folder_, now.step, bytes.item<int64_t>());
-    } catch (const std::exception& error) {
-      background_->error = error.what();
-    }
-  }
-  // Nobody writes before the folder is there.
-  if (const SaverNews all = exchange(); all.failed > 0) {
-    conclude(true);
-    return;
-  }
   run([this] {
     const auto partial = partial_checkpoint(folder_, manifest_.step);
     write_rank_file(
@@ -256,11 +266,26 @@ void Saver::begin(
   });
 }
 
+void Saver::commit() {
+  phase_ = Phase::committing;
+  if (!first()) return;
+  run([this] {
+    commit_checkpoint(folder_, manifest_, world_.size());
+    try {
+      keep_checkpoints(folder_, keep_rule(job_.checkpoint));
+    } catch (const CheckpointError& error) {
+      // The new one is whole; the next one tries again.
+      std::fprintf(
+          stderr, "warning: an older checkpoint stays: %s\n", error.what());
+    }
+  });
+}
+
 // What went wrong: the others are not to wait for who has no memory for it.
 std::string Saver::copy(TrainingState& state, bool beside) {
   try {
     const auto parts = parts_to_save(state, source_, world_, groups_);
-    beside ? snapshot_.take(parts) : snapshot_.refer_to(parts);
+    beside ? snapshot_.begin(parts) : snapshot_.refer_to(parts);
   } catch (const std::exception& error) {
     return error.what();
   }
@@ -273,23 +298,11 @@ void Saver::proceed(const SaverNews& all) {
     return;
   }
   background_->join();
-  if (all.failed > 0) {
-    conclude(true);
-  } else if (phase_ == Phase::writing) {
-    phase_ = Phase::committing;
-    if (!first()) return;
-    run([this] {
-      commit_checkpoint(folder_, manifest_, world_.size());
-      try {
-        keep_checkpoints(folder_, keep_rule(job_.checkpoint));
-      } catch (const CheckpointError& error) {
-        // The new one is whole; the next one tries again.
-        std::fprintf(
-            stderr, "warning: an older checkpoint stays: %s\n", error.what());
-      }
-    });
-  } else {
-    conclude(false);
+  if (all.failed > 0) return conclude(true);
+  switch (phase_) {
+    case Phase::copying: return write();
+    case Phase::writing: return commit();
+    default: return conclude(false);
   }
 }
 

@@ -3,12 +3,16 @@
 //   Saver saver(job, source, world, groups, folder, recorder);
 //   each step:
 //     sums += saver.news();                 // summed over all ranks
+//     saver.before_update();
+//     … the optimizer's update …
 //     saver.after_step(state, what_is_known, sums);
 //   at the end: saver.save_and_wait(…) or saver.wait()
 //
-// A checkpoint goes through two phases, one at a time: every rank writes its file,
-// from a copy of its state unless training waits for it; then rank 0 commits. Ranks learn how the others are
-// doing by `news`, with the sums that a step has anyway.
+// A checkpoint goes through three phases, one at a time: every rank copies its state
+// (unless training waits for it) while rank 0 makes the folder; every rank writes its
+// file; rank 0 commits. All of it beside training, of which the update alone waits
+// for the copy. Ranks learn how the others are doing by `news`, with the sums that a
+// step has anyway.
 #pragma once
 
 #include <chrono>
@@ -58,6 +62,10 @@ class Saver {
   /// the next checkpoint; one that comes later is told the next time.
   SaverNews news();
 
+  /// Before anything changes parameters or the optimizer's state: returns when this
+  /// rank's copy of them is made. No rank communicates.
+  void before_update();
+
   /// After a step's update. `all`: the news of all ranks, summed. `now`: the
   /// manifest's fields that say where training is (step, position, metrics, loss
   /// scale). Begins a checkpoint when one is due, waiting for the one before.
@@ -81,13 +89,15 @@ class Saver {
   int64_t count() const { return count_; }
 
  private:
-  enum class Phase { idle, writing, committing };
+  enum class Phase { idle, copying, writing, committing };
   /// What follows when the one in flight fails.
   enum class Then { training, one_more, nothing };
 
   void require_shared_folder();
   void begin(TrainingState& state, const CheckpointManifest& now, bool beside);
   void run(std::function<void()> work);
+  void write();
+  void commit();
   void proceed(const SaverNews& all);
   void conclude(bool failed);
   void fail();

@@ -71,18 +71,37 @@ void copy_out(const Tensor& from, const PlacedBox& placed, std::byte* to) {
 }  // namespace
 
 void StateSnapshot::take(const std::vector<StatePart>& parts) {
-  fill(parts, true);
+  fill(parts, HostMemory::copied);
+}
+
+void StateSnapshot::begin(const std::vector<StatePart>& parts) {
+  fill(parts, HostMemory::copied_later);
 }
 
 void StateSnapshot::refer_to(const std::vector<StatePart>& parts) {
-  fill(parts, false);
+  fill(parts, HostMemory::referred_to);
 }
 
-void StateSnapshot::fill(const std::vector<StatePart>& parts, bool copies_all) {
+void StateSnapshot::finish() {
+  for (const auto& one : later_) std::memcpy(one.to, one.from, one.bytes);
+  later_.clear();
+}
+
+void StateSnapshot::fill(
+    const std::vector<StatePart>& parts, HostMemory how) {
   const torch::NoGradGuard no_grad;
-  const auto stays = [&](const StatePart& part, const PlacedBox& placed) {
-    return !copies_all && part.tensor.is_cpu() && part.tensor.is_contiguous() &&
+  const auto lies_ready = [](const StatePart& part, const PlacedBox& placed) {
+    return part.tensor.is_cpu() && part.tensor.is_contiguous() &&
            is_row_major(placed);
+  };
+  const auto stays = [&](const StatePart& part, const PlacedBox& placed) {
+    return how == HostMemory::referred_to && lies_ready(part, placed);
+  };
+  const auto waits = [&](const StatePart& part, const PlacedBox& placed) {
+    const bool updated = part.kind == SavedKind::parameter ||
+                         part.kind == SavedKind::optimizer;
+    return how == HostMemory::copied_later && updated &&
+           lies_ready(part, placed);
   };
   int64_t needed = 0;
   bytes_ = 0;
@@ -97,6 +116,7 @@ void StateSnapshot::fill(const std::vector<StatePart>& parts, bool copies_all) {
   }
   slices_.clear();
   live_.clear();
+  later_.clear();
   if (!memory_.defined() || memory_.numel() < needed) {
     memory_.reset();
     memory_ = host_memory(needed, !devices.empty());
@@ -105,15 +125,24 @@ void StateSnapshot::fill(const std::vector<StatePart>& parts, bool copies_all) {
   for (const auto& part : parts) {
     const Tensor from = part.tensor.contiguous();
     const std::string dtype = dtype_to_safetensors(from.scalar_type());
+    const auto* values = from.is_cpu()
+        ? static_cast<const std::byte*>(from.const_data_ptr())
+        : nullptr;
     for (const auto& placed : part.boxes) {
       const int64_t bytes = bytes_of(part, placed);
+      const int64_t begin =
+          placed.begin * static_cast<int64_t>(from.element_size());
       const std::byte* at = to;
       if (stays(part, placed)) {
+        at = values + begin;
         live_.push_back(from);
-        at = static_cast<const std::byte*>(from.const_data_ptr()) +
-             placed.begin * static_cast<int64_t>(from.element_size());
       } else {
-        copy_out(from, placed, to);
+        if (waits(part, placed)) {
+          later_.push_back({values + begin, to, static_cast<size_t>(bytes)});
+          live_.push_back(from);
+        } else {
+          copy_out(from, placed, to);
+        }
         to += round_up(bytes, kAlignment);
       }
       slices_.push_back(

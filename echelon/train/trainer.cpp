@@ -348,6 +348,7 @@ bool Loop::one_step(Position position) {
 }
 
 StepUpdate Loop::update(bool logged) {
+  if (saver_) saver_->before_update();
   const bool by_layer = logged && job_.train.layer_norms;
   try {
     return state_.update(

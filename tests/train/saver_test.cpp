@@ -95,6 +95,7 @@ TEST_F(SaverTest, ARankWithoutMemoryForItsCopyFailsTheCheckpointAlone) {
       saver.after_step(run.state, at_step(1), {.request = 1});
     }
     // Nobody waits for it, and the next one is whole.
+    saver.before_update();
     run.train(0, 1);
     saver.after_step(run.state, at_step(2), {.request = 1});
     saver.wait();
@@ -117,6 +118,7 @@ TEST_F(SaverTest, TheLastOneIsTriedThoughTheOneBeforeFails) {
     run.world.group().barrier();
     if (run.world.rank() == 0) block(checkpoints(), 1);
     run.world.group().barrier();
+    saver.before_update();
     run.train(0, 1);
     saver.save_and_wait(run.state, at_step(2));
     EXPECT_EQ(saver.last(), checkpoint_path(checkpoints(), 2));
