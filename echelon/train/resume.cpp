@@ -176,15 +176,17 @@ std::vector<std::string> differences(
   };
   add(changes_of_samples(manifest, job, samples));
   if (job.train.compress == "powersgd") {
-    lines.push_back(
+    lines.emplace_back(
         "[train] compress = \"powersgd\": what it left out of earlier sums is "
         "forgotten");
   }
   const std::string now = to_toml(job);
   for (const char* table :
        {"model", "shard", "memory", "precision", "optimizer"}) {
+    std::string heading = "[";
+    heading.append(table).append("]");
     add(changes(
-        "[" + std::string(table) + "]", lines_of_table(now, table),
+        heading, lines_of_table(now, table),
         lines_of_table(manifest.config, table)));
   }
   return lines;

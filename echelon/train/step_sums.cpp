@@ -76,7 +76,7 @@ StepSums share_sums(const StepShare& own, const World& world) {
 
   values = numbers.data_ptr<double>();
   Summands all;
-  std::memcpy(&all, values, sizeof all);
+  std::memcpy(static_cast<void*>(&all), values, sizeof all);
   StepSums sums{
       .loss_sum = all.loss_sum,
       .count = all.count,

@@ -121,7 +121,9 @@ TEST_P(MeasuredPeak, AgreesWithThePlan) {
               << "meter / plan " << measured / planned << ", resident / plan "
               << resident / planned << "\n";
     EXPECT_NEAR(measured / planned, 1.0, 0.1);
-    if (GetParam().resident) EXPECT_NEAR(resident / planned, 1.0, 0.1);
+    if (GetParam().resident) {
+      EXPECT_NEAR(resident / planned, 1.0, 0.1);
+    }
     for (const MemoryKind kind : kMemoryKinds) {
       const std::string name(to_string(kind));
       EXPECT_NEAR(

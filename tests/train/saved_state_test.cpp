@@ -276,7 +276,9 @@ TEST(SavedState, OneFlatShardCountsTheMostUpdates) {
   on_ranks(job, [&](SmallRun& run) {
     EXPECT_THAT(load(run, saved), IsEmpty());
     for (const auto& [name, tensor] : run.state.optimizer().state()) {
-      if (name == less) EXPECT_EQ(tensor.item<double>(), 4);
+      if (name == less) {
+        EXPECT_EQ(tensor.item<double>(), 4);
+      }
     }
   });
   job.layout = {.dp_shard = 2};
