@@ -408,6 +408,9 @@ TEST(SavedState, ThePlanKnowsWhatIsCopied) {
     SCOPED_TRACE(one.name);
     Job job = one.job;
     job.checkpoint.every_steps = 1;
+    // Of all ranks: tensors of a model this small are shared unevenly.
+    std::atomic<int64_t> copied = 0;
+    std::atomic<int64_t> planned = 0;
     on_ranks(job, [&](SmallRun& run) {
       StateSnapshot snapshot;
       snapshot.take(
@@ -415,13 +418,14 @@ TEST(SavedState, ThePlanKnowsWhatIsCopied) {
       const auto plan = plan_memory(count_memory(job, run.source), job);
       const auto stage =
           static_cast<size_t>(run.groups.along(Axis::pp).rank());
-      const int64_t planned = plan.ranks[stage].snapshot_bytes;
-      // Random state, and how often each parameter was updated.
-      constexpr int64_t kSmall = 8 << 10;
-      EXPECT_GE(planned + kSmall, snapshot.bytes());
-      if (job.layout.tp > 1) return;  // the first one's, which has most
-      EXPECT_LE(planned, snapshot.bytes() * 6 / 5);
+      copied += snapshot.bytes();
+      planned += plan.ranks[stage].snapshot_bytes;
     });
+    // Random state, and how often each parameter was updated.
+    const int64_t small = (8 << 10) * job.layout.num_ranks();
+    EXPECT_GE(planned + small, copied);
+    if (job.layout.tp > 1) continue;  // the first one's, which has most
+    EXPECT_LE(planned, copied * 21 / 20);
   }
 }
 
