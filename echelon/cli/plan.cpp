@@ -162,13 +162,13 @@ void add_plan(CLI::App& app, Action& action) {
       "it needs, and why");
   command->footer(
       "echelon plan --model gpt3-175b --cluster a100-80gb:1024 --batch 1536\n"
-      "echelon plan --model llama3.1-8b --cluster h100-sxm:8 --batch 64 "
-      "--output plan.toml\n"
+      "echelon plan --model llama3-8b --cluster h100-sxm:8 --batch 64 "
+      "--output my.toml\n"
       "echelon plan --model llama2-70b --cluster h100-sxm:64 --batch 512 --fix "
       "tp=4\n"
       "echelon plan --model llama2-70b --cluster h100-sxm:64 --batch 512 "
       "--explain pp\n"
-      "echelon plan --model gpt3-175b --cluster a100-80gb:1024 --batch 1536 "
+      "echelon plan --model llama3-70b --cluster h100-sxm:64 --batch 512 "
       "--html plan.html");
   auto arguments = std::make_shared<PlanArguments>();
   const auto option = [&](const char* name, auto& value, const char* help,
@@ -193,8 +193,9 @@ void add_plan(CLI::App& app, Action& action) {
   option("--precision", arguments->precision,
          "what matrix products are computed in (bf16)", "bf16|fp16|fp32|…");
   option("--stack", arguments->stack,
-         "the software that trains: its rules and rates (echelon)",
-         joined(stack_names()));
+         "the software that trains, its rules and rates: echelon, "
+         "megatron-core, fsdp, … (echelon)",
+         "SOFTWARE");
   option("--keep", arguments->keep, "layouts to show (5)", "NUMBER");
   option("--explain", arguments->explain,
          "the best plan for each value of one setting, and why it is not the "

@@ -400,11 +400,12 @@ const std::vector<Stack>& stacks() {
 
 }  // namespace
 
-DeviceRates rates_of(const Device& device) {
+const DeviceRates& rates_of(const Device& device) {
+  static const DeviceRates unknown;
   for (const NamedRates& named : named_rates()) {
     if (device.name.starts_with(named.prefix)) return named.rates;
   }
-  return {};
+  return unknown;
 }
 
 const std::vector<std::string>& stack_names() {

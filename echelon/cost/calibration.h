@@ -48,7 +48,7 @@ struct DeviceRates {
 };
 
 /// Of a device of the catalogue by name; of others what devices reach on average.
-DeviceRates rates_of(const Device& device);
+const DeviceRates& rates_of(const Device& device);
 
 /// How a training software works: what it fuses, hides and keeps.
 struct Stack {

@@ -94,7 +94,7 @@ double tree_delay(
 
 double all_reduce_seconds(
     double bytes, const GroupPlace& place, const Node& node, const Cluster& cluster) {
-  const DeviceRates rates = rates_of(node.device);
+  const DeviceRates& rates = rates_of(node.device);
   const double n = static_cast<double>(place.ranks);
   const Way way = way_of(place, node, cluster, rates);
   const double wire = 2 * (n - 1) / n * bytes;
@@ -116,7 +116,7 @@ double all_reduce_seconds(
 
 double all_to_all_seconds(
     double bytes, const GroupPlace& place, const Node& node, const Cluster& cluster) {
-  const DeviceRates rates = rates_of(node.device);
+  const DeviceRates& rates = rates_of(node.device);
   const double n = static_cast<double>(place.ranks);
   const double here = static_cast<double>(place.ranks_per_node);
   GroupPlace inside = place;
@@ -138,7 +138,7 @@ double send_seconds(
     const Node& node,
     const Cluster& cluster,
     const Stack& stack) {
-  const DeviceRates rates = rates_of(node.device);
+  const DeviceRates& rates = rates_of(node.device);
   if (place.nodes <= 1) {
     return rates.start_seconds +
         bytes / (node.inside.bytes_per_second * rates.ring_share);
@@ -154,14 +154,19 @@ double send_seconds(
 GroupPlace place_of(
     const Strategy& strategy,
     const Cluster& cluster,
-    const std::vector<Axis>& axes,
+    std::span<const Axis> axes,
     int64_t rank) {
+  const Layout& layout = strategy.layout;
+  const bool alone = std::all_of(axes.begin(), axes.end(), [&](Axis axis) {
+    return layout.degree(axis) == 1;
+  });
+  if (alone) return {};
   const Node& node = cluster.node_of(rank);
   const int64_t devices = node.num_devices;
   GroupPlace place;
   int64_t reach = 1;  // ranks between its first and its last
   for (const Axis axis : axes) {
-    const int64_t degree = strategy.layout.degree(axis);
+    const int64_t degree = layout.degree(axis);
     if (degree == 1) continue;
     const int64_t stride = stride_of(strategy, axis);
     place.ranks *= degree;
@@ -171,7 +176,7 @@ GroupPlace place_of(
   }
   place.ranks_per_node = std::min(place.ranks_per_node, place.ranks);
   place.nodes = (place.ranks + place.ranks_per_node - 1) / place.ranks_per_node;
-  const int64_t used = std::min(devices, strategy.layout.num_ranks());
+  const int64_t used = std::min(devices, layout.num_ranks());
   place.sharing = std::max<int64_t>(1, used / place.ranks_per_node);
   place.across_racks = cluster.nodes_per_rack > 0 &&
       reach > cluster.nodes_per_rack * devices;
@@ -180,7 +185,7 @@ GroupPlace place_of(
 
 GroupPlace place_of(
     const Strategy& strategy, const Cluster& cluster, Axis axis, int64_t rank) {
-  return place_of(strategy, cluster, std::vector{axis}, rank);
+  return place_of(strategy, cluster, std::span(&axis, 1), rank);
 }
 
 double collective_seconds(
@@ -200,7 +205,7 @@ double collective_seconds(
     case CollectiveKind::broadcast:
       break;
   }
-  const DeviceRates rates = rates_of(node.device);
+  const DeviceRates& rates = rates_of(node.device);
   const Way way = way_of(place, node, cluster, rates);
   const double n = static_cast<double>(place.ranks);
   return way.start_seconds + fill(way, bytes) + ring_delay(1, place, node, rates) +

@@ -4,7 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <initializer_list>
+#include <span>
 
 #include "echelon/cluster/cluster.h"
 #include "echelon/cost/calibration.h"
@@ -31,8 +32,15 @@ GroupPlace place_of(
 GroupPlace place_of(
     const Strategy& strategy,
     const Cluster& cluster,
-    const std::vector<Axis>& axes,
+    std::span<const Axis> axes,
     int64_t rank = 0);
+inline GroupPlace place_of(
+    const Strategy& strategy,
+    const Cluster& cluster,
+    std::initializer_list<Axis> axes,
+    int64_t rank = 0) {
+  return place_of(strategy, cluster, std::span(axes.begin(), axes.size()), rank);
+}
 
 /// `bytes`: of the whole tensor (what all_gather ends with, what reduce_scatter
 /// begins with, what a rank hands to all_to_all, what send carries). 0 for a group

@@ -155,7 +155,7 @@ LayerWork LayerBuilder::finish(double output_elements) {
   work_.output_bytes = element_bytes_ * output_elements;
   for (auto* pass :
        {&work_.forward, &work_.backward_input, &work_.backward_weight}) {
-    for (Operation& operation : *pass) operation.wide = wide_;
+    for (Operation& operation : pass->change()) operation.wide = wide_;
   }
   if (strategy_.recompute == Recompute::all) {
     work_.again = work_.forward;

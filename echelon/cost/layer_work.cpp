@@ -59,7 +59,7 @@ LayerWork counted_work(
   work.output_bytes = element * layer.output_elements * samples;
   if (strategy.recompute == Recompute::all) work.again = work.forward;
   if (strategy.recompute == Recompute::selective) {
-    work.again = {work.forward.back()};
+    work.again.push_back(std::as_const(work.forward).back());
   }
   return work;
 }

@@ -2,8 +2,11 @@
 // of cost formulas and simulator.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "echelon/layout/layout.h"
@@ -40,15 +43,44 @@ struct Operation {
   double hideable = 0;
 };
 
+/// A list that copies share until one of them changes: a search copies layers into
+/// stages many thousand times and changes none.
+class Operations {
+ public:
+  bool empty() const { return size() == 0; }
+  size_t size() const { return list_ ? list_->size() : 0; }
+  const Operation* begin() const { return list_ ? list_->data() : nullptr; }
+  const Operation* end() const { return begin() + size(); }
+  const Operation& operator[](size_t at) const { return (*list_)[at]; }
+
+  void push_back(Operation operation) { change().push_back(std::move(operation)); }
+  const Operation& back() const { return list_->back(); }
+  Operation& back() { return change().back(); }
+  void clear() { list_.reset(); }
+
+  /// To be changed: no other's any more.
+  std::vector<Operation>& change() {
+    if (!list_) {
+      list_ = std::make_shared<std::vector<Operation>>();
+    } else if (list_.use_count() > 1) {
+      list_ = std::make_shared<std::vector<Operation>>(*list_);
+    }
+    return *list_;
+  }
+
+ private:
+  std::shared_ptr<std::vector<Operation>> list_;
+};
+
 /// One layer on one rank, for one microbatch.
 struct LayerWork {
   std::string name;    // "block", "embedding", "head"
   int64_t repeat = 1;  // consecutive layers that are alike
   int64_t kind = 0;    // layers of one number are alike, but for `again`
-  std::vector<Operation> forward;
-  std::vector<Operation> backward_input;   // gradients of inputs
-  std::vector<Operation> backward_weight;  // gradients of weights
-  std::vector<Operation> again;            // what recompute does before backward
+  Operations forward;
+  Operations backward_input;   // gradients of inputs
+  Operations backward_weight;  // gradients of weights
+  Operations again;            // what recompute does before backward
   double parameters = 0;         // elements on this rank, before ZeRO
   double expert_parameters = 0;  // of those, experts (their gradients are summed
                                  // over other ranks)

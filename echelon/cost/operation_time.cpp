@@ -171,7 +171,7 @@ double operation_seconds(
     const Operation& operation, const Strategy& strategy, const Cluster& cluster,
     int64_t rank) {
   const Node& node = cluster.node_of(rank);
-  const DeviceRates rates = rates_of(node.device);
+  const DeviceRates& rates = rates_of(node.device);
   const Stack& stack = find_stack(strategy.stack);
   switch (operation.kind) {
     case OperationKind::matrix:
@@ -222,7 +222,7 @@ PassSeconds operator*(double factor, PassSeconds pass) {
 }
 
 PassSeconds pass_seconds(
-    const std::vector<Operation>& operations, const Strategy& strategy,
+    const Operations& operations, const Strategy& strategy,
     const Cluster& cluster, const Stack& stack, int64_t rank) {
   PassSeconds pass;
   if (operations.empty()) return pass;

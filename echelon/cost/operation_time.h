@@ -37,7 +37,7 @@ struct PassSeconds {
 PassSeconds operator*(double factor, PassSeconds pass);
 
 PassSeconds pass_seconds(
-    const std::vector<Operation>& operations, const Strategy& strategy,
+    const Operations& operations, const Strategy& strategy,
     const Cluster& cluster, const Stack& stack, int64_t rank = 0);
 
 }  // namespace echelon

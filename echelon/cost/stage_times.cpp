@@ -61,7 +61,7 @@ class PassTimes {
   explicit PassTimes(const Context& context) : context_(context) {}
 
   PassSeconds of(
-      const LayerWork& layer, int64_t rank, std::vector<Operation> LayerWork::*pass) {
+      const LayerWork& layer, int64_t rank, Operations LayerWork::*pass) {
     if ((layer.*pass).empty()) return {};
     const size_t here = place(rank);
     for (const Entry& entry : entries_) {
@@ -76,7 +76,7 @@ class PassTimes {
   }
 
   PassSeconds of(
-      const Layers& layers, int64_t rank, std::vector<Operation> LayerWork::*pass) {
+      const Layers& layers, int64_t rank, Operations LayerWork::*pass) {
     PassSeconds sum;
     for (const LayerWork* layer : layers) {
       sum += static_cast<double>(layer->repeat) * of(*layer, rank, pass);
@@ -91,7 +91,7 @@ class PassTimes {
   };
   struct Entry {
     int64_t kind = 0;
-    std::vector<Operation> LayerWork::*pass = nullptr;
+    Operations LayerWork::*pass = nullptr;
     size_t place = 0;
     PassSeconds seconds;
   };
@@ -213,7 +213,7 @@ Sharded sharded(
         gather_seconds(context, experts, rank);
     const double reduce = gradient_seconds(context, weights, rank) +
         gradient_seconds(context, experts, rank);
-    const auto pass = [&](std::vector<Operation> LayerWork::*operations) {
+    const auto pass = [&](Operations LayerWork::*operations) {
       return passes.of(layer, rank, operations).total();
     };
     const double forward = pass(&LayerWork::forward);

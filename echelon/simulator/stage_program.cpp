@@ -63,8 +63,6 @@ class Builder {
   }
 
  private:
-  using Operations = std::vector<Operation>;
-
   // Collectives ---------------------------------------------------------------
 
   int32_t label(const std::string& text) {
