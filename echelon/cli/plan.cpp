@@ -169,7 +169,7 @@ void add_plan(CLI::App& app, Action& action) {
       "echelon plan --model llama2-70b --cluster h100-sxm:64 --batch 512 "
       "--explain pp\n"
       "echelon plan --model llama3-70b --cluster h100-sxm:64 --batch 512 "
-      "--html plan.html");
+      "--html my.html");
   auto arguments = std::make_shared<PlanArguments>();
   const auto option = [&](const char* name, auto& value, const char* help,
                           const std::string& type) {

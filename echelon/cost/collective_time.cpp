@@ -165,18 +165,21 @@ GroupPlace place_of(
   const int64_t devices = node.num_devices;
   GroupPlace place;
   int64_t reach = 1;  // ranks between its first and its last
-  for (const Axis axis : axes) {
-    const int64_t degree = layout.degree(axis);
+  int64_t stride = 1;
+  for (auto axis = strategy.order.rbegin(); axis != strategy.order.rend(); ++axis) {
+    const int64_t degree = layout.degree(*axis);
     if (degree == 1) continue;
-    const int64_t stride = stride_of(strategy, axis);
-    place.ranks *= degree;
-    place.ranks_per_node *=
-        std::max<int64_t>(1, std::min(degree, devices / stride));
-    reach += (degree - 1) * stride;
+    if (std::find(axes.begin(), axes.end(), *axis) != axes.end()) {
+      place.ranks *= degree;
+      place.ranks_per_node *=
+          std::max<int64_t>(1, std::min(degree, devices / stride));
+      reach += (degree - 1) * stride;
+    }
+    stride *= degree;
   }
   place.ranks_per_node = std::min(place.ranks_per_node, place.ranks);
   place.nodes = (place.ranks + place.ranks_per_node - 1) / place.ranks_per_node;
-  const int64_t used = std::min(devices, layout.num_ranks());
+  const int64_t used = std::min(devices, stride);
   place.sharing = std::max<int64_t>(1, used / place.ranks_per_node);
   place.across_racks = cluster.nodes_per_rack > 0 &&
       reach > cluster.nodes_per_rack * devices;

@@ -144,6 +144,7 @@ Weights dense(const Context& context, double elements, int64_t rank) {
 }
 
 Weights of_experts(const Context& context, double elements, int64_t rank) {
+  if (elements <= 0) return {};
   const Strategy& s = context.strategy;
   if (s.zero_stage == 0) {
     return {elements, {},
