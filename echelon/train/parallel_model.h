@@ -66,6 +66,9 @@ class ParallelModel {
   /// After each update: forward sees the new values. `updated`: false when the
   /// step was skipped.
   virtual void after_update(bool updated) {}
+  /// Before values are written into parts(): returns when nothing of this rank that
+  /// runs beside reads or writes them. Other ranks may still be reading.
+  virtual void before_load() {}
   /// After values were written into parts() and buffers(), on every rank and
   /// between steps: forward sees them.
   virtual void after_load() {}

@@ -224,6 +224,10 @@ void RankLayers::after_update(bool updated) {
   if (units_) units_->after_update(updated);
 }
 
+void RankLayers::before_load() {
+  if (units_) units_->before_load();
+}
+
 void RankLayers::after_load() {
   if (units_) units_->after_load();
 }

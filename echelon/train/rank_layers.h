@@ -85,6 +85,7 @@ class RankLayers {
   std::vector<ParameterPart> buffers() const;
   std::vector<ParameterGroup> optimizer_groups(double weight_decay) const;
   void after_update(bool updated);
+  void before_load();
   void after_load();
 
  private:

@@ -316,6 +316,9 @@ std::vector<std::string> load_state(
   const torch::NoGradGuard no_grad;
   const std::string failed = "!";
   std::vector<std::string> lines;
+  // What a step left under way has ended on every rank before anything is written.
+  state.model().before_load();
+  world.group().barrier();
   try {
     check_state(reader.manifest(), source, state.optimizer());
     Filling filling(reader);

@@ -82,6 +82,7 @@ class ShardedModel : public ParallelModel {
     return layers_.optimizer_groups(weight_decay);
   }
   void after_update(bool updated) override { layers_.after_update(updated); }
+  void before_load() override { layers_.before_load(); }
   void after_load() override { layers_.after_load(); }
 
   std::optional<SharedOutGradients> shared_out_gradients() const override {

@@ -395,6 +395,13 @@ void ShardedUnits::after_update(bool updated) {
   if (updated) impl_->renew(&FlatBuffer::after_update);
 }
 
+void ShardedUnits::before_load() {
+  std::lock_guard lock(impl_->mutex);
+  for (const auto& unit : impl_->units) {
+    for (const auto& flat : unit->flats) flat->finish_gather();
+  }
+}
+
 void ShardedUnits::after_load() {
   std::lock_guard lock(impl_->mutex);
   if (!impl_->reducer) return;

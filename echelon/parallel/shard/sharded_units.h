@@ -159,8 +159,11 @@ class ShardedUnits {
   /// Gradients are dropped. `updated`: false for a step that is skipped: nothing
   /// else happens.
   void after_update(bool updated = true);
-  /// The same after values were written into parts(), those of frozen parameters
-  /// too.
+  /// Before values are written into parts(): returns when no gather of this rank is
+  /// under way, which reads them, and in stages 1 and 2 writes beside them.
+  void before_load();
+  /// As after_update, after values were written into parts(), those of frozen
+  /// parameters too.
   void after_load();
 
   /// Flat shards for the optimizer, by unit, in two kinds: those that weight decay
