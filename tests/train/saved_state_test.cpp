@@ -16,7 +16,7 @@
 #include "echelon/train/count_memory.h"
 #include "echelon/train/memory_plan.h"
 #include "tests/support/error_text.h"
-#include "tests/train/small_run.h"
+#include "tests/train/saved_run.h"
 
 namespace echelon {
 namespace {
@@ -28,70 +28,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 using torch::Tensor;
-
-using Values = std::map<std::string, Tensor>;
-
-// Every rank calls it. FOLDER/step-…
-void save(SmallRun& run, const fs::path& folder, int64_t step) {
-  StateSnapshot snapshot;
-  snapshot.take(
-      parts_to_save(run.state, run.source, run.world, run.groups));
-  if (run.world.rank() == 0) begin_checkpoint(folder, step, 0);
-  run.world.group().barrier();
-  write_rank_file(
-      partial_checkpoint(folder, step), rank_file_name(run.world.rank()),
-      snapshot.slices());
-  run.world.group().barrier();
-  if (run.world.rank() == 0) {
-    CheckpointManifest manifest;
-    manifest.step = step;
-    manifest.ranks = run.world.size();
-    commit_checkpoint(folder, manifest, run.world.size());
-  }
-  run.world.group().barrier();
-}
-
-fs::path newest(const fs::path& folder) {
-  return list_checkpoints(folder).front().path;
-}
-
-Values read_all(const fs::path& checkpoint) {
-  CheckpointReader reader(checkpoint);
-  Values values;
-  for (const auto& saved : reader.manifest().tensors) {
-    if (saved.kind == SavedKind::random) continue;
-    Tensor value =
-        torch::empty(saved.shape, dtype_from_safetensors(saved.dtype));
-    reader.read(
-        saved, whole_box(saved.shape),
-        static_cast<std::byte*>(value.mutable_data_ptr()));
-    values[saved.name] = value;
-  }
-  return values;
-}
-
-std::vector<std::string> load(SmallRun& run, const fs::path& checkpoint) {
-  CheckpointReader reader(checkpoint);
-  return load_state(run.state, reader, run.source, run.world, run.groups);
-}
-
-// Of the parts that a rank has; 0: to the last bit.
-void expect_equal(
-    const SmallRun& run, const Values& whole, double tolerance) {
-  for (const auto& [name, part] : parts_by_name(run)) {
-    const Tensor expected = part_of(whole.at(name), part);
-    const Tensor value = part.value.detach();
-    const bool equal = tolerance == 0
-        ? torch::equal(expected, value)
-        : torch::allclose(expected, value, tolerance, tolerance);
-    EXPECT_TRUE(equal) << name << " of rank " << run.world.rank();
-  }
-}
-
-Job with_seed(Job job, uint64_t seed) {
-  job.train.seed = seed;
-  return job;
-}
+using Values = SavedValues;
 
 // Steps 0 and 1 in each layout, saved, then steps 2 and 3, saved.
 struct Trained {
