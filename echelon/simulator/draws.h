@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <numbers>
 
-namespace echelon {
+namespace echelon::simulator {
 
 /// Two words to one, without structure.
 inline uint64_t mixed(uint64_t a, uint64_t b) {
@@ -29,4 +29,4 @@ inline double normal(uint64_t word) {
   return radius * std::cos(2 * std::numbers::pi * uniform(mixed(word, 2)));
 }
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -77,9 +77,10 @@ class Weeks {
 
  private:
   void draw() {
+    using simulator::mixed;
     const uint64_t word = mixed(mixed(options_.seed, 0xFA11), draws_++);
     until_failure_ = std::isfinite(between_)
-                         ? -between_ * std::log(uniform(word))
+                         ? -between_ * std::log(simulator::uniform(word))
                          : std::numeric_limits<double>::infinity();
   }
 

@@ -14,7 +14,7 @@
 #include "echelon/simulator/draws.h"
 #include "echelon/simulator/shared_links.h"
 
-namespace echelon {
+namespace echelon::simulator {
 namespace {
 
 constexpr double kNotYet = -1;
@@ -571,4 +571,4 @@ StepRun run_step(
   return Run(job, step, observer).run();
 }
 
-}  // namespace echelon
+}  // namespace echelon::simulator

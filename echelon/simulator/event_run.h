@@ -13,7 +13,7 @@
 #include "echelon/simulator/rank_classes.h"
 #include "echelon/simulator/rank_program.h"
 
-namespace echelon {
+namespace echelon::simulator {
 
 /// A message from one stage to another, from one rank class to another.
 struct Message {
@@ -90,4 +90,4 @@ struct StepRun {
 StepRun run_step(
     const SimulatedJob& job, int64_t step, StepObserver* observer = nullptr);
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -6,7 +6,7 @@
 
 #include "echelon/simulator/draws.h"
 
-namespace echelon {
+namespace echelon::simulator {
 namespace {
 
 using Colours = std::vector<uint64_t>;
@@ -147,4 +147,4 @@ RankClasses find_classes(
   return all;
 }
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -14,7 +14,7 @@
 
 #include "echelon/simulator/rank_grid.h"
 
-namespace echelon {
+namespace echelon::simulator {
 
 struct RankClass {
   int64_t representative = 0;  // its first rank
@@ -51,4 +51,4 @@ struct RankColours {
 RankClasses find_classes(
     const RankGrid& grid, const RankColours& colours, bool symmetry);
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace echelon {
+namespace echelon::simulator {
 
 std::vector<Axis> axes_of(AxisMask mask) {
   std::vector<Axis> axes;
@@ -52,4 +52,4 @@ std::vector<int64_t> RankGrid::group(int64_t rank, AxisMask axes) const {
   return ranks;
 }
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -7,7 +7,7 @@
 
 #include "echelon/layout/layout.h"
 
-namespace echelon {
+namespace echelon::simulator {
 
 /// Several axes at once, one bit each, by the number of the Axis.
 using AxisMask = uint8_t;
@@ -48,4 +48,4 @@ class RankGrid {
   int64_t size_ = 1;
 };
 
-}  // namespace echelon
+}  // namespace echelon::simulator

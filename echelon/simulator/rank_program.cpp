@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-namespace echelon {
+namespace echelon::simulator {
 
 void add_compute(Instructions& list, Work work, double seconds) {
   if (seconds <= 0) return;
@@ -14,4 +14,4 @@ void add_compute(Instructions& list, Work work, double seconds) {
   last.spread_seconds = std::hypot(last.spread_seconds, seconds);
 }
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -10,7 +10,7 @@
 #include "echelon/cost/operation.h"
 #include "echelon/schedule/schedule.h"
 
-namespace echelon {
+namespace echelon::simulator {
 
 /// What computing is spent on.
 enum class Work : uint8_t { matrix, memory, recompute, optimizer, other };
@@ -76,4 +76,4 @@ struct Program {
   }
 };
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace echelon {
+namespace echelon::simulator {
 
 int32_t SharedLinks::start(
     double now, double seconds, const std::vector<int32_t>& links) {
@@ -81,4 +81,4 @@ void SharedLinks::drop_stale() {
   }
 }
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -11,7 +11,7 @@
 #include <queue>
 #include <vector>
 
-namespace echelon {
+namespace echelon::simulator {
 
 class SharedLinks {
  public:
@@ -54,4 +54,4 @@ class SharedLinks {
   std::priority_queue<End, std::vector<End>, std::greater<>> ends_;
 };
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -10,6 +10,7 @@
 #include "echelon/simulator/stage_program.h"
 
 namespace echelon {
+namespace simulator {
 namespace {
 
 void check(const SimulationOptions& options) {
@@ -89,10 +90,12 @@ size_t typical(const std::vector<double>& seconds) {
 }
 
 }  // namespace
+}  // namespace simulator
 
 SimulatedRun simulate(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     const SimulationOptions& options) {
+  using namespace simulator;
   check(options);
   SimulatedRun result;
   result.step = estimate_step(model, strategy, cluster);

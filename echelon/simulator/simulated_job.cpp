@@ -13,7 +13,7 @@
 #include "echelon/simulator/draws.h"
 #include "echelon/simulator/stage_program.h"
 
-namespace echelon {
+namespace echelon::simulator {
 namespace {
 
 // Links of a rank class, in order of their numbers.
@@ -280,4 +280,4 @@ ModelJob make_job(
   return JobBuilder(model, strategy, cluster, options).build();
 }
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -9,7 +9,7 @@
 #include "echelon/simulator/rank_grid.h"
 #include "echelon/simulator/simulate.h"
 
-namespace echelon {
+namespace echelon::simulator {
 
 struct ModelJob {
   SimulatedJob job;
@@ -25,4 +25,4 @@ ModelJob make_job(
     const Cluster& cluster,
     const SimulationOptions& options);
 
-}  // namespace echelon
+}  // namespace echelon::simulator

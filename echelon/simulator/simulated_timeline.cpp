@@ -6,7 +6,7 @@
 
 #include "echelon/simulator/stage_program.h"
 
-namespace echelon {
+namespace echelon::simulator {
 namespace {
 
 const char* name_of_collective(CollectiveKind kind) {
@@ -176,4 +176,4 @@ std::vector<int64_t> ranks_to_show(const ModelJob& job, int64_t most) {
   return {ranks.begin(), ranks.end()};
 }
 
-}  // namespace echelon
+}  // namespace echelon::simulator

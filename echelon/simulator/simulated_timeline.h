@@ -8,7 +8,7 @@
 #include "echelon/simulator/simulated_job.h"
 #include "echelon/timeline/timeline.h"
 
-namespace echelon {
+namespace echelon::simulator {
 
 /// Records the spans of some ranks; a class that has several of them is recorded
 /// once, for each of them.
@@ -55,4 +55,4 @@ class SpanCollector final : public StepObserver {
 /// stragglers, then the first ranks.
 std::vector<int64_t> ranks_to_show(const ModelJob& job, int64_t most);
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -5,7 +5,7 @@
 
 #include "echelon/cost/operation_time.h"
 
-namespace echelon {
+namespace echelon::simulator {
 namespace {
 
 // Who sums or cuts the parameters: of layers, and of experts, whose copies are not
@@ -433,4 +433,4 @@ Program make_program(const StageProgramInput& input) {
   return Builder(input).build();
 }
 
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -13,7 +13,7 @@
 #include "echelon/simulator/rank_grid.h"
 #include "echelon/simulator/rank_program.h"
 
-namespace echelon {
+namespace echelon::simulator {
 
 struct StageProgramInput {
   const Strategy& strategy;
@@ -37,4 +37,4 @@ Axis reported_axis(AxisMask axes, const Layout& layout);
 
 Program make_program(const StageProgramInput& input);
 
-}  // namespace echelon
+}  // namespace echelon::simulator

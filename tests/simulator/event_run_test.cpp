@@ -5,7 +5,7 @@
 #include "echelon/schedule/options.h"
 #include "echelon/schedule/timing.h"
 
-namespace echelon {
+namespace echelon::simulator {
 namespace {
 
 Instruction meet(int16_t group, double seconds) {
@@ -292,4 +292,4 @@ TEST(EventRun, JitterDependsOnSeedAndStepAlone) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace echelon {
+namespace echelon::simulator {
 namespace {
 
 using testing::ElementsAre;
@@ -99,4 +99,4 @@ TEST(RankClasses, MembersOfAGroupAreTheSameWhoeverOfAClassIsAsked) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::simulator

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace echelon {
+namespace echelon::simulator {
 namespace {
 
 const std::vector<int32_t> kFirst = {0};
@@ -66,4 +66,4 @@ TEST(SharedLinks, NothingToMoveEndsAtOnce) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::simulator
