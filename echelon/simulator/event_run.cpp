@@ -4,51 +4,18 @@
 #include "echelon/simulator/event_run.h"
 
 #include <algorithm>
-#include <deque>
-#include <functional>
-#include <queue>
 #include <string>
 
 #include "echelon/error.h"
 #include "echelon/schedule/walk.h"
 #include "echelon/simulator/draws.h"
-#include "echelon/simulator/shared_links.h"
+#include "echelon/simulator/transfer_events.h"
 
 namespace echelon::simulator {
 namespace {
 
-constexpr double kNotYet = -1;
-constexpr size_t kStoodStill = kNumStreams;  // beside the streams
-
-struct Posted {
-  const Instruction* instruction;
-  double time;
-};
-
-struct Tag {
-  const Instruction* instruction = nullptr;  // its last launch
-  size_t on_their_way = 0;
-  double end = 0;      // of the last that ended
-  double seconds = 0;  // that its launches took since somebody waited for them
-};
-
-struct Rank {
-  double now = 0;
-  size_t action = 0;
-  const Instructions* list = nullptr;  // being run; null: between actions
-  size_t at = 0;
-  double began = 0;  // the action
-  bool finishing = false;
-  bool done = false;
-  const Instruction* waits_for = nullptr;  // wait or wait_all
-  ptrdiff_t waits_for_cell = -1;           // of arrivals
-  std::vector<double> arrivals;  // by local stage, microbatch and direction
-  std::vector<Tag> tags;
-  std::array<std::deque<Posted>, kNumStreams> posted;
-  std::array<double, kNumStreams> free{};
-  size_t on_their_way = 0;
-  uint64_t draws = 0;
-};
+constexpr size_t kStoodStill = kNumStreams;  // a slot beside the streams
+constexpr int32_t kMessage = -1;             // in place of a slot
 
 // A collective that gathers its members.
 struct Meeting {
@@ -67,115 +34,63 @@ struct Flight {
   const Message* message = nullptr;
 };
 
-// Either the collective of a group in a slot, or a message.
-struct Event {
-  double time = 0;
-  int32_t slot = -1;
-  int32_t number = 0;
-  bool operator>(const Event& other) const {
-    if (time != other.time) return time > other.time;
-    if (slot != other.slot) return slot > other.slot;
-    return number > other.number;
-  }
-};
-
 class Run {
  public:
   Run(const SimulatedJob& job, int64_t step, StepObserver* observer)
       : job_(job),
         step_(step),
         observer_(observer),
-        links_(job.num_links),
-        ranks_(job.ranks.size()),
-        result_{.ranks = std::vector<RankStep>(job.ranks.size())} {
+        positions_(positions_of(job.schedule)),
+        transfers_(job.num_links) {
     for (auto& meetings : meetings_) meetings.resize(job.classes.groups.size());
-    number_stages();
-    find_positions();
-    for (size_t c = 0; c < ranks_.size(); ++c) prepare(c);
+    ranks_.reserve(job.ranks.size());
+    draws_.resize(job.ranks.size());
+    for (size_t c = 0; c < job.ranks.size(); ++c) prepare(c);
   }
 
   StepRun run() {
-    for (;;) {
+    settle();
+    while (const auto ended = transfers_.next()) {
+      take_end(*ended);
       settle();
-      const double end = links_.next_end();
-      if (!starts_.empty() && starts_.top().time < end) {
-        start(starts_.top());
-      } else if (end < std::numeric_limits<double>::infinity()) {
-        take_end(end);
-      } else {
-        break;
-      }
     }
+    StepRun result{.seconds = 0, .ranks = {}, .events = events_};
     for (size_t c = 0; c < ranks_.size(); ++c) {
-      if (!ranks_[c].done) {
-        throw Error(
-            "simulator: rank " +
-            std::to_string(job_.classes.classes[c].representative) +
-            " waits for ever in schedule " + job_.schedule.name);
-      }
-      result_.ranks[c].end = ranks_[c].now;
-      result_.seconds = std::max(result_.seconds, ranks_[c].now);
+      check_done(c);
+      RankStep& sums = ranks_[c].sums;
+      sums.end = ranks_[c].now;
+      result.seconds = std::max(result.seconds, sums.end);
+      result.ranks.push_back(std::move(sums));
     }
-    return std::move(result_);
+    return result;
   }
 
  private:
-  // Set-up --------------------------------------------------------------------
-
-  void number_stages() {
-    local_.resize(static_cast<size_t>(job_.schedule.num_stages()));
-    for (int32_t p = 0; p < job_.schedule.num_ranks(); ++p) {
-      int32_t next = 0;
-      for (const int32_t stage : job_.schedule.stages_of(p)) {
-        local_[static_cast<size_t>(stage)] = next++;
-      }
-    }
-  }
-
-  // The first forward and backward of each stage, and the last action that gives
-  // gradients of its weights.
-  void find_positions() {
-    positions_.resize(job_.schedule.ranks.size());
-    for (size_t p = 0; p < positions_.size(); ++p) {
-      const auto& list = job_.schedule.ranks[p];
-      auto& positions = positions_[p];
-      positions.resize(list.size());
-      std::vector<bool> forward(local_.size()), backward(local_.size());
-      std::vector<ptrdiff_t> last(local_.size(), -1);
-      for (size_t i = 0; i < list.size(); ++i) {
-        const auto stage = static_cast<size_t>(list[i].stage);
-        const ActionKind kind = list[i].kind;
-        if (kind != ActionKind::backward_weight) {
-          auto& seen = kind == ActionKind::forward ? forward : backward;
-          positions[i].first = !seen[stage];
-          seen[stage] = true;
-        }
-        if (kind == ActionKind::backward || kind == ActionKind::backward_weight) {
-          last[stage] = static_cast<ptrdiff_t>(i);
-        }
-      }
-      for (const ptrdiff_t i : last) {
-        if (i >= 0) positions[static_cast<size_t>(i)].last = true;
-      }
-    }
-  }
-
   void prepare(size_t c) {
-    Rank& rank = ranks_[c];
     const Program& program = *job_.ranks[c].program;
-    rank.arrivals.assign(
-        program.stages.size() * 2 *
-            static_cast<size_t>(job_.schedule.num_microbatches),
-        kNotYet);
-    rank.tags.resize(static_cast<size_t>(program.num_tags));
-    result_.ranks[c].exposed.resize(job_.classes.axes.size());
-    result_.ranks[c].communication.resize(job_.classes.axes.size() + 1);
+    const auto microbatches =
+        static_cast<size_t>(job_.schedule.num_microbatches);
+    ranks_.emplace_back(
+        program, program.stages.size() * microbatches * 2,
+        job_.classes.axes.size());
     ready_.push_back(static_cast<int32_t>(c));
   }
 
+  void check_done(size_t c) const {
+    if (ranks_[c].done) return;
+    throw Error(
+        "simulator: rank " +
+        std::to_string(job_.classes.classes[c].representative) +
+        " waits for ever in schedule " + job_.schedule.name);
+  }
+
+  size_t local(int32_t stage) const {
+    return static_cast<size_t>(positions_.local[static_cast<size_t>(stage)]);
+  }
+
   ptrdiff_t cell(int32_t stage, int32_t microbatch, bool backward) const {
-    const auto local = static_cast<ptrdiff_t>(local_[static_cast<size_t>(stage)]);
-    return (local * job_.schedule.num_microbatches + microbatch) * 2 +
+    const auto number = static_cast<ptrdiff_t>(local(stage));
+    return (number * job_.schedule.num_microbatches + microbatch) * 2 +
            (backward ? 1 : 0);
   }
 
@@ -199,7 +114,7 @@ class Run {
   }
 
   void go_on(int32_t c) {
-    Rank& rank = ranks_[static_cast<size_t>(c)];
+    RunningRank& rank = ranks_[static_cast<size_t>(c)];
     while (!rank.done) {
       if (!rank.list && !begin_action(c, rank)) return;
       while (rank.at < rank.list->size()) {
@@ -210,59 +125,55 @@ class Run {
     }
   }
 
-  const std::vector<Action>& actions(int32_t c) const {
-    const auto p = job_.classes.classes[static_cast<size_t>(c)].stage_rank;
-    return job_.schedule.ranks[static_cast<size_t>(p)];
+  int64_t stage_rank(int32_t c) const {
+    return job_.classes.classes[static_cast<size_t>(c)].stage_rank;
   }
 
-  bool begin_action(int32_t c, Rank& rank) {
+  const std::vector<Action>& actions(int32_t c) const {
+    return job_.schedule.ranks[static_cast<size_t>(stage_rank(c))];
+  }
+
+  bool begin_action(int32_t c, RunningRank& rank) {
     const Program& program = *job_.ranks[static_cast<size_t>(c)].program;
     const auto& list = actions(c);
     if (rank.action == list.size()) {
       rank.finishing = true;
-      rank.list = &program.finish;
-    } else {
-      const Action& action = list[rank.action];
-      if (!take_message(c, rank, action)) return false;
-      const auto p = static_cast<size_t>(
-          job_.classes.classes[static_cast<size_t>(c)].stage_rank);
-      rank.list = &program.pass(
-          static_cast<size_t>(local_[static_cast<size_t>(action.stage)]),
-          action.kind, positions_[p][rank.action]);
+      rank.begin(program.finish);
+      return true;
     }
-    rank.at = 0;
-    rank.began = rank.now;
-    ++result_.events;
+    const Action& action = list[rank.action];
+    if (!take_message(c, rank, action)) return false;
+    const auto& positions =
+        positions_.actions[static_cast<size_t>(stage_rank(c))];
+    rank.begin(program.pass(
+        local(action.stage), action.kind, positions[rank.action]));
     return true;
   }
 
   // False: it has not arrived yet.
-  bool take_message(int32_t c, Rank& rank, const Action& action) {
+  bool take_message(int32_t c, RunningRank& rank, const Action& action) {
     const int32_t needed =
         detail::needed_stage(action, job_.schedule.num_stages());
     if (needed < 0) return true;
     const bool back = detail::is_backward(action.kind);
     const ptrdiff_t at = cell(action.stage, action.microbatch, back);
     const double arrival = rank.arrivals[static_cast<size_t>(at)];
-    if (arrival == kNotYet) {
+    if (arrival == RunningRank::kNotYet) {
       rank.waits_for_cell = at;
       return false;
     }
-    if (arrival > rank.now) {
-      result_.ranks[static_cast<size_t>(c)].pipeline += arrival - rank.now;
-      if (watched(c)) {
-        observer_->wait_for_message(
-            c, {back ? ActionKind::backward : ActionKind::forward, needed,
-                action.microbatch},
-            rank.now, arrival);
-      }
-      rank.now = arrival;
+    if (arrival <= rank.now) return true;
+    if (watched(c)) {
+      const ActionKind kind = back ? ActionKind::backward : ActionKind::forward;
+      observer_->wait_for_message(
+          c, {kind, needed, action.microbatch}, rank.now, arrival);
     }
+    rank.wait_until(arrival);
     return true;
   }
 
   // False: it has to wait.
-  bool carry_out(int32_t c, Rank& rank, const Instruction& instruction) {
+  bool carry_out(int32_t c, RunningRank& rank, const Instruction& instruction) {
     switch (instruction.kind) {
       case Instruction::Kind::compute:
         compute(c, rank, instruction);
@@ -271,11 +182,13 @@ class Run {
         meet(c, kStoodStill, instruction, rank.now);
         return false;
       case Instruction::Kind::launch:
-        launch(c, rank, instruction);
+        if (rank.background.launch(instruction, rank.now)) {
+          meet_oldest(c, static_cast<size_t>(instruction.stream));
+        }
         return true;
       case Instruction::Kind::wait:
       case Instruction::Kind::wait_all:
-        if (!over(rank, instruction)) {
+        if (!rank.background.over(instruction)) {
           rank.waits_for = &instruction;
           return false;
         }
@@ -285,29 +198,28 @@ class Run {
     return true;
   }
 
-  void compute(int32_t c, Rank& rank, const Instruction& instruction) {
-    const SimulatedRank& own = job_.ranks[static_cast<size_t>(c)];
-    double factor = own.slowness;
-    if (job_.jitter > 0) {
-      double sum = 0;
-      for (const double seconds : instruction.seconds) sum += seconds;
-      const uint64_t word =
-          mixed(mixed(own.seed, static_cast<uint64_t>(step_)), rank.draws++);
-      factor *= std::max(
-          0.0,
-          1 + job_.jitter * normal(word) * instruction.spread_seconds / sum);
-    }
+  void compute(int32_t c, RunningRank& rank, const Instruction& instruction) {
     const double begin = rank.now;
-    auto& work = result_.ranks[static_cast<size_t>(c)].work;
-    for (size_t kind = 0; kind < kNumWorks; ++kind) {
-      const double seconds = instruction.seconds[kind] * factor;
-      work[kind] += seconds;
-      rank.now += seconds;
-    }
+    rank.compute(instruction, pace(c, instruction));
     if (rank.finishing && watched(c)) observer_->optimizer(c, begin, rank.now);
   }
 
-  void end_list(int32_t c, Rank& rank) {
+  // How much longer this takes than it should; drawn anew each time.
+  double pace(int32_t c, const Instruction& instruction) {
+    const SimulatedRank& own = job_.ranks[static_cast<size_t>(c)];
+    if (job_.jitter <= 0) return own.slowness;
+    double sum = 0;
+    for (const double seconds : instruction.seconds) sum += seconds;
+    const uint64_t word = mixed(
+        mixed(own.seed, static_cast<uint64_t>(step_)),
+        draws_[static_cast<size_t>(c)]++);
+    const double spread = instruction.spread_seconds / sum;
+    return own.slowness *
+           std::max(0.0, 1 + job_.jitter * normal(word) * spread);
+  }
+
+  void end_list(int32_t c, RunningRank& rank) {
+    ++events_;
     if (rank.finishing) {
       rank.done = true;
       return;
@@ -321,7 +233,7 @@ class Run {
 
   // Messages ------------------------------------------------------------------
 
-  void hand_on(int32_t c, Rank& rank, const Action& action) {
+  void hand_on(int32_t c, RunningRank& rank, const Action& action) {
     if (action.kind == ActionKind::backward_weight) return;
     const bool back = detail::is_backward(action.kind);
     const int32_t stage = action.stage + (back ? -1 : 1);
@@ -335,24 +247,19 @@ class Run {
       return;
     }
     const SimulatedRank& sender = job_.ranks[static_cast<size_t>(c)];
-    const auto local = static_cast<size_t>(local_[static_cast<size_t>(action.stage)]);
-    const StageProgram& from = sender.program->stages[local];
+    const size_t here = local(action.stage);
+    const StageProgram& from = sender.program->stages[here];
+    const Message& message = (back ? sender.backward : sender.forward)[here];
     send({.from = c,
           .to = own.neighbours[receiver],
           .cell = at,
           .producer = action,
           .bytes = back ? from.backward_bytes : from.forward_bytes,
           .begin = rank.now,
-          .message = &(back ? sender.backward : sender.forward)[local]});
-    if (job_.blocking_messages) stand_and_send(c, rank, back, local);
-  }
-
-  void stand_and_send(int32_t c, Rank& rank, bool back, size_t local) {
-    const SimulatedRank& sender = job_.ranks[static_cast<size_t>(c)];
-    const double seconds =
-        (back ? sender.backward : sender.forward)[local].seconds;
-    result_.ranks[static_cast<size_t>(c)].sending += seconds;
-    rank.now += seconds;
+          .message = &message});
+    if (!job_.blocking_messages) return;
+    rank.sums.sending += message.seconds;
+    rank.now += message.seconds;
   }
 
   void send(const Flight& flight) {
@@ -368,15 +275,17 @@ class Run {
       unused_flights_.pop_back();
       flights_[static_cast<size_t>(number)] = flight;
     }
-    starts_.push({flight.begin, -1, number});
+    transfers_.add(
+        {kMessage, number}, flight.begin, flight.message->seconds,
+        flight.message->links);
   }
 
   void arrive(const Flight& flight, double end) {
-    ++result_.events;
-    Rank& rank = ranks_[static_cast<size_t>(flight.to)];
+    ++events_;
+    RunningRank& sender = ranks_[static_cast<size_t>(flight.from)];
+    RunningRank& rank = ranks_[static_cast<size_t>(flight.to)];
+    sender.sums.communication.back() += end - flight.begin;
     rank.arrivals[static_cast<size_t>(flight.cell)] = end;
-    result_.ranks[static_cast<size_t>(flight.from)].communication.back() +=
-        end - flight.begin;
     if (watched(flight.from) || watched(flight.to)) {
       observer_->message(
           flight.from, flight.to, flight.producer, flight.bytes, flight.begin,
@@ -394,21 +303,9 @@ class Run {
         .groups[static_cast<size_t>(instruction.group)];
   }
 
-  void launch(int32_t c, Rank& rank, const Instruction& instruction) {
-    const auto stream = static_cast<size_t>(instruction.stream);
-    ++rank.on_their_way;
-    Tag& tag = rank.tags[static_cast<size_t>(instruction.tag)];
-    tag.instruction = &instruction;
-    ++tag.on_their_way;
-    rank.posted[stream].push_back({&instruction, rank.now});
-    if (rank.posted[stream].size() == 1) next_posted(c, stream);
-  }
-
-  void next_posted(int32_t c, size_t stream) {
-    const Rank& rank = ranks_[static_cast<size_t>(c)];
-    if (rank.posted[stream].empty()) return;
-    const Posted& posted = rank.posted[stream].front();
-    meet(c, stream, *posted.instruction, std::max(posted.time, rank.free[stream]));
+  void meet_oldest(int32_t c, size_t stream) {
+    const auto oldest = ranks_[static_cast<size_t>(c)].background.oldest(stream);
+    if (oldest.instruction) meet(c, stream, *oldest.instruction, oldest.time);
   }
 
   void meet(
@@ -421,7 +318,9 @@ class Run {
     meeting.seconds = std::max(meeting.seconds, instruction.collective_seconds);
     if (meeting.arrived < job_.classes.groups[at].members.size()) return;
     if (job_.group_shares[at]) {
-      starts_.push({meeting.start, static_cast<int32_t>(slot), group});
+      transfers_.add(
+          {static_cast<int32_t>(slot), group}, meeting.start, meeting.seconds,
+          job_.group_links[at]);
     } else {
       met_.emplace_back(slot, group);
     }
@@ -430,7 +329,7 @@ class Run {
   void end_collective(size_t slot, int32_t group, double start, double end) {
     const auto at = static_cast<size_t>(group);
     meetings_[slot][at] = {};
-    ++result_.events;
+    ++events_;
     for (const int32_t c : job_.classes.groups[at].members) {
       if (slot == kStoodStill) {
         end_standing(c, start, end);
@@ -441,108 +340,47 @@ class Run {
   }
 
   void end_standing(int32_t c, double start, double end) {
-    Rank& rank = ranks_[static_cast<size_t>(c)];
+    RunningRank& rank = ranks_[static_cast<size_t>(c)];
     const Instruction& instruction = (*rank.list)[rank.at];
-    RankStep& sums = result_.ranks[static_cast<size_t>(c)];
-    const auto axes = static_cast<size_t>(instruction.group);
-    sums.exposed[axes] += end - rank.now;
-    sums.communication[axes] += end - start;
     if (watched(c)) {
       observer_->collective(c, instruction, rank.now, end, true);
     }
-    rank.now = end;
+    rank.stand_until(instruction, start, end);
     ++rank.at;
     ready_.push_back(c);
   }
 
   void end_launched(int32_t c, size_t stream, double start, double end) {
-    Rank& rank = ranks_[static_cast<size_t>(c)];
-    const Posted posted = rank.posted[stream].front();
-    rank.posted[stream].pop_front();
-    rank.free[stream] = end;
-    --rank.on_their_way;
-    Tag& tag = rank.tags[static_cast<size_t>(posted.instruction->tag)];
-    --tag.on_their_way;
-    tag.end = end;
-    tag.seconds += end - start;
-    result_.ranks[static_cast<size_t>(c)]
-        .communication[static_cast<size_t>(posted.instruction->group)] +=
+    RunningRank& rank = ranks_[static_cast<size_t>(c)];
+    const Instruction& instruction =
+        rank.background.finish_oldest(stream, start, end);
+    rank.sums.communication[static_cast<size_t>(instruction.group)] +=
         end - start;
-    if (watched(c)) {
-      observer_->collective(c, *posted.instruction, start, end, false);
-    }
-    next_posted(c, stream);
-    if (!rank.waits_for || !over(rank, *rank.waits_for)) return;
+    if (watched(c)) observer_->collective(c, instruction, start, end, false);
+    meet_oldest(c, stream);
+    if (!rank.waits_for || !rank.background.over(*rank.waits_for)) return;
     rank.waits_for = nullptr;
     ready_.push_back(c);
   }
 
-  static bool over(const Rank& rank, const Instruction& wait) {
-    if (wait.kind == Instruction::Kind::wait_all) return rank.on_their_way == 0;
-    return rank.tags[static_cast<size_t>(wait.tag)].on_their_way == 0;
+  void end_wait(int32_t c, RunningRank& rank, const Instruction& wait) {
+    const double begin = rank.now;
+    const Background::Ended ended = rank.end_wait(wait, job_.overlap_slowdown);
+    if (ended.end > begin && watched(c)) {
+      observer_->wait_for(c, *ended.last, begin, ended.end);
+    }
   }
 
-  // What ran beside computing was not free: it took a part of the device.
-  void end_wait(int32_t c, Rank& rank, const Instruction& wait) {
-    double seconds = 0;
-    const Tag* last = nullptr;
-    const auto look_at = [&](Tag& tag) {
-      if (!tag.instruction) return;
-      seconds += tag.seconds;
-      tag.seconds = 0;
-      if (!last || tag.end > last->end) last = &tag;
-    };
-    if (wait.kind == Instruction::Kind::wait_all) {
-      for (Tag& tag : rank.tags) look_at(tag);
-    } else {
-      look_at(rank.tags[static_cast<size_t>(wait.tag)]);
-    }
-    if (!last) return;
-    const double stood = std::max(0.0, last->end - rank.now);
-    RankStep& sums = result_.ranks[static_cast<size_t>(c)];
-    if (stood > 0) {
-      sums.exposed[static_cast<size_t>(last->instruction->group)] += stood;
-      if (watched(c)) {
-        observer_->wait_for(c, *last->instruction, rank.now, last->end);
-      }
-    }
-    const double slowed =
-        job_.overlap_slowdown * std::max(0.0, seconds - stood);
-    sums.work[static_cast<size_t>(Work::memory)] += slowed;
-    rank.now += stood + slowed;
-  }
-
-  // Events --------------------------------------------------------------------
-
-  void start(const Event event) {
-    starts_.pop();
-    ++result_.events;
-    int32_t transfer = 0;
-    if (event.slot < 0) {
-      const Message& message =
-          *flights_[static_cast<size_t>(event.number)].message;
-      transfer = links_.start(event.time, message.seconds, message.links);
-    } else {
-      const auto at = static_cast<size_t>(event.number);
-      transfer = links_.start(
-          event.time, meetings_[static_cast<size_t>(event.slot)][at].seconds,
-          job_.group_links[at]);
-    }
-    const auto number = static_cast<size_t>(transfer);
-    if (transfers_.size() <= number) transfers_.resize(number + 1);
-    transfers_[number] = event;
-  }
-
-  void take_end(double time) {
-    const Event event = transfers_[static_cast<size_t>(links_.take_end())];
-    if (event.slot >= 0) {
+  void take_end(const TransferEvents::Ended& ended) {
+    const auto [slot, number] = ended.name;
+    if (slot != kMessage) {
       end_collective(
-          static_cast<size_t>(event.slot), event.number, event.time, time);
+          static_cast<size_t>(slot), number, ended.begin, ended.end);
       return;
     }
-    const Flight flight = flights_[static_cast<size_t>(event.number)];
-    unused_flights_.push_back(event.number);
-    arrive(flight, time);
+    const Flight flight = flights_[static_cast<size_t>(number)];
+    unused_flights_.push_back(number);
+    arrive(flight, ended.end);
   }
 
   bool watched(int32_t c) const { return observer_ && observer_->wants(c); }
@@ -550,18 +388,16 @@ class Run {
   const SimulatedJob& job_;
   int64_t step_;
   StepObserver* observer_;
-  SharedLinks links_;
-  std::vector<Rank> ranks_;
-  StepRun result_;
-  std::vector<int32_t> local_;  // by stage: which of its rank's
-  std::vector<std::vector<Position>> positions_;  // by coordinate, of its list
+  SchedulePositions positions_;
+  TransferEvents transfers_;
+  std::vector<RunningRank> ranks_;
+  std::vector<uint64_t> draws_;  // by rank class, so far
+  int64_t events_ = 0;
   std::vector<int32_t> ready_;
   std::vector<std::pair<size_t, int32_t>> met_;  // slot and group
   std::array<std::vector<Meeting>, kNumStreams + 1> meetings_;
   std::vector<Flight> flights_;
   std::vector<int32_t> unused_flights_;
-  std::priority_queue<Event, std::vector<Event>, std::greater<>> starts_;
-  std::vector<Event> transfers_;  // by number of the transfer
 };
 
 }  // namespace

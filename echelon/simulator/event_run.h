@@ -5,13 +5,12 @@
 // transfers that may share a link with others are events in order of time.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "echelon/schedule/schedule.h"
 #include "echelon/simulator/rank_classes.h"
-#include "echelon/simulator/rank_program.h"
+#include "echelon/simulator/running_rank.h"
 
 namespace echelon::simulator {
 
@@ -45,16 +44,6 @@ struct SimulatedJob {
   double overlap_slowdown = 0;
   size_t num_links = 0;
   double jitter = 0;
-};
-
-/// What one rank class did with a step, in seconds.
-struct RankStep {
-  std::array<double, kNumWorks> work{};
-  std::vector<double> exposed;  // by axes of the classes: standing still for them
-  std::vector<double> communication;  // by axes, and last the pipeline: in all
-  double pipeline = 0;          // waiting for messages of other stages
-  double sending = 0;           // standing still for them (blocking_messages)
-  double end = 0;
 };
 
 /// Who wants to see what happens; called in any order of time.

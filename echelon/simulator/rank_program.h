@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "echelon/cost/operation.h"
-#include "echelon/schedule/schedule.h"
+#include "echelon/simulator/schedule_positions.h"
 
 namespace echelon::simulator {
 
@@ -45,13 +45,8 @@ using Instructions = std::vector<Instruction>;
 
 /// Adds computing to the end of `list`; merges it with computing before it.
 void add_compute(Instructions& list, Work work, double seconds);
-
-/// Where an action stands among those of its kind and stage in a step.
-struct Position {
-  bool first = false;
-  bool last = false;
-  size_t number() const { return (first ? 1u : 0u) + (last ? 2u : 0u); }
-};
+/// Adds `more` to the end of `list`; computing that meets there becomes one.
+void append(Instructions& list, const Instructions& more);
 
 struct StageProgram {
   /// By kind of action and position, an index into Program::passes.

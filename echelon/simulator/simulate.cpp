@@ -7,7 +7,7 @@
 #include "echelon/error.h"
 #include "echelon/simulator/simulated_job.h"
 #include "echelon/simulator/simulated_timeline.h"
-#include "echelon/simulator/stage_program.h"
+#include "echelon/simulator/traffic_axes.h"
 
 namespace echelon {
 namespace simulator {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <set>
 
-#include "echelon/simulator/stage_program.h"
+#include "echelon/simulator/traffic_axes.h"
 
 namespace echelon::simulator {
 namespace {
