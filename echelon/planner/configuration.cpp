@@ -18,6 +18,10 @@ constexpr std::array kKnownSizes = {
     KnownSize{"gpt2-medium", "gpt2-medium"},
     KnownSize{"gpt2-large", "gpt2-large"},
     KnownSize{"gpt2-xl", "gpt2-xl"},
+    KnownSize{"llama-160m", "llama-160m"},
+    KnownSize{"llama-1b", "llama-1b"},
+    KnownSize{"llama-8b", "llama-8b"},
+    KnownSize{"llama-70b", "llama-70b"},
     KnownSize{"llama3.1-8b", "llama-8b"},
     KnownSize{"llama3.1-70b", "llama-70b"},
 };
@@ -79,6 +83,10 @@ void put_transformer(Table& table, const PlanRequest& request) {
   for (const auto& size : kKnownSizes) {
     if (request.model.name != size.shape) continue;
     table.word("name", size.model);
+    // Longer than the size is usually trained with.
+    if (tokens(request) > request.model.seq_len) {
+      table.number("max_positions", tokens(request));
+    }
     return;
   }
   const bool gpt = is_gpt(shape);
@@ -112,6 +120,7 @@ std::string data_table(const PlanRequest& request) {
   Table table("data");
   table.word("name", request.model.transformer ? "text" : "images");
   if (request.model.transformer) table.number("sequence", tokens(request));
+  if (request.model.name == "simple_cnn") table.number("image_size", 32);
   table.comment("path = \"…\"  # yours");
   return table.text();
 }

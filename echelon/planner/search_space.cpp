@@ -108,7 +108,7 @@ class Lister {
     strategy.global_batch = job_.global_batch;
     strategy.seq_len = job_.seq_len;
     strategy.precision = job_.precision;
-    if (job_.precision == Precision::fp32) strategy.master = Precision::fp32;
+    if (job_.precision == Precision::fp64) strategy.master = Precision::fp64;
     strategy.stack = job_.stack;
     for (const int order : rules_.orders) {
       if (!is_first_of_equals(layout_, order, rules_)) continue;

@@ -1,0 +1,207 @@
+// What the planner prints, train accepts, and means the same by it.
+#include "echelon/planner/configuration.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/error.h"
+#include "echelon/simulator/configured.h"
+#include "echelon/train/check_job.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+struct Case {
+  const char* model;
+  const char* cluster;
+  int64_t batch;
+  std::vector<std::pair<std::string, std::string>> fixed = {};
+  Precision precision = Precision::bf16;
+  int64_t seq_len = 0;
+};
+
+std::string name_of(const Case& one) {
+  std::string text = std::string(one.model) + " on " + one.cluster + ", batch " +
+                     std::to_string(one.batch);
+  for (const auto& [key, value] : one.fixed) text += ", " + key + "=" + value;
+  return text;
+}
+
+PlanRequest request_of(const Case& one) {
+  PlanRequest request;
+  request.model = find_model(one.model);
+  request.cluster = find_cluster(one.cluster);
+  request.global_batch = one.batch;
+  request.seq_len = one.seq_len;
+  request.fixed = one.fixed;
+  request.precision = one.precision;
+  request.simulate = false;
+  request.compare = false;
+  return request;
+}
+
+// Images of so many classes, without a pixel: nothing is decoded before a run.
+std::string image_folder(
+    const TempFolder& folder, int64_t samples, int64_t classes) {
+  for (int64_t i = 0; i < std::max(samples, classes); ++i) {
+    folder.write(
+        "images/" + std::to_string(i % classes) + "/" + std::to_string(i) + ".png",
+        "");
+  }
+  return folder.path("images");
+}
+
+// What is the user's to say: enough samples for a batch, and the length.
+Overrides users_part(const PlanRequest& request, const TempFolder& folder) {
+  Overrides mine{
+      .set = {"train.steps=1", "train.run=\"" + folder.path("run") + "\""}};
+  const int64_t samples = 2 * request.global_batch + 2;
+  if (!request.model.transformer) {
+    const int64_t classes = request.model.name == "simple_cnn" ? 10 : 1000;
+    mine.set.push_back(
+        "data.path=\"" + image_folder(folder, samples, classes) + "\"");
+    return mine;
+  }
+  const int64_t tokens =
+      request.seq_len > 0 ? request.seq_len : request.model.seq_len;
+  const std::string path = folder.write("tokens.bin", "");
+  std::filesystem::resize_file(  // takes no room
+      path, static_cast<uintmax_t>(samples * (tokens + 1) * 4));
+  mine.set.insert(
+      mine.set.end(), {"data.path=\"" + path + "\"", "data.token_bytes=4",
+                       "data.vocab_size=" +
+                           std::to_string(request.model.transformer->vocab)});
+  return mine;
+}
+
+// What can be compared: the trainer counts the layers that a budget computes again
+// when it sees the model.
+void expect_same(const Strategy& planned, const Strategy& read) {
+  EXPECT_EQ(read.layout, planned.layout);
+  EXPECT_EQ(read.zero_stage, planned.zero_stage);
+  if (planned.zero_stage == 3) {
+    EXPECT_EQ(read.gather_once, planned.gather_once);
+  }
+  EXPECT_EQ(read.global_batch, planned.global_batch);
+  EXPECT_EQ(read.microbatch_size, planned.microbatch_size);
+  EXPECT_EQ(read.num_microbatches(), planned.num_microbatches());
+  EXPECT_EQ(read.sequence_parallel, planned.sequence_parallel);
+  EXPECT_EQ(read.precision, planned.precision);
+  EXPECT_EQ(read.master, planned.master);
+  EXPECT_EQ(read.optimizer, planned.optimizer);
+  EXPECT_EQ(read.offload_optimizer, planned.offload_optimizer);
+  EXPECT_EQ(read.offload_activations, planned.offload_activations);
+  if (planned.recompute_layers < 0) {
+    EXPECT_EQ(read.recompute, planned.recompute);
+  }
+  if (planned.layout.pp == 1) return;
+  EXPECT_EQ(read.schedule, planned.schedule);
+  EXPECT_EQ(read.stages_per_rank, planned.stages_per_rank);
+}
+
+void expect_accepted(const Case& one) {
+  SCOPED_TRACE(name_of(one));
+  const PlanRequest request = request_of(one);
+  const PlanResult result = plan(request);
+  ASSERT_FALSE(result.plans.empty());
+  ASSERT_TRUE(is_trained_here(request.model));
+  const TempFolder folder;
+  const Overrides mine = users_part(request, folder);
+  for (const Plan& plan : result.plans) {
+    const std::string text = to_configuration(plan, request);
+    SCOPED_TRACE(text);
+    try {
+      const Job job = load_job(folder.write("plan.toml", text), mine);
+      const JobFacts facts = check_job(job, plan.devices);
+      EXPECT_TRUE(facts.warnings.empty()) << facts.warnings.front();
+      const Configured read = configured(job, facts);
+      expect_same(plan.strategy, read.strategy);
+      // Learned positions grow with the sequence.
+      ModelShape model = request.model;
+      if (model.transformer && model.transformer->positions > 0) {
+        auto& positions = model.transformer->positions;
+        positions = std::max(positions, request.seq_len);
+      }
+      const double parameters = model.num_parameters();
+      EXPECT_NEAR(
+          static_cast<double>(facts.num_parameters), parameters,
+          1e-3 * parameters);
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.what();
+    }
+  }
+}
+
+TEST(PlanConfiguration, TrainAcceptsWhatIsPlanned) {
+  for (const Case& one : std::vector<Case>{
+           {"gpt2", "a100-40gb:1", 8},
+           {"gpt2", "v100:8", 64, {}, Precision::fp16},
+           {"gpt2-medium", "rtx-4090:4", 32, {}, Precision::fp32},
+           {"gpt3-125m", "a100-40gb:4", 32, {}, Precision::fp64},
+           {"gpt3-175b", "a100-80gb:1024", 1536},
+           {"megatron-1t", "a100-80gb:3072", 3072},
+           {"mpt-7b", "a100-40gb:64", 256},
+           {"zb-gpt-6.2b", "a100-80gb:16", 48},
+           {"llama-160m", "l4:4", 32},
+           {"llama-1b", "l40s:6", 48},
+           {"llama-8b", "h100-sxm:8", 64},
+           {"llama2-13b", "mi300x:8", 60},
+           {"llama3-8b", "h100-sxm:8x8", 256},
+           {"llama3.1-70b", "h200:64", 512},
+           {"llama3.2-3b", "b200:16", 128},
+           {"llama3.1-405b", "h100-sxm:512", 1024},
+           {"resnet50", "a100-40gb:16", 1024},
+           {"resnet152", "v100:8", 512, {}, Precision::fp16},
+           {"simple_cnn", "l4:2", 64}}) {
+    expect_accepted(one);
+  }
+}
+
+TEST(PlanConfiguration, TrainAcceptsEverySetting) {
+  const auto with = [](std::vector<std::pair<std::string, std::string>> fixed) {
+    expect_accepted({"llama2-7b", "a100-80gb:16", 64, std::move(fixed)});
+  };
+  for (const char* schedule :
+       {"gpipe", "1f1b", "interleaved", "breadth_first", "zb-h1", "zb-h2",
+        "zb-v", "dualpipev"}) {
+    with({{"pp", "4"}, {"schedule", schedule}});
+  }
+  for (const char* stage : {"1", "2", "3"}) {
+    with({{"fsdp", "8"}, {"stage", stage}});
+  }
+  with({{"fsdp", "16"}, {"gather", "use"}});
+  with({{"fsdp", "16"}, {"gather", "step"}});
+  for (const char* recompute : {"none", "selective", "all"}) {
+    with({{"fsdp", "16"}, {"recompute", recompute}});
+  }
+  with({{"recompute", "all"}, {"recompute_layers", "3"}, {"fsdp", "16"}});
+  with({{"fsdp", "16"}, {"offload", "optimizer"}});
+  with({{"fsdp", "16"}, {"activations", "offload"}});
+  with({{"tp", "4"}, {"sequence_parallel", "true"}});
+  with({{"tp", "2"}, {"sequence_parallel", "false"}});
+  with({{"fsdp", "4"}, {"tp", "2"}, {"pp", "2"}});
+  with({{"microbatch", "1"}, {"pp", "1"}, {"fsdp", "16"}});
+}
+
+TEST(PlanConfiguration, TrainAcceptsLongerSequencesThanAModelUsuallyHas) {
+  expect_accepted({"gpt2", "a100-40gb:8", 32, {}, Precision::bf16, 4096});
+  expect_accepted({"llama-8b", "h100-sxm:8", 16, {}, Precision::bf16, 131072});
+}
+
+TEST(PlanConfiguration, SaysWhatIsNotTrainedHere) {
+  const Case one{"mixtral-8x7b", "h100-sxm:64", 256};
+  const auto request = request_of(one);
+  EXPECT_FALSE(is_trained_here(request.model));
+  const auto result = plan(request);
+  ASSERT_FALSE(result.plans.empty());
+  const std::string text = to_configuration(result.plans[0], request);
+  EXPECT_NE(text.find("mixtral-8x7b is none of them"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace echelon
