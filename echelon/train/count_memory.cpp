@@ -159,7 +159,7 @@ void join_ties(
   };
   for (const auto& group : tied_groups(layers)) {
     std::map<size_t, size_t> first;  // layer, by stage
-    int64_t numel = 0;
+    PlannedTie tie;
     for (size_t i = 0; i < group.layers.size(); ++i) {
       const size_t layer = group.layers[i];
       const auto [owner, is_new] = first.emplace(stage_of(layer), layer);
@@ -167,7 +167,8 @@ void join_ties(
       const auto& specs = costs[layer].parameter_specs;
       for (const auto& spec : specs) {
         if (name + "." + spec.name != group.names[i]) continue;
-        numel = c10::multiply_integers(spec.tensor.shape);
+        tie.numel = c10::multiply_integers(spec.tensor.shape);
+        tie.trains = spec.requires_grad;
       }
       if (is_new) continue;
       auto& parameters = model.layers[layer].parameters;
@@ -178,7 +179,6 @@ void join_ties(
       }
     }
     if (first.size() == 1) continue;
-    PlannedTie tie{.numel = numel};
     for (const auto& [stage, layer] : first) tie.layers.push_back(layer);
     model.ties.push_back(tie);
   }

@@ -71,6 +71,7 @@ struct PlannedLayer {
 struct PlannedTie {
   std::vector<size_t> layers;  // the first of each stage that has it
   int64_t numel = 0;
+  bool trains = true;
 };
 
 /// What is counted once for a model and a batch, whatever is done about memory. Of

@@ -97,6 +97,17 @@ class StepWalk {
         optimizer_copies(job_.optimizer) * trained);
   }
 
+  bool has(size_t layer) const {
+    return std::find(layers_.begin(), layers_.end(), layer) != layers_.end();
+  }
+
+  // A parameter and what the optimizer keeps of it.
+  int64_t saved_bytes(int64_t numel, bool trains) const {
+    const int64_t tensors =
+        1 + (trains ? optimizer_copies(job_.optimizer) : 0);
+    return tensors * numel * model_.master_bytes;
+  }
+
   // Data-parallel ranks share the work, whether each has all of the state or a part
   // of it. On CPUs a checkpoint that is waited for is written from where it lies.
   int64_t snapshot_bytes() const {
@@ -110,9 +121,13 @@ class StepWalk {
       const auto& one = model_.layers[layer];
       buffer_bytes += one.buffer_bytes;
       for (const auto& parameter : one.parameters) {
-        const int64_t copies_of_it =
-            1 + (parameter.trains ? optimizer_copies(job_.optimizer) : 0);
-        bytes += copies_of_it * parameter.numel * model_.master_bytes;
+        bytes += saved_bytes(parameter.numel, parameter.trains);
+      }
+    }
+    // Of a tied parameter the first stage writes its own.
+    for (const auto& tie : model_.ties) {
+      for (size_t i = 1; i < tie.layers.size(); ++i) {
+        if (has(tie.layers[i])) bytes -= saved_bytes(tie.numel, tie.trains);
       }
     }
     const int64_t ranks = job_.layout.data_degree();
@@ -277,10 +292,8 @@ class StepWalk {
   void sum_ties() {
     for (const auto& tie : model_.ties) {
       const auto own = std::count_if(
-          tie.layers.begin(), tie.layers.end(), [&](size_t layer) {
-            return std::find(layers_.begin(), layers_.end(), layer) !=
-                   layers_.end();
-          });
+          tie.layers.begin(), tie.layers.end(),
+          [&](size_t layer) { return has(layer); });
       const auto others = static_cast<int64_t>(tie.layers.size()) - own;
       if (own == 0 || others == 0) continue;
       const int64_t ranks = job_.layout.dp_shard;
