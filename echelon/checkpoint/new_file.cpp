@@ -35,7 +35,10 @@ void NewFile::create(Under under) {
                std::to_string(attempt);
     }
     fd_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (fd_ >= 0) return claim_part(fd_);
+    if (fd_ >= 0) {
+      if (under == Under::beside) claim_part(fd_);
+      return;
+    }
     const bool again =
         under == Under::beside && errno == EEXIST && attempt < 1000;
     if (!again) {
