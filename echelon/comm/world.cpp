@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "echelon/comm/gloo/connect_together.h"
 #include "echelon/comm/gloo/gloo_backend.h"
 #include "echelon/comm/group_impl.h"
 #include "echelon/comm/local/keep_memory.h"
@@ -191,8 +192,12 @@ Group World::Impl::make(
           group_store, rank, size, options.timeout, device.index());
       break;
     case BackendKind::gloo:
-      inner =
-          make_gloo_backend(group_store, rank, size, address, options.timeout);
+      inner = connect_together(
+          group_store, {axis, rank, size}, options.timeout,
+          [&](const c10::intrusive_ptr<c10d::Store>& attempt) {
+            return make_gloo_backend(
+                attempt, rank, size, address, options.timeout);
+          });
       break;
     default:
       inner = local::make_backend(host, ranks, name, options.timeout);
