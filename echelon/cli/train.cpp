@@ -83,6 +83,7 @@ int train(const TrainArguments& arguments) {
   }
   Job job = load(arguments.job);
   const JobFacts facts = check(arguments.job, job);
+  job.model.classes = facts.classes;
   const bool goes_on = check_run_folder(job);
   if (arguments.check) {
     print_facts(job, facts);
@@ -90,7 +91,6 @@ int train(const TrainArguments& arguments) {
   }
   if (goes_on && is_done(job, facts)) return 0;
   const std::string program = find_echelon_train();
-  job.model.classes = facts.classes;
   const std::string config = make_run_folder(job);
 
   launch::LaunchOptions options;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "echelon/checkpoint/folder.h"
+#include "echelon/checkpoint/folder_files.h"
 #include "echelon/checkpoint/new_file.h"
 #include "echelon/error.h"
 
@@ -93,6 +94,22 @@ void check_overwrite(const Job& job) {
   for (const auto& source : job.data.sources) keep(source, "data.sources", source);
 }
 
+// As config.toml has it: running that again destroys nothing.
+std::string text_of(Job job) {
+  job.train.overwrite = false;
+  return to_toml(job);
+}
+
+// The same run was killed before its first checkpoint: nothing of it is lost when it
+// begins again.
+bool was_cut_short(const Job& job) {
+  const fs::path run = job.train.run;
+  std::error_code error;
+  return saves(job.checkpoint) && job.checkpoint.resume != "never" &&
+      !fs::exists(run / "checkpoints/last.safetensors", error) &&
+      folder_files::read_file(run / "config.toml") == text_of(job);
+}
+
 // The run's own are there; whether training goes on from the newest of them. What
 // it began with may be named all the same, and be gone: who queues a command again
 // changes nothing in it.
@@ -154,6 +171,8 @@ bool check_run_folder(const Job& job) {
   }
   const auto own = list_checkpoints(run / "checkpoints");
   if (own.empty()) {
+    named_checkpoints(job);
+    if (was_cut_short(job)) return true;
     throw ConfigError(
         place(job) +
         ": exists and has no checkpoints to go on from; --overwrite replaces "
@@ -174,9 +193,7 @@ std::string make_run_folder(const Job& job) {
         place(job) + ": cannot be made: " + error.code().message() +
         "; name a folder elsewhere");
   }
-  Job written = job;
-  written.train.overwrite = false;
-  const std::string text = to_toml(written);
+  const std::string text = text_of(job);
   const std::string path = (run / "config.toml").string();
   try {
     NewFile file(path, text.size(), NewFile::Under::beside);

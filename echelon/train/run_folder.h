@@ -7,12 +7,13 @@
 
 namespace echelon {
 
-/// Whether the run in [train] run goes on: it has checkpoints of its own, and neither
-/// overwrite nor checkpoint.resume = "never" is set. Others that checkpoint.resume
+/// Whether the run in [train] run goes on: it has checkpoints of its own, or the same
+/// configuration was killed before the first of them, and neither overwrite nor
+/// checkpoint.resume = "never" is set. Others that checkpoint.resume
 /// names are what a run begins with: they count until it has its own.
 ///
-/// Throws ConfigError when the folder cannot be made: it exists without checkpoints
-/// (unless overwrite is set and it is a run folder: it has config.toml, or is empty),
+/// Throws ConfigError when the folder cannot be made: it is another run without
+/// checkpoints (unless overwrite is set and it is a run folder: it has config.toml, or is empty),
 /// overwrite would remove what the run is to begin with (checkpoints, weights,
 /// data), checkpoint.resume names one of its own that is not the newest, it is a
 /// file, or the disk does not let us write there; CheckpointError when what

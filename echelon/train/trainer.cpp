@@ -87,6 +87,7 @@ class Loop {
   void take_up(const Resumed& resumed);
   void say_what_is_taken_up(const Resumed& resumed) const;
   void take_up_metrics();
+  void forget_metrics() const;
   CheckpointManifest where_we_are() const;
   void save(const SaverNews& news);
   void save_last();
@@ -199,6 +200,7 @@ Loop::Loop(
         resume_, job_, state_, source_, world_, groups_, samples_));
   }
   if (!first()) return;
+  if (!resume_.own) forget_metrics();
   metrics_ = std::make_unique<MetricsWriter>(folder_ / "metrics.jsonl");
   ProgressOptions options = progress_options_for(1);
   options.every = job.train.log_every;
@@ -245,6 +247,14 @@ void Loop::take_up_metrics() {
   }
   const int64_t last = evaluations_.empty() ? -1 : evaluations_.back().step;
   evaluated_step_ = std::stoll(world_.exchange(std::to_string(last))[0]);
+}
+
+// Of a run that was killed before its first checkpoint.
+void Loop::forget_metrics() const {
+  const auto path = folder_ / "metrics.jsonl";
+  if (!std::filesystem::exists(path)) return;
+  cut_metrics(path, 0);
+  std::printf("the run has no checkpoint: it begins again\n");
 }
 
 // Ranks that compute each layer together talk several times a layer.

@@ -309,7 +309,7 @@ TEST_F(CommandLine, TrainStartsOneProcessForThreads) {
 TEST_F(CommandLine, TrainReplacesARunOnlyWhenAsked) {
   ASSERT_EQ(run("train first.toml").exit_code, 0);
   write(folder_ / "runs/first/metrics.jsonl", "{}\n");
-  const auto refused = run("train first.toml");
+  const auto refused = run("train first.toml --set train.seed=2");
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_EQ(
       refused.err,
@@ -320,6 +320,10 @@ TEST_F(CommandLine, TrainReplacesARunOnlyWhenAsked) {
   EXPECT_EQ(run("train first.toml --overwrite").exit_code, 0);
   EXPECT_FALSE(fs::exists(folder_ / "runs/first/metrics.jsonl"));
   // The run's own configuration does not destroy the run.
+  write(folder_ / "runs/first/log/rank-0.log", "what happened\n");
+  EXPECT_EQ(run("train runs/first/config.toml").exit_code, 0);
+  EXPECT_TRUE(fs::exists(folder_ / "runs/first/log/rank-0.log"));
+  write(folder_ / "runs/first/checkpoints/last.safetensors", "weights");
   EXPECT_EQ(run("train runs/first/config.toml").exit_code, 2);
 }
 

@@ -321,10 +321,29 @@ TEST_F(JobTest, RunFolderIsMadeOnce) {
   const std::string path = make_run_folder(job);
   EXPECT_EQ(to_toml(load_job(path)), to_toml(job));
   std::ofstream(folder_ / "run" / "keep") << "x";
-  EXPECT_THAT(
-      error_of([&] { make_run_folder(job); }),
-      HasSubstr("exists and has no checkpoints to go on from; --overwrite replaces it"));
+  const std::string never = "[checkpoint]\nresume = \"never\"\n";
+  for (const auto& other :
+       {small("", {.set = {"train.steps=11"}}), small(never),
+        small("", {.layout = "dp=2"})}) {
+    EXPECT_THAT(
+        error_of([&] { make_run_folder(other); }),
+        HasSubstr("exists and has no checkpoints to go on from; --overwrite replaces it"));
+  }
   EXPECT_TRUE(fs::exists(folder_ / "run" / "keep"));
+  EXPECT_EQ(to_toml(load_job(path)), to_toml(job));
+}
+
+TEST_F(JobTest, ARunThatWasKilledBeforeItsFirstCheckpointBeginsAgain) {
+  make_run_folder(small());
+  std::ofstream(folder_ / "run" / "keep") << "x";
+  EXPECT_TRUE(check_run_folder(small()));
+  make_run_folder(small());
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "keep"));
+  // One that was to save nothing may have been done.
+  const std::string none = "[checkpoint]\nat_end = false\n";
+  make_run_folder(small(none, {.overwrite = true}));
+  EXPECT_THAT(
+      error_of([&] { check_run_folder(small(none)); }), HasSubstr("exists"));
 }
 
 TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {

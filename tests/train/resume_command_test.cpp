@@ -147,6 +147,28 @@ TEST_F(ResumeCommand, AKilledRunGoesOnFromItsLastCheckpoint) {
   }
 }
 
+TEST_F(ResumeCommand, OneThatWasKilledBeforeItsFirstCheckpointBeginsAgain) {
+  constexpr int64_t kSteps = 500;
+  Command job(train(kSteps));
+  const auto begun = [&] {
+    return fs::exists(fs::path(run()) / "metrics.jsonl") && steps().size() >= 2;
+  };
+  ASSERT_TRUE(Command::until(begun));
+  Command other(train(kSteps));
+  EXPECT_EQ(other.wait(), 3) << "somebody is at work";
+  for (const pid_t pid : job.living()) kill(pid, SIGKILL);
+  EXPECT_NE(job.wait(), 0);
+  ASSERT_TRUE(Command::until([&] { return job.living().empty(); }));
+  ASSERT_TRUE(checkpoints().empty());
+  Command again(train(kSteps));
+  ASSERT_EQ(again.wait(), 0) << again.err();
+  EXPECT_THAT(again.out(), HasSubstr("it begins again"));
+  const auto all = steps();
+  ASSERT_EQ(all.size(), kSteps);
+  EXPECT_EQ(all.front().step, 1);
+  EXPECT_EQ(all.back().step, kSteps);
+}
+
 // Processes of the job that train.
 std::vector<pid_t> ranks_of(const Command& job) {
   std::vector<pid_t> ranks;
