@@ -134,17 +134,17 @@ int make_plan(const PlanArguments& arguments) {
   } else {
     print_plan_text(request, result, terminal_style(), std::cout);
   }
-  if (result.plans.empty()) return static_cast<int>(ExitCode::failure);
-  if (!arguments.output.empty()) {
+  const bool fits = !result.plans.empty();
+  if (fits && !arguments.output.empty()) {
     write_file(
         "--output", arguments.output,
         to_configuration(result.plans.front(), request));
   }
-  if (!arguments.html.empty()) {
+  if (!arguments.html.empty() && (fits || result.closest)) {
     write_file(
         "--html", arguments.html, to_html(make_plan_page(request, result)));
   }
-  return 0;
+  return fits ? 0 : static_cast<int>(ExitCode::failure);
 }
 
 std::string joined(const std::vector<std::string>& words) {

@@ -24,7 +24,9 @@ std::string to_string(const Strategy& strategy) {
   if (strategy.recompute != Recompute::none) {
     add("recompute " + to_string(strategy.recompute) +
         (strategy.recompute_layers >= 0
-             ? " in " + std::to_string(strategy.recompute_layers) + " layers a stage"
+             ? " in " + std::to_string(strategy.recompute_layers) +
+                   (strategy.recompute_layers == 1 ? " layer" : " layers") +
+                   " a stage"
              : ""));
   }
   if (strategy.offload_optimizer) add("optimizer offloaded");

@@ -140,12 +140,24 @@ Row fullest_row(const std::string& name, const Plan& plan) {
 
 std::string short_name(const Plan& plan) { return to_string(plan.strategy.layout); }
 
+// Each pipeline rank, or some of many.
+void add_pipeline_rows(const std::string& name, const Plan& plan, Bars& bars) {
+  const auto& memory = plan.step.memory;
+  const size_t ranks = memory.ranks.size();
+  const size_t shown = std::min(ranks, kMostRanks);
+  for (size_t i = 0; i < shown; ++i) {
+    const size_t rank = shown < 2 ? 0 : i * (ranks - 1) / (shown - 1);
+    bars.rows.push_back(memory_row(
+        ranks == 1 ? name + ": " + short_name(plan)
+                   : name + ", pipeline rank " + std::to_string(rank),
+        memory.ranks[rank], memory.reserved_bytes));
+  }
+}
+
 }  // namespace
 
 void draw_memory_bars(
     Markup& page, const PlanRequest& request, const PlanResult& result) {
-  const Plan& best = result.plans.front();
-  const auto& memory = best.step.memory;
   Bars bars{
       .id = "memory",
       .title = "By kind, against what a job may use",
@@ -154,15 +166,10 @@ void draw_memory_bars(
       .limit = usable_device_bytes(request.cluster),
       .limit_name = {}};
   bars.limit_name = bytes_text(bars.limit) + " for a job";
-  const size_t ranks = memory.ranks.size();
-  const size_t shown = std::min(ranks, kMostRanks);
-  for (size_t i = 0; i < shown; ++i) {
-    const size_t rank = shown < 2 ? 0 : i * (ranks - 1) / (shown - 1);
-    bars.rows.push_back(memory_row(
-        ranks == 1 ? "the best: " + short_name(best)
-                   : "the best, pipeline rank " + std::to_string(rank),
-        memory.ranks[rank], memory.reserved_bytes));
-  }
+  const bool fits = !result.plans.empty();
+  add_pipeline_rows(
+      fits ? "the best" : "the closest",
+      fits ? result.plans.front() : *result.closest, bars);
   for (size_t i = 1; i < result.plans.size(); ++i) {
     bars.rows.push_back(fullest_row(
         "no. " + std::to_string(i + 1) + ": " + short_name(result.plans[i]),
@@ -172,6 +179,12 @@ void draw_memory_bars(
     if (!other.plan || other.plan->step.memory.ranks.empty()) continue;
     if (other.name.rfind("the runner-up", 0) == 0) continue;
     bars.rows.push_back(fullest_row(other.name, *other.plan));
+  }
+  if (!fits && result.smallest) {
+    bars.rows.push_back(fullest_row(
+        format_count(static_cast<double>(result.smallest->devices)) +
+            " devices: " + short_name(*result.smallest),
+        *result.smallest));
   }
   double most = bars.limit;
   for (const auto& row : bars.rows) most = std::max(most, sum_of(row));

@@ -10,13 +10,14 @@ namespace echelon {
 
 struct PlanPage {
   PlanRequest request;
-  PlanResult result;          // with at least one plan
+  PlanResult result;          // with a plan, or the closest to one
   std::vector<Plan> choices;  // for the scatter: of several numbers of devices
   std::vector<Plan> growth;   // the best of each number of devices, ascending
 };
 
 /// Searches what the page shows beside the plan: the layouts of a quarter, half
-/// and twice the devices, and the best of 8 to 16,384.
+/// and twice the devices (where nothing fits: of the smallest cluster that would
+/// do), and the best of 8 to 16,384.
 PlanPage make_plan_page(const PlanRequest& request, const PlanResult& result);
 
 std::string to_html(const PlanPage& page);

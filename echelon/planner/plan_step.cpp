@@ -1,5 +1,8 @@
 #include "echelon/planner/plan_step.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "echelon/simulator/simulate.h"
 #include "echelon/timeline/lanes.h"
 #include "echelon/timeline/overlap.h"
@@ -10,24 +13,74 @@
 namespace echelon {
 namespace {
 
-constexpr int64_t kPipelineRows = 16;
-constexpr int64_t kLanes = 4;
+constexpr int64_t kMostRows = 32;  // of one pipeline
+
+std::string count(int64_t number) {
+  return format_count(static_cast<double>(number));
+}
+
+// Which ranks are drawn, and what the others do.
+std::string drawn_text(
+    const PlanRequest& request, const Layout& layout, const SimulatedRun& run) {
+  const bool pipeline = layout.pp > 1;
+  const int64_t others = layout.num_ranks() / layout.pp - 1;
+  std::string text = pipeline ? "Drawn is one pipeline, that of rank 0"
+                              : "Drawn is one rank, number 0";
+  if (layout.pp > kMostRows) {
+    text += " (the first " + count(kMostRows) + " of its " + count(layout.pp) +
+            " ranks)";
+  }
+  if (others == 0) return text + ".";
+  const char* noun = pipeline ? " pipeline" : " rank";
+  const std::string rest = others == 1 ? "the other" + std::string(noun)
+                                       : "the other " + count(others) + noun + "s";
+  const char* each = others == 1 ? " does" : " do";
+  if (request.cluster.mixed()) {
+    return text + "; " + rest + each + " the same work, on devices of other kinds "
+           "in other times.";
+  }
+  // One simulated rank for each that is drawn: they do not differ.
+  if (run.simulated_ranks <= layout.pp) {
+    return text + "; " + rest + each + " the same at the same time.";
+  }
+  return text + "; " + rest + each +
+         " the same, at other times only where their links are others.";
+}
+
+std::string idle_text(const StagePictures& stages) {
+  const std::string idle = format_percent(stages.idle);
+  if (!stages.ideal_idle) return idle + " of the devices' time is idle.";
+  return "Filling and emptying the pipeline leaves " +
+         format_percent(*stages.ideal_idle) +
+         " of the devices' time idle in this schedule, even with equal stages and "
+         "free transfers; simulated with all that is computed and sent, " + idle +
+         " of it is.";
+}
+
+void draw_pipeline(Markup& page, StagePictures stages, const std::string& drawn) {
+  stages.pictures.back().title = "The step, simulated";
+  stages.pictures.back().player_name = "the simulated step";
+  page.leaf("p", {{"class", "finding"}}, unbroken(idle_text(stages)));
+  page.leaf("p", {{"class", "finding"}}, drawn);
+  draw_stage_pictures(page, stages);
+}
 
 }  // namespace
 
 void draw_step(Markup& page, const PlanRequest& request, const Plan& plan) {
-  const bool pipeline = plan.strategy.layout.pp > 1;
+  const Layout& layout = plan.strategy.layout;
   const SimulatedRun run = simulate(
       request.model, plan.strategy, request.cluster,
-      {.timeline_ranks = pipeline ? kPipelineRows : kLanes});
-  if (const auto stages = stage_pictures(run.timeline, {}, "step")) {
-    page.leaf("p", {{"class", "finding"}}, unbroken(stages->sentence));
-    draw_stage_pictures(page, *stages);
+      {.timeline_ranks = std::min(layout.pp, kMostRows)});
+  const std::string drawn = drawn_text(request, layout, run);
+  if (auto stages = stage_pictures(run.timeline, {}, "step")) {
+    draw_pipeline(page, std::move(*stages), drawn);
     return;
   }
   const Diagnosis diagnosis = diagnose(run.timeline);
   draw_lanes_pattern(page);
   page.leaf("p", {{"class", "finding"}}, unbroken(diagnosis.sentence));
+  page.leaf("p", {{"class", "finding"}}, drawn);
   draw_typical_step(page, run.timeline, diagnosis, "step-");
 }
 

@@ -8,6 +8,9 @@
 namespace echelon {
 namespace {
 
+constexpr int kAxisHeight = 42;  // below the plot: ticks and the axis' name
+constexpr int kSaysHeight = 62;  // below that: what a point says
+
 struct Range {
   double low = 0;
   double high = 0;
@@ -59,13 +62,14 @@ class Drawer {
     axes();
     for (const auto& line : plane_.lines) draw(line);
     if (plane_.x_limit > 0) limit();
-    for (const auto& point : plane_.points) {
-      if (!point.ring) draw(point);
+    hint();
+    page_.open("g", {{"class", "points"}});
+    for (const bool ring : {false, true}) {
+      for (size_t i = 0; i < plane_.points.size(); ++i) {
+        if (plane_.points[i].ring == ring) draw(plane_.points[i], i);
+      }
     }
-    for (const auto& point : plane_.points) {
-      if (point.ring) draw(point);
-    }
-    page_.close().close().close();
+    page_.close().close().close().close();
   }
 
  private:
@@ -75,7 +79,7 @@ class Drawer {
   }
 
   void open() {
-    page_.open("figure", {{"class", "chart"}, {"id", plane_.id}});
+    page_.open("figure", {{"class", "chart plane"}, {"id", plane_.id}});
     page_.open("figcaption").leaf("h3", {}, plane_.title);
     if (!plane_.headline.empty()) {
       page_.leaf("span", {{"class", "now"}}, plane_.headline);
@@ -91,8 +95,8 @@ class Drawer {
     page_.open(
         "svg",
         {{"width", "100%"},
-         {"height", std::to_string(plane_.height + 42)},
-         {"role", "img"},
+         {"height", std::to_string(plane_.height + kAxisHeight + kSaysHeight)},
+         {"role", "group"},
          {"aria-label", plane_.description}});
   }
 
@@ -162,17 +166,43 @@ class Drawer {
     }
   }
 
-  void draw(const PlanePoint& point) {
+  void hint() {
+    below("hint", "", "Point at a dot, or tap it, to see its layout.");
+  }
+
+  // A text below the axis, as wide as the plot.
+  void below(
+      const char* css, const std::string& id, const std::string& text) {
     page_.open(
+        "foreignObject",
+        {{"x", "0"}, {"y", std::to_string(plane_.height + kAxisHeight)},
+         {"width", "100%"}, {"height", std::to_string(kSaysHeight)}});
+    if (id.empty()) {
+      page_.leaf("p", {{"class", css}}, text);
+    } else {
+      page_.leaf("p", {{"class", css}, {"id", id}}, text);
+    }
+    page_.close();
+  }
+
+  void draw(const PlanePoint& point, size_t index) {
+    const std::string id = plane_.id + "-" + std::to_string(index);
+    page_.open(
+        "g",
+        {{"class", point.ring ? "point ring" : "point"}, {"tabindex", "0"},
+         {"role", "img"}, {"aria-labelledby", id}});
+    page_.empty(
         "circle",
         {{"class", point.color}, {"cx", at_x(point.x)}, {"cy", at_y(point.y)},
          {"r", point.ring ? "7" : "5"},
-         {"stroke", point.ring ? "currentColor" : "none"},
-         {"stroke-width", "2"},
          {"fill-opacity", point.ring ? "1" : "0.75"}});
-    page_.leaf("title", {}, point.title).close();
-    if (point.label.empty()) return;
-    const bool left = x_.share(point.x) > 0.6;
+    below("says", id, point.title);
+    page_.close();
+    if (!point.label.empty()) label(point);
+  }
+
+  void label(const PlanePoint& point) {
+    const bool left = x_.share(point.x) > 0.5;
     page_.leaf(
         "text",
         {{"class", "level-name"}, {"x", at_x(point.x)}, {"y", at_y(point.y, 4)},

@@ -1,7 +1,9 @@
 // Points over two logarithmic axes, as a figure with inline SVG.
 //
 // Widths are percentages and texts are in fixed sizes, so one drawing serves a
-// phone, a wide screen and paper. Pointing at a point shows what it is.
+// phone, a wide screen and paper. A point says what it is below the picture while
+// it is pointed at, reached by the keyboard or tapped. The page needs kPlaneStyle
+// (plane_style.h).
 #pragma once
 
 #include <functional>
@@ -16,7 +18,7 @@ struct PlanePoint {
   double x = 0;  // above 0
   double y = 0;  // above 0
   std::string color;  // class: "bw", "ex", "da", "op", "ot"
-  std::string title;  // shown while pointed at
+  std::string title;  // what it says; may have several lines
   std::string label;  // beside it; may be empty
   bool ring = false;  // the one that matters
 };

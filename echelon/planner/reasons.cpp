@@ -70,6 +70,14 @@ double whole_state_bytes(const PlanRequest& request, const Plan& plan) {
   return least_bytes(request.model, whole);
 }
 
+bool uses_host(const Strategy& strategy) {
+  return strategy.offload_optimizer || strategy.offload_activations;
+}
+
+std::string layers_text(int64_t layers) {
+  return count(layers) + (layers == 1 ? " layer" : " layers");
+}
+
 std::string state_sentence(const PlanRequest& request, const Plan& plan) {
   const double state = whole_state_bytes(request, plan);
   const double usable = usable_device_bytes(request.cluster);
@@ -78,7 +86,10 @@ std::string state_sentence(const PlanRequest& request, const Plan& plan) {
   if (state > usable) {
     text += ", and a device has " + bytes_text(usable) + " for a job: they have to " +
             "lie on " + count(static_cast<int64_t>(std::ceil(state / usable))) +
-            " devices at least, before any activation.";
+            " devices at least, before any activation" +
+            (uses_host(plan.strategy)
+                 ? ", unless a part of it waits in the hosts' memory, as here."
+                 : ".");
   } else {
     text += ", which fit in the " + bytes_text(usable) + " of one device.";
   }
@@ -185,8 +196,7 @@ std::string why_memory(const PlanRequest& request, const Plan& best) {
   const double peak = best.step.memory.peak_bytes();
   std::string text = "A device holds " + bytes_text(peak) + " of " +
                      bytes_text(usable);
-  if (strategy.recompute == Recompute::none && !strategy.offload_optimizer &&
-      !strategy.offload_activations) {
+  if (strategy.recompute == Recompute::none && !uses_host(strategy)) {
     return text + ", so nothing is computed twice.";
   }
   text += "; for that";
@@ -196,7 +206,7 @@ std::string why_memory(const PlanRequest& request, const Plan& best) {
                 : " backward computes the cheap operators of ";
     text += strategy.recompute_layers < 0
                 ? std::string("every layer")
-                : count(strategy.recompute_layers) + " layers of each stage";
+                : layers_text(strategy.recompute_layers) + " of each stage";
     text += " again (" +
             share_text(best.step.parts.recompute, best.step.step_seconds) +
             " of the step)";

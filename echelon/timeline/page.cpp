@@ -10,7 +10,9 @@
 
 namespace echelon {
 
-void open_page(Markup& page, const std::string& title, PageScript script) {
+void open_page(
+    Markup& page, const std::string& title, PageScript script,
+    std::string_view style) {
   const bool plays = script == PageScript::player;
   page.raw("<!DOCTYPE html>\n");
   page.open("html", {{"lang", "en"}}).open("head");
@@ -27,7 +29,7 @@ void open_page(Markup& page, const std::string& title, PageScript script) {
   page.open("style").raw(detail::kReportStyle).raw(
       detail::kTensorStyle);
   if (plays) page.raw(detail::kPipelineStyle);
-  page.close().close();
+  page.raw(style).close().close();
   page.open("body").open("main");
   if (plays) draw_pipeline_patterns(page);
 }

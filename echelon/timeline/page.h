@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "echelon/timeline/markup.h"
 
@@ -11,7 +12,10 @@ namespace echelon {
 enum class PageScript { none, player };
 
 /// From the doctype to <main>. Without a script the page forbids all of them.
-void open_page(Markup& page, const std::string& title, PageScript script);
+/// `style`: what this page's own pictures need beside the style of all pages.
+void open_page(
+    Markup& page, const std::string& title, PageScript script,
+    std::string_view style = {});
 
 /// From </main> to the end; the page's text. Adds the script.
 std::string finish_page(Markup page, PageScript script);

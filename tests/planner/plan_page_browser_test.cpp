@@ -1,0 +1,96 @@
+// A plan's page as a browser draws it.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/planner/plan_page.h"
+#include "echelon/planner/reasons.h"
+#include "tests/support/python.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+using Json = nlohmann::json;
+
+class PlanPageInBrowser : public testing::Test {
+ protected:
+  void SetUp() override {
+    ECHELON_NEED_PYTHON();
+    if (std::system("command -v chromium >/dev/null 2>&1") != 0) {
+      GTEST_SKIP() << "needs Chromium: run `make extras` once";
+    }
+  }
+
+  void make(
+      const std::string& model, const std::string& cluster, int64_t batch,
+      std::vector<std::pair<std::string, std::string>> fixed = {}) {
+    PlanRequest request;
+    request.model = find_model(model);
+    request.cluster = find_cluster(cluster);
+    request.global_batch = batch;
+    request.fixed = std::move(fixed);
+    page_ = make_plan_page(request, plan(request));
+    folder_.write("report.html", to_html(page_));
+  }
+
+  // What the page must show; `texts` besides.
+  void look(const std::vector<std::string>& texts) {
+    const auto& result = page_.result;
+    const bool fits = !result.plans.empty();
+    const Plan& shown = fits ? result.plans.front() : *result.closest;
+    Json expected = {
+        {"fits", fits},
+        {"rows", fits ? shown.strategy.layout.pp : 0},
+        {"texts", texts},
+        {"figures", {"memory", "choices", "growth"}},
+        {"bars", Json::array()}};
+    const auto& memory = shown.step.memory;
+    for (size_t rank = 0; rank < memory.ranks.size(); ++rank) {
+      const double bytes = static_cast<double>(memory.ranks[rank].total()) +
+                           memory.reserved_bytes;
+      expected["bars"].push_back(
+          {{"name", memory.ranks.size() > 1
+                        ? "pipeline rank " + std::to_string(rank)
+                        : to_string(shown.strategy.layout)},
+           {"of_limit", bytes / usable_device_bytes(page_.request.cluster)}});
+    }
+    const auto told = [](const std::vector<Plan>& plans) {
+      Json all = Json::array();
+      for (const Plan& plan : plans) all.push_back(to_string(plan.strategy));
+      return all;
+    };
+    expected["choices"] = told(page_.choices);
+    expected["growth"] = told(page_.growth);
+    folder_.write("expected.json", expected.dump());
+    EXPECT_NO_THROW(run_python_script(
+        "planner/plan_page_browser.py", {"all", folder_.path()}));
+  }
+
+  TempFolder folder_;
+  PlanPage page_;
+};
+
+TEST_F(PlanPageInBrowser, ShowsOnePipelineOfMany) {
+  make("llama3-70b", "h100-sxm:64", 256, {{"pp", "4"}});
+  ASSERT_FALSE(page_.result.plans.empty());
+  look({"Drawn is one pipeline, that of rank 0; the other 15 pipelines do"});
+}
+
+TEST_F(PlanPageInBrowser, ShowsOneRankOfMany) {
+  make("gpt2-xl", "a100-40gb:16", 64, {{"pp", "1"}});
+  ASSERT_FALSE(page_.result.plans.empty());
+  look({"Drawn is one rank, number 0; the other 15 ranks do the same"});
+}
+
+TEST_F(PlanPageInBrowser, ShowsWhatIsMissingWhenNothingFits) {
+  make("gpt3-175b", "a100-80gb:8", 64);
+  ASSERT_TRUE(page_.result.plans.empty());
+  look({"Nothing fits", "The closest needs"});
+}
+
+}  // namespace
+}  // namespace echelon
