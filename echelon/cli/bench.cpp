@@ -6,6 +6,7 @@
 
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/command_line.h"
+#include "echelon/cluster/saved_cluster.h"
 #include "echelon/config/nearest.h"
 #include "echelon/error.h"
 #include "echelon/launch/launch.h"
@@ -46,17 +47,42 @@ struct MachineArguments {
   bool json = false;
 };
 
-int bench_machine(const MachineArguments& arguments) {
-  const int64_t num_ranks =
-      parse_count("-n", arguments.num_ranks, 1, kMaxRanks);
-  const auto path = std::filesystem::absolute(arguments.save);
+std::filesystem::path chosen_path(const std::string& save) {
+  const auto path = std::filesystem::absolute(save);
   std::error_code error;
   if (std::filesystem::is_directory(path, error) ||
       !std::filesystem::is_directory(path.parent_path(), error)) {
     throw ConfigError(
-        "--save " + arguments.save +
+        "--save " + save +
         ": must be a file in a folder that exists, as in --save here.toml");
   }
+  return path;
+}
+
+// Where predictions of runs look for it.
+std::filesystem::path made_saved_cluster_path(int64_t ranks) {
+  const auto path = saved_cluster_path(ranks);
+  if (path.empty()) {
+    throw ConfigError(
+        "--save: neither XDG_CONFIG_HOME nor HOME is set; name a file, as in "
+        "--save here.toml");
+  }
+  std::error_code error;
+  std::filesystem::create_directories(path.parent_path(), error);
+  if (error) {
+    throw ConfigError(
+        "--save: cannot make " + path.parent_path().string() + ": " +
+        error.message() + "; name a file, as in --save here.toml");
+  }
+  return path;
+}
+
+int bench_machine(const MachineArguments& arguments) {
+  const int64_t num_ranks =
+      parse_count("-n", arguments.num_ranks, 1, kMaxRanks);
+  const auto path = arguments.save.empty()
+                        ? made_saved_cluster_path(num_ranks)
+                        : chosen_path(arguments.save);
   launch::LaunchOptions options;
   options.command = {
       find_echelon_train(), "bench", "machine", "--save", path.string()};
@@ -105,7 +131,8 @@ void add_bench(CLI::App& app, Action& action) {
   auto* group = app.add_subcommand("bench", "measure what this machine does");
   group->require_subcommand(0, 1);
   group->footer(
-      "echelon bench --save here.toml -n 2\n"
+      "echelon bench --save -n 2              reports then predict runs of 2 ranks\n"
+      "echelon bench --save here.toml -n 2    a file for --cluster\n"
       "echelon bench collectives -n 2 --backend local,gloo");
   auto machine = std::make_shared<MachineArguments>();
   group
@@ -113,14 +140,16 @@ void add_bench(CLI::App& app, Action& action) {
           "--save",
           machine->save,
           "measure matrix products, memory and links of this machine, all ranks "
-          "at once, and write them as a cluster file")
-      ->type_name("FILE");
+          "at once, and write them as a cluster file; without FILE, the one by "
+          "which reports predict runs of so many ranks here")
+      ->type_name("[FILE]")
+      ->expected(0, 1);
   group->add_option("-n", machine->num_ranks, "ranks (2)")->type_name("RANKS");
   group->add_flag("--json", machine->json, "print what was measured as JSON");
   group->callback([&action, group, machine] {
     if (!group->get_subcommands().empty()) return;
-    if (machine->save.empty()) {
-      throw CLI::RequiredError("--save FILE, or what to measure,");
+    if (group->get_option("--save")->count() == 0) {
+      throw CLI::RequiredError("--save, or what to measure,");
     }
     action = [machine] { return bench_machine(*machine); };
   });

@@ -3,6 +3,7 @@
 
 #include "echelon/cli/new_folder.h"
 #include "echelon/cli/simulate_print.h"
+#include "echelon/explain/predict_run.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/report.h"
@@ -69,6 +70,7 @@ void write_simulated_run(
   input.facts = facts_of(what, run);
   input.metrics = metrics_of(what, run);
   input.timeline = run.timeline;
+  input.prediction = prediction_of(run, what.strategy, what.cluster);
   input.total_seconds = std::accumulate(
       run.step_seconds.begin(), run.step_seconds.end(), 0.0);
   {

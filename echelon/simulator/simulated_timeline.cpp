@@ -148,7 +148,7 @@ void SpanCollector::wait_for_message(
 }
 
 Timeline SpanCollector::take(const std::string& title, const Cluster& cluster) {
-  Timeline timeline{.title = title};
+  Timeline timeline{.title = title, .simulated = true};
   for (const int64_t rank : ranks_) {  // ascending
     timeline.rank_names.resize(static_cast<size_t>(rank) + 1);
     timeline.rank_names.back() = "rank " + std::to_string(rank) + " (" +

@@ -67,9 +67,11 @@ class Lanes {
 
 class TraceText {
  public:
-  explicit TraceText(const std::string& title) {
+  explicit TraceText(const Timeline& timeline) {
     text_ = "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"title\":" +
-            quoted(title) + "},\n\"traceEvents\":[";
+            quoted(timeline.title);
+    if (timeline.simulated) text_ += ",\"simulated\":true";
+    text_ += "},\n\"traceEvents\":[";
   }
 
   void metadata(
@@ -244,7 +246,9 @@ std::vector<RankMemory> read_memory(const Json& events) {
 
 Timeline read_timeline(const Json& json) {
   Timeline timeline;
-  timeline.title = json.at("otherData").at("title").get<std::string>();
+  const Json& about = json.at("otherData");
+  timeline.title = about.at("title").get<std::string>();
+  timeline.simulated = about.value("simulated", false);
   const Json& events = json.at("traceEvents");
   const auto tracks = read_names(events, timeline);
   for (const auto& event : events) {
@@ -265,7 +269,7 @@ Timeline read_timeline(const Json& json) {
 }  // namespace
 
 std::string to_chrome_trace(const Timeline& timeline) {
-  TraceText trace(timeline.title);
+  TraceText trace(timeline);
   for (size_t rank = 0; rank < timeline.rank_names.size(); ++rank) {
     if (timeline.rank_names[rank].empty()) continue;  // not among those shown
     trace.metadata(

@@ -5,7 +5,7 @@
 // span's kind, and args hold step and bytes. Viewers want the events of one
 // thread nested or apart: spans of a track that overlap otherwise continue on
 // threads named "comm (2)", "comm (3)". Memory is a counter ("C") of each process,
-// in bytes by kind.
+// in bytes by kind. otherData of a simulation's has "simulated": true.
 #pragma once
 
 #include <filesystem>

@@ -163,8 +163,8 @@ std::string sentence_for(const Diagnosis& d, bool waits_for_stages) {
            "work per sample would shorten it";
   } else {
     text = percent(m.idle_seconds, step) +
-           " of the step is time in which nothing was recorded: neither "
-           "computation, communication nor waiting for data";
+           " of the step is neither computation, communication nor waiting "
+           "for data";
   }
   if (d.slowest_rank >= 0 && d.slowest_excess > 0.05) {
     text += "; rank " + std::to_string(d.slowest_rank) + " works " +

@@ -92,14 +92,16 @@ difference_text(const PipelineRows& measured, double ideal, double real) {
 }
 
 std::string pipeline_sentence(
-    const PipelineRows& measured, std::optional<double> ideal, double real) {
+    const PipelineRows& measured, std::optional<double> ideal, double real,
+    bool simulated) {
   if (!ideal) {
     return "Waiting for other stages left the devices idle for " +
            percent(real) + " of the step.";
   }
   return "Filling and emptying the pipeline leaves " + percent(*ideal) +
          " of the devices' time idle in this schedule, even with equal stages "
-         "and free transfers; the real step left " +
+         "and free transfers; the " +
+         (simulated ? "simulated step leaves " : "real step left ") +
          percent(real) + "." + difference_text(measured, *ideal, real);
 }
 
@@ -114,12 +116,13 @@ group_names(const PipelineRows& rows, const std::string& word) {
   return names;
 }
 
-PipelinePicture
-measured_picture(PipelineRows rows, int64_t step, const std::string& id) {
+PipelinePicture step_picture(
+    PipelineRows rows, int64_t step, const std::string& id, bool simulated) {
   PipelinePicture picture;
   picture.id = id;
-  picture.title = "Measured: step " + std::to_string(step);
-  picture.player_name = "the real step";
+  picture.title =
+      (simulated ? "Simulated: step " : "Measured: step ") + std::to_string(step);
+  picture.player_name = simulated ? "the simulated step" : "the real step";
   picture.rows = std::move(rows.rows);
   picture.blocks = std::move(rows.blocks);
   return picture;
@@ -169,10 +172,11 @@ std::optional<StagePictures> pipeline_pictures(
     result.ideal_idle = bubble_fraction(picture.blocks, picture.rows.size());
     result.pictures.push_back(std::move(picture));
   }
-  result.sentence = pipeline_sentence(measured, result.ideal_idle, result.idle);
+  result.sentence = pipeline_sentence(
+      measured, result.ideal_idle, result.idle, timeline.simulated);
   auto groups = group_names(measured, "pipeline");
-  result.pictures.push_back(
-      measured_picture(std::move(measured), *step, id + "-measured"));
+  result.pictures.push_back(step_picture(
+      std::move(measured), *step, id + "-step", timeline.simulated));
   result.pictures.back().groups = std::move(groups);
   return result;
 }
@@ -187,8 +191,8 @@ placement_pictures(const Timeline& timeline, const std::string& id) {
   result.idle = bubble_fraction(rows.blocks, rows.rows.size());
   result.sentence = placement_sentence(rows, result.idle);
   auto groups = group_names(rows, "rank");
-  result.pictures.push_back(
-      measured_picture(std::move(rows), *step, id + "-devices"));
+  result.pictures.push_back(step_picture(
+      std::move(rows), *step, id + "-devices", timeline.simulated));
   auto& picture = result.pictures.back();
   picture.groups = std::move(groups);
   picture.measure_name = "idle";

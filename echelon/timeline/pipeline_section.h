@@ -15,8 +15,8 @@ namespace echelon {
 struct StagePictures {
   std::string heading;                    // "The pipeline, step by step"
   std::string sentence;                   // what the pictures show
-  std::vector<PipelinePicture> pictures;  // the measured one is the last
-  double idle = 0;                        // of the measured one
+  std::vector<PipelinePicture> pictures;  // the timeline's own step is the last
+  double idle = 0;                        // of that step
   std::optional<double> ideal_idle;
 };
 

@@ -48,6 +48,7 @@ double median(std::vector<double> values) {
 
 // A simulation learns nothing: it has times alone.
 bool is_simulated(const ReportInput& input) {
+  if (input.timeline.simulated) return true;
   return !input.metrics.empty() && input.metrics.back().simulated;
 }
 
@@ -171,7 +172,11 @@ std::vector<Tile> tiles_of(
 void draw_head(
     Markup& page, const ReportInput& input, const std::vector<Tile>& tiles) {
   page.open("header");
-  page.leaf("p", {{"class", "eyebrow"}}, "Echelon \u00b7 training run");
+  page.leaf(
+      "p",
+      {{"class", "eyebrow"}},
+      is_simulated(input) ? "Echelon \u00b7 simulated run"
+                          : "Echelon \u00b7 training run");
   page.leaf("h1", {}, input.title);
   if (!input.outcome.empty()) {
     page.leaf("p", {{"class", "outcome"}}, input.outcome);
@@ -392,6 +397,9 @@ std::string to_html(const ReportInput& input) {
   draw_tensor_section(page, input.tensor, input.timeline, diagnosis);
   draw_time_section(page, input.timeline, diagnosis);
   draw_collectives(page, input.timeline, diagnosis);
+  if (input.prediction) {
+    draw_prediction(page, *input.prediction, input.timeline, diagnosis);
+  }
   draw_memory_section(page, input.timeline, diagnosis);
   draw_facts(page, input);
   page.leaf(

@@ -9,6 +9,7 @@
 
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/pipeline_blocks.h"
+#include "echelon/timeline/prediction_section.h"
 #include "echelon/timeline/tensor_cut.h"
 #include "echelon/timeline/timeline.h"
 
@@ -31,6 +32,8 @@ struct ReportInput {
   std::optional<PipelineRows> ideal_pipeline;
   /// How the layers' matrices are cut; drawn when ranks share layers.
   TensorCut tensor;
+  /// What the simulator says of the same step (explain/predict_run.h).
+  std::optional<StepPrediction> prediction;
   double total_seconds = 0;  // training, first step to last; 0: not known
   /// Why the run ended, when it was not finished: "stopped by the user".
   std::string outcome;

@@ -104,6 +104,8 @@ th{font-weight:600;color:var(--soft);font-size:13px;vertical-align:bottom}
 tbody th{color:var(--ink);font-size:14px}
 th:first-child,td:first-child{text-align:left;padding-left:0}
 .all th,.all td{font-weight:650}
+.compared th:first-child{white-space:normal}
+.compared .part th:first-child{font-weight:400;padding-left:14px}
 details{margin-top:14px}summary{cursor:pointer;color:var(--accent);
 font-size:14px}details .scroll{margin-top:10px}
 td.bar{width:26%;min-width:150px;padding-left:24px}

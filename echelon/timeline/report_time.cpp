@@ -40,7 +40,7 @@ std::vector<PickedStep> picked_steps(const Diagnosis& d) {
     picked.push_back(
         {sorted.back().second,
          "Step " + std::to_string(sorted.back().second) +
-             ", the slowest recorded: " + format_seconds(sorted.back().first)});
+             ", the slowest: " + format_seconds(sorted.back().first)});
   }
   return picked;
 }
@@ -175,11 +175,12 @@ void draw_tables(Markup& page, const Diagnosis& d) {
   page.close();
 }
 
-std::string table_note(const Diagnosis& d) {
+std::string table_note(const Diagnosis& d, bool simulated) {
   std::string note =
       "Overlapped: communication while something computes, which costs no "
       "time. Exposed: communication while nothing computes; it includes "
-      "waiting for slower ranks inside of a collective. Recorded: " +
+      "waiting for slower ranks inside of a collective. " +
+      std::string(simulated ? "Simulated: " : "Recorded: ") +
       std::to_string(d.num_steps) + (d.num_steps == 1 ? " step" : " steps");
   if (d.num_outliers > 0) {
     note += "; left out of the means, as over three times the median: " +
@@ -198,7 +199,7 @@ void draw_time_section(
   draw_lanes_pattern(page);
   draw_pictures(page, timeline, picked_steps(d), "");
   draw_tables(page, d);
-  page.leaf("p", {{"class", "note"}}, table_note(d));
+  page.leaf("p", {{"class", "note"}}, table_note(d, timeline.simulated));
   page.close();
 }
 

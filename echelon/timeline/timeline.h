@@ -56,6 +56,7 @@ struct RankMemory {
 
 struct Timeline {
   std::string title;
+  bool simulated = false;  // nothing of it was measured
   std::vector<std::string> rank_names;  // one per rank: "rank 0 (cpu)", or empty
   std::vector<Span> spans;              // any order
   std::vector<RankMemory> memory;       // of ranks that were measured, by rank

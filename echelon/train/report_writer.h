@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/tensor_cut.h"
 #include "echelon/timeline/timeline.h"
+#include "echelon/train/check_job.h"
 #include "echelon/train/job.h"
 
 namespace echelon {
@@ -28,6 +30,9 @@ struct RunSummary {
   int64_t checkpoints = 0;                     // that were begun
   double checkpoint_seconds = 0;               // that training stood still for them
   std::string resumed;                         // "step 69 (dp=2)"; empty: anew
+  /// What data and model are, for the prediction; nothing when the model is a
+  /// program's own.
+  std::optional<JobFacts> facts;
 };
 
 /// Brings the ranks' spans together and writes timeline.json and report.html

@@ -21,6 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using testing::AllOf;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -587,6 +588,19 @@ TEST_F(CommandLine, BenchSavesThisMachineWhereItCan) {
   EXPECT_EQ(
       run("bench --save " + file + " -n 3 --json").out,
       "rank 0 of 3: bench machine --save " + file + " --json\n");
+  // Without a file, where predictions of runs look for it.
+  const std::string home = (folder_ / "settings").string();
+  ::setenv("XDG_CONFIG_HOME", home.c_str(), 1);
+  EXPECT_THAT(
+      run("bench --save -n 3").out,
+      AllOf(
+          HasSubstr("bench machine --save " + home + "/echelon/clusters/"),
+          HasSubstr("-3.toml\n")));
+  EXPECT_TRUE(std::filesystem::is_directory(home + "/echelon/clusters"));
+  std::ofstream(folder_ / "file") << "x";
+  ::setenv("XDG_CONFIG_HOME", (folder_ / "file").c_str(), 1);
+  EXPECT_THAT(run("bench --save").err, HasSubstr("--save: cannot make "));
+  ::unsetenv("XDG_CONFIG_HOME");
   EXPECT_EQ(run("bench -n 2").exit_code, 2);
   EXPECT_EQ(run("bench --save " + file + " -n 0").exit_code, 2);
   for (const std::string place : {"nowhere/here.toml", "."}) {

@@ -270,6 +270,51 @@ def colors(browser, folder):
     check(papers["print of dark"] == papers["light"], "dark paper is printed")
 
 
+STACKS = """() => {
+  const svg = document.querySelector('#prediction > svg');
+  const whole = svg.getBoundingClientRect();
+  const rows = [];
+  for (const e of svg.children) {
+    if (e.matches('text.name')) rows.push({name: e.textContent, bars: []});
+    if (e.tagName !== 'rect') continue;
+    const box = e.getBoundingClientRect();
+    rows.at(-1).bars.push({color: e.getAttribute('class'),
+      begin: (box.left - whole.left) / whole.width,
+      end: (box.right - whole.left) / whole.width,
+      title: e.textContent, top: box.top});
+  }
+  return rows;
+}"""
+
+
+def prediction(browser, folder):
+    """Both bars have their parts, in their colours, to one scale."""
+    expected = json.loads((folder / "expected.json").read_text())
+    scale = max(sum(p[1] for p in parts) for parts in expected.values())
+    for width in WIDTHS:
+        with Page(browser, folder, width) as p:
+            rows = p.js(STACKS)
+        check([r["name"] for r in rows] == ["predicted", "measured"],
+              f"{width}: rows {[r['name'] for r in rows]}")
+        for row in rows:
+            wanted, at = [], 0
+            for color, seconds in expected[row["name"]]:
+                if seconds / scale >= 0.0005:
+                    wanted.append((color, at / scale, (at + seconds) / scale))
+                at += seconds
+            check(len(wanted) == len(row["bars"]),
+                  f"{width}: {row['name']}: {len(row['bars'])} bars")
+            for bar, (color, begin, end) in zip(row["bars"], wanted):
+                check(bar["color"] == color
+                      and abs(bar["begin"] - begin) < 0.003
+                      and abs(bar["end"] - end) < 0.003,
+                      f"{width}: {row['name']}: {bar}, not {color} "
+                      f"{begin:.3f} {end:.3f}")
+                check(bar["title"].startswith(row["name"]), "a bar untold")
+        check(rows[0]["bars"][0]["top"] < rows[1]["bars"][0]["top"],
+              "bars over one another")
+
+
 CUTS = """id => {
   const box = e => { const b = e.getBoundingClientRect();
     return {left: b.left, top: b.top, right: b.right, bottom: b.bottom}; };
@@ -620,7 +665,7 @@ def main():
     name, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     checks = {f.__name__: f for f in (
         quiet, layout, drawing, curves, colors, structure, pipeline, player,
-        hover, cuts, inks)}
+        hover, cuts, inks, prediction)}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),

@@ -321,6 +321,40 @@ TEST_F(ReportInBrowser, KeepsTextsApartAtEachWidth) {
   look("layout", typical());
 }
 
+ReportInput with_prediction(ReportInput input) {
+  input.prediction = sample::prediction_of(input.timeline);
+  return input;
+}
+
+TEST_F(ReportInBrowser, DrawsPredictionAndMeasurementOnOneScale) {
+  const auto input = with_prediction(sample::run_with_memory({.ranks = 4}));
+  const TimedParts real =
+      timed_parts(input.timeline, diagnose(input.timeline));
+  Json expected = {{"predicted", Json::array()}, {"measured", Json::array()}};
+  for (const auto& part : compared_parts(input.prediction->parts, real)) {
+    expected["predicted"].push_back({part.color, part.predicted});
+    expected["measured"].push_back({part.color, part.measured});
+  }
+  folder_.write("expected.json", expected.dump());
+  look("prediction", input);
+}
+
+TEST_F(ReportInBrowser, KeepsPredictionsInThePage) {
+  const auto data_parallel =
+      with_prediction(sample::run_with_memory({.ranks = 4}));
+  auto pipeline = with_prediction(with_timeline(sample::pipeline_run({})));
+  look("layout", data_parallel);
+  look("colors", data_parallel);
+  look("structure", data_parallel);
+  look("layout", pipeline);
+  pipeline.timeline.simulated = true;
+  look("layout", pipeline);
+  look("quiet", pipeline);
+  pipeline.prediction =
+      StepPrediction{.missing = std::string(300, 'w') + " <b>none</b>"};
+  look("layout", pipeline);
+}
+
 TEST_F(ReportInBrowser, KeepsTextsApartInAHugeRun) {
   look("layout", huge());
 }

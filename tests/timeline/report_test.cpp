@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "echelon/error.h"
 #include "echelon/timeline/markup.h"
 #include "echelon/timeline/series.h"
 #include "echelon/timeline/units.h"
+#include "sample_pipeline.h"
 #include "sample_run.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
@@ -260,6 +262,76 @@ TEST(Report, DrawsMemoryByKind) {
   EXPECT_EQ(count(page, "class=\"mc\""), 0u);
   EXPECT_FALSE(
       contains(to_html(sample::run({})), "Memory over a step, by kind"));
+}
+
+std::string fixed(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2f", value);
+  return text;
+}
+
+TEST(Report, ShowsPredictionAndMeasurementSideBySide) {
+  auto input = sample::run_with_memory({.ranks = 2});
+  EXPECT_FALSE(contains(to_html(input), "Prediction"));
+  input.prediction = sample::prediction_of(input.timeline);
+  const std::string page = to_html(input);
+  EXPECT_TRUE(contains(page, "<h2>Prediction and measurement</h2>"));
+  EXPECT_TRUE(contains(page, "On h100-sxm:1x8 a step was predicted to take "));
+  EXPECT_TRUE(contains(page, "id=\"prediction\""));
+  EXPECT_TRUE(contains(page, ">measured</text>"));
+  EXPECT_TRUE(contains(page, ">predicted</text>"));
+  const TimedParts real =
+      timed_parts(input.timeline, diagnose(input.timeline));
+  for (const auto& part : compared_parts(input.prediction->parts, real)) {
+    const std::string row =
+        ">" + part.name + "</th><td>" +
+        (part.predicted > 0 ? format_seconds(part.predicted) : "\u2013") +
+        "</td><td>" + format_seconds(part.measured) + "</td><td>" +
+        (part.predicted > 0 ? fixed(part.measured / part.predicted)
+                            : "\u2013");
+    EXPECT_TRUE(contains(page, row)) << row;
+  }
+  // Of 957 MiB a sixteenth less was predicted.
+  EXPECT_TRUE(contains(
+      page, ">rank 1</th><td>897 MiB</td><td>957 MiB</td><td>1.07</td>"));
+  EXPECT_TRUE(contains(page, ">activations</th><td>"));
+}
+
+TEST(Report, SaysWhyNothingIsPredicted) {
+  auto input = sample::run({.steps = 30, .ranks = 2});
+  input.prediction = StepPrediction{.missing = "No <rates> of this machine."};
+  const std::string page = to_html(input);
+  EXPECT_TRUE(contains(page, "<h2>Prediction and measurement</h2>"));
+  EXPECT_TRUE(contains(page, "No &lt;rates&gt; of this machine."));
+  EXPECT_FALSE(contains(page, "id=\"prediction\""));
+}
+
+TEST(Report, CallsNothingOfASimulationMeasured) {
+  auto input = sample::run({.steps = 30});
+  input.timeline = sample::pipeline_run({.slow_stage = 0.15});
+  EXPECT_TRUE(contains(to_html(input), "Measured: step "));
+  input.timeline.simulated = true;
+  for (auto& step : input.metrics) step.simulated = true;
+  input.prediction = sample::prediction_of(input.timeline);
+  const std::string page = to_html(input);
+  for (const char* part :
+       {"easured", "real step", "training run", "Recorded", "recorded"}) {
+    EXPECT_FALSE(contains(page, part)) << part;
+  }
+  EXPECT_TRUE(contains(page, "Simulated: step "));
+  EXPECT_TRUE(contains(page, "simulated run"));
+  EXPECT_TRUE(contains(page, "<h2>Prediction</h2>"));
+}
+
+TEST(Report, PredictionsOfManyRanksStaySmall) {
+  auto input = sample::run_with_memory({.ranks = 64});
+  input.timeline.memory.resize(64);
+  auto without = input;
+  input.prediction = sample::prediction_of(input.timeline);
+  const std::string page = to_html(input);
+  EXPECT_LT(page.size(), to_html(without).size() + 10'000);
+  EXPECT_LT(page.size(), 500'000u);
+  EXPECT_TRUE(contains(page, "The 8 ranks of 64 that hold most."));
 }
 
 TEST(Report, MemoryOfManyRanksStaysSmall) {

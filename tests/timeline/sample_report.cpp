@@ -70,6 +70,22 @@ int main(int argc, char** argv) {
   using echelon::sample::run;
   write(
       folder / "memory", echelon::sample::run_with_memory({.ranks = 2}));
+  using echelon::sample::prediction_of;
+  auto predicted = echelon::sample::run_with_memory({.ranks = 4});
+  predicted.prediction = prediction_of(predicted.timeline);
+  write(folder / "prediction", predicted);
+  auto pipelined = with_timeline(
+      echelon::sample::pipeline_run({.slow_stage = 0.15}));
+  pipelined.prediction = prediction_of(pipelined.timeline);
+  write(folder / "prediction-pipeline", pipelined);
+  pipelined.timeline.simulated = true;
+  write(folder / "prediction-alone", pipelined);
+  auto unknown = run({.ranks = 2});
+  unknown.prediction = echelon::StepPrediction{
+      .missing =
+          "The rates of this processor are not known, so that nothing is predicted. "
+          "`echelon bench --save -n 2` measures them once for runs of 2 ranks."};
+  write(folder / "prediction-missing", unknown);
   write(folder / "typical", run({.slow_rank = 0.12}));
   write(folder / "one-rank", run({.ranks = 1}));
   write(

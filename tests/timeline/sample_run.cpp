@@ -203,4 +203,23 @@ ReportInput run_with_memory(const RunShape& shape) {
   return input;
 }
 
+StepPrediction prediction_of(const Timeline& timeline) {
+  StepPrediction prediction{.cluster = "h100-sxm:1x8"};
+  TimedParts& parts = prediction.parts;
+  parts = timed_parts(timeline, diagnose(timeline));
+  parts.forward *= 0.95;
+  parts.backward *= 0.8;
+  parts.optimizer *= 1.2;
+  parts.data = 0;
+  for (auto& [axis, seconds] : parts.exposed) seconds *= 0.5;
+  parts.stages *= 0.7;
+  parts.other = 0;
+  prediction.step_seconds = parts.step_seconds();
+  prediction.memory = fullest_moments(timeline);
+  for (auto& rank : prediction.memory) {
+    for (auto& bytes : rank.memory.bytes) bytes -= bytes / 16;
+  }
+  return prediction;
+}
+
 }  // namespace echelon::sample

@@ -1,0 +1,105 @@
+#include "echelon/explain/predict_run.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "echelon/cluster/local_machine.h"
+#include "echelon/cluster/saved_cluster.h"
+#include "echelon/error.h"
+#include "echelon/layout/mesh.h"
+#include "echelon/timeline/overlap.h"
+
+namespace echelon {
+namespace {
+
+constexpr int64_t kMostRanks = 64;  // whose spans and memory are looked at
+
+std::string how_to_measure(int64_t ranks) {
+  const std::string count = std::to_string(ranks);
+  return "The rates of this processor are not known, so that nothing is "
+         "predicted. `echelon bench --save -n " +
+         count + "` measures them once for runs of " + count +
+         (ranks == 1 ? " rank." : " ranks.");
+}
+
+std::vector<PredictedMemory> memory_of(
+    const MemoryEstimate& estimate, const Layout& layout) {
+  std::vector<PredictedMemory> list;
+  const Mesh mesh(layout);
+  for (int64_t rank = 0; rank < std::min(mesh.size(), kMostRanks); ++rank) {
+    const auto stage = static_cast<size_t>(mesh.coordinate(rank, Axis::pp));
+    if (stage >= estimate.ranks.size()) continue;
+    list.push_back({static_cast<int32_t>(rank), estimate.ranks[stage]});
+  }
+  return list;
+}
+
+void check_can_be_simulated(const Job& job) {
+  if (!job.model.devices.empty()) {
+    throw ConfigError(
+        "[model] devices: a rank with several devices is not simulated");
+  }
+}
+
+}  // namespace
+
+RunCluster cluster_of_run(int64_t ranks, bool on_processor) {
+  RunCluster found;
+  try {
+    const LocalMachine machine = look_at_machine();
+    const bool gpus = !machine.nvml.gpus.empty() && !on_processor;
+    const auto saved = saved_cluster(ranks);
+    const bool of_processor =
+        saved && saved->groups.front().node.device.name == "cpu";
+    if (saved && of_processor != gpus) {
+      found.cluster = saved;
+    } else if (gpus) {
+      found.cluster = cluster_of(machine, ranks);
+    } else {
+      found.missing = how_to_measure(ranks);
+    }
+  } catch (const Error& error) {
+    found.missing = std::string("Nothing is predicted: ") + error.what();
+  }
+  return found;
+}
+
+bool ran_on_processor(const Timeline& timeline) {
+  return std::any_of(
+      timeline.rank_names.begin(), timeline.rank_names.end(),
+      [](const std::string& name) { return name.ends_with("(cpu)"); });
+}
+
+StepPrediction prediction_of(
+    const SimulatedRun& run, const Strategy& strategy, const Cluster& cluster) {
+  StepPrediction prediction;
+  prediction.cluster = cluster.name;
+  prediction.step_seconds = run.step.step_seconds;
+  prediction.parts = timed_parts(run.timeline, diagnose(run.timeline));
+  // What a software does beside has no spans.
+  prediction.parts.other += std::max(
+      0.0, prediction.step_seconds - prediction.parts.step_seconds());
+  prediction.memory = memory_of(run.step.memory, strategy.layout);
+  return prediction;
+}
+
+StepPrediction predict_step(const Configured& what, const Cluster& cluster) {
+  const int64_t ranks = what.strategy.layout.num_ranks();
+  const SimulatedRun run = simulate(
+      what.model, what.strategy, cluster,
+      {.timeline_ranks = std::min(ranks, kMostRanks)});
+  return prediction_of(run, what.strategy, cluster);
+}
+
+StepPrediction predict_run(
+    const Job& job, const JobFacts& facts, const RunCluster& where) {
+  if (!where.cluster) return {.missing = where.missing};
+  try {
+    check_can_be_simulated(job);
+    return predict_step(configured(job, facts), *where.cluster);
+  } catch (const std::exception& error) {  // it may not cost the report
+    return {.missing = std::string("Nothing is predicted: ") + error.what()};
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,211 @@
+#include "echelon/timeline/timed_parts.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "echelon/timeline/pipeline_blocks.h"
+
+namespace echelon {
+namespace {
+
+constexpr double kNothing = 0.5e-9;  // seconds
+
+using StepOfRank = std::pair<int64_t, int32_t>;
+
+bool computes(SpanKind kind) {
+  return kind == SpanKind::forward || kind == SpanKind::backward ||
+         kind == SpanKind::optimizer;
+}
+
+// Where the steps of ranks end in which something follows that is none of them: an
+// evaluation's collectives are of the step that was before.
+std::map<StepOfRank, int64_t> ends_of_steps(const Timeline& timeline) {
+  std::map<StepOfRank, int64_t> computed, ends;
+  for (const auto& span : timeline.spans) {
+    if (!computes(span.kind)) continue;
+    int64_t& end = computed[{span.step, span.rank}];
+    end = std::max(end, span.end_ns);
+  }
+  for (const auto& span : timeline.spans) {
+    if (span.kind != SpanKind::evaluation && span.kind != SpanKind::other) continue;
+    const auto last = computed.find({span.step, span.rank});
+    if (last != computed.end() && span.begin_ns >= last->second) {
+      ends[last->first] = last->second;
+    }
+  }
+  return ends;
+}
+
+Intervals of_kind(const StepActivity& step, SpanKind kind) {
+  std::vector<Interval> times;
+  for (const auto& piece : step.pieces) {
+    if (piece.span->kind == kind) times.push_back(piece.time);
+  }
+  return merged(std::move(times));
+}
+
+// "wait 0F3" is for a stage's result.
+bool waits_for_stage(const Span& span) {
+  return span.name.rfind("wait ", 0) == 0 &&
+         block_of_name(span.name.substr(5)).has_value();
+}
+
+/// Takes the parts of one step of one rank, each from what is left of its time.
+class Cutter {
+ public:
+  Cutter(const StepActivity& step, Interval window, bool pipeline)
+      : step_(step), window_(window), pipeline_(pipeline), left_{window} {}
+
+  void cut(TimedParts& sum) {
+    sum.forward += take(of_kind(step_, SpanKind::forward));
+    sum.backward += take(of_kind(step_, SpanKind::backward));
+    sum.optimizer += take(of_kind(step_, SpanKind::optimizer));
+    cut_waits(sum);
+    cut_exposed(sum);
+    sum.data += take(step_.data);
+    if (pipeline_) {  // its first and last stages begin later and end earlier
+      sum.stages += take({{window_.begin, step_.window.begin}});
+      sum.stages += take({{step_.window.end, window_.end}});
+    }
+    sum.other += seconds(left_);
+  }
+
+ private:
+  static double seconds(const Intervals& times) {
+    return 1e-9 * static_cast<double>(total_length(times));
+  }
+
+  double take(const Intervals& times) {
+    const Intervals found = intersection(left_, merged(times));
+    left_ = difference(left_, found);
+    return seconds(found);
+  }
+
+  double& part(TimedParts& sum, const std::string& axis) {
+    // Figures of the step wait until the last stage has its own.
+    if (axis == "pp" || (pipeline_ && axis == "world")) return sum.stages;
+    return sum.exposed[axis];
+  }
+
+  // Where a rank stands still, it says for what.
+  void cut_waits(TimedParts& sum) {
+    std::map<std::string, std::string> axes;  // of what a wait is for
+    for (const auto& piece : step_.pieces) {
+      if (!piece.span->axis.empty()) {
+        axes["wait for " + piece.span->name] = piece.span->axis;
+      }
+    }
+    std::map<std::string, std::vector<Interval>> waits;  // by axis
+    for (const auto& piece : step_.pieces) {
+      const Span& span = *piece.span;
+      if (span.kind != SpanKind::communication) continue;
+      if (waits_for_stage(span)) {
+        waits["pp"].push_back(piece.time);
+      } else if (const auto axis = axes.find(span.name); axis != axes.end()) {
+        waits[axis->second].push_back(piece.time);
+      }
+    }
+    for (auto& [axis, times] : waits) {
+      part(sum, axis) += take(merged(std::move(times)));
+    }
+  }
+
+  // What else is on its way while nothing computes, from the innermost axis out.
+  void cut_exposed(TimedParts& sum) {
+    constexpr std::array kOrder = {"tp", "cp", "ep", "dp_shard", "dp_replicate"};
+    std::map<std::string, std::vector<Interval>> calls;
+    for (const auto& piece : step_.pieces) {
+      if (piece.span->kind != SpanKind::communication) continue;
+      if (!piece.span->axis.empty()) {
+        calls[piece.span->axis].push_back(piece.time);
+      }
+    }
+    for (const char* axis : kOrder) {
+      if (const auto found = calls.find(axis); found != calls.end()) {
+        part(sum, axis) += take(merged(std::move(found->second)));
+        calls.erase(found);
+      }
+    }
+    for (auto& [axis, times] : calls) {
+      part(sum, axis) += take(merged(std::move(times)));
+    }
+    if (const double rest = take(step_.exposed); rest > 0) part(sum, "") += rest;
+  }
+
+  const StepActivity& step_;
+  Interval window_;
+  bool pipeline_;
+  Intervals left_;
+};
+
+std::string name_of_axis(const std::string& axis) {
+  if (axis == "dp_replicate") return "dp, not hidden";
+  if (axis == "dp_shard") return "fsdp, not hidden";
+  if (axis == "world") return "figures of all ranks";
+  return (axis.empty() ? "communication" : axis) + ", not hidden";
+}
+
+}  // namespace
+
+double TimedParts::step_seconds() const {
+  double sum = forward + backward + optimizer + stages + data + other;
+  for (const auto& [axis, seconds] : exposed) sum += seconds;
+  return sum;
+}
+
+TimedParts timed_parts(const Timeline& timeline, const Diagnosis& diagnosis) {
+  auto activities = step_activities(timeline);
+  std::erase_if(activities, [&](const StepActivity& activity) {
+    return diagnosis.outliers.contains(activity.step);
+  });
+  TimedParts mean;
+  if (activities.empty()) return mean;
+  const auto ends = ends_of_steps(timeline);
+  std::map<int64_t, Interval> windows;
+  for (auto& activity : activities) {
+    const auto end = ends.find({activity.step, activity.rank});
+    if (end != ends.end()) activity.window.end = end->second;
+    const auto [window, is_new] =
+        windows.try_emplace(activity.step, activity.window);
+    window->second.begin =
+        std::min(window->second.begin, activity.window.begin);
+    window->second.end = std::max(window->second.end, activity.window.end);
+  }
+  const bool pipeline = typical_pipeline_step(timeline).has_value();
+  for (const auto& activity : activities) {
+    Cutter(activity, windows[activity.step], pipeline).cut(mean);
+  }
+  const auto count = static_cast<double>(activities.size());
+  for (double* part :
+       {&mean.forward, &mean.backward, &mean.optimizer, &mean.stages, &mean.data,
+        &mean.other}) {
+    *part /= count;
+  }
+  for (auto& [axis, seconds] : mean.exposed) seconds /= count;
+  return mean;
+}
+
+std::vector<ComparedPart> compared_parts(
+    const TimedParts& predicted, const TimedParts& measured) {
+  std::vector<ComparedPart> parts = {
+      {"forward", "fw", predicted.forward, measured.forward},
+      {"backward", "bw", predicted.backward, measured.backward},
+      {"optimizer", "op", predicted.optimizer, measured.optimizer}};
+  std::map<std::string, std::pair<double, double>> axes;
+  for (const auto& [axis, seconds] : predicted.exposed) axes[axis].first = seconds;
+  for (const auto& [axis, seconds] : measured.exposed) axes[axis].second = seconds;
+  for (const auto& [axis, seconds] : axes) {
+    parts.push_back({name_of_axis(axis), "ex", seconds.first, seconds.second});
+  }
+  parts.push_back(
+      {"waiting for other stages", "idle", predicted.stages, measured.stages});
+  parts.push_back({"waiting for data", "da", predicted.data, measured.data});
+  parts.push_back({"anything else", "ot", predicted.other, measured.other});
+  std::erase_if(parts, [](const ComparedPart& part) {
+    return part.predicted < kNothing && part.measured < kNothing;
+  });
+  return parts;
+}
+
+}  // namespace echelon

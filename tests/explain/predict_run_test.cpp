@@ -1,0 +1,168 @@
+#include "echelon/explain/predict_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cluster/cluster_file.h"
+#include "echelon/cluster/saved_cluster.h"
+#include "echelon/cost/model_catalogue.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// The saved figures of this machine are those of the test, or none.
+class PredictRun : public testing::Test {
+ protected:
+  PredictRun() { ::setenv("XDG_CONFIG_HOME", folder_.path().c_str(), 1); }
+  ~PredictRun() override { ::unsetenv("XDG_CONFIG_HOME"); }
+
+  void save(int64_t ranks, const std::string& text) {
+    const auto path = saved_cluster_path(ranks);
+    folder_.write(
+        std::filesystem::relative(path, folder_.path()).string(), text);
+  }
+
+  TempFolder folder_;
+};
+
+// A processor of which 2 ranks have half each.
+const char* const kMeasured = R"(
+name = "desk, measured"
+[devices.cpu]
+memory = "8 GiB"
+memory_rate = "10 GB/s"
+peak = { fp32 = "0.05 TFLOP/s", fp64 = "0.025 TFLOP/s" }
+[[nodes]]
+device = "cpu"
+devices = 2
+inside = { name = "shared memory", rate = "3 GB/s", latency = "20 us" }
+)";
+
+Job cnn_job(const std::string& more = "") {
+  return parse_job(
+      "[model]\nname = \"simple_cnn\"\n[data]\nname = \"digits\"\n"
+      "[train]\nsteps = 20\nbatch = 64\n[layout]\ndp = 2\n" + more,
+      "test.toml");
+}
+
+JobFacts digits() {
+  JobFacts facts;
+  facts.data.sample_shape = {1, 8, 8};
+  facts.classes = 10;
+  return facts;
+}
+
+TEST_F(PredictRun, PartsAddUpToTheSimulatedStep) {
+  struct {
+    const char* model;
+    Layout layout;
+    const char* axis;
+  } const cases[] = {
+      {"gpt2", {.dp_replicate = 8}, "dp_replicate"},
+      {"gpt2", {.dp_replicate = 2, .tp = 4}, "tp"},
+      {"gpt2", {.dp_replicate = 2, .pp = 4}, nullptr}};
+  const Cluster cluster = find_cluster("h100-sxm:1x8");
+  for (const auto& one : cases) {
+    Configured what{.model = find_model(one.model)};
+    what.strategy.layout = one.layout;
+    what.strategy.global_batch = 64;
+    const StepPrediction prediction = predict_step(what, cluster);
+    const SimulatedRun run = simulate(what.model, what.strategy, cluster);
+    EXPECT_EQ(prediction.step_seconds, run.step.step_seconds);
+    EXPECT_NEAR(
+        prediction.parts.step_seconds(), run.step.step_seconds,
+        0.001 * run.step.step_seconds);
+    EXPECT_GT(prediction.parts.backward, prediction.parts.forward);
+    EXPECT_GT(prediction.parts.optimizer, 0);
+    if (one.axis) {
+      EXPECT_GT(prediction.parts.exposed.at(one.axis), 0);
+    }
+    EXPECT_EQ(prediction.parts.stages > 0, one.layout.pp > 1);
+    ASSERT_EQ(prediction.memory.size(), 8u);
+    // Ranks 0 and 7 are the pipeline's first and last.
+    EXPECT_EQ(
+        prediction.memory[0].memory.bytes, run.step.memory.ranks.front().bytes);
+    EXPECT_EQ(
+        prediction.memory[7].memory.bytes, run.step.memory.ranks.back().bytes);
+  }
+}
+
+TEST_F(PredictRun, ABubbleIsWhatTheScheduleSays) {
+  Configured what{.model = find_model("gpt3-175b")};
+  what.strategy.layout = {.tp = 8, .pp = 4};
+  what.strategy.global_batch = 8;
+  const StepPrediction prediction =
+      predict_step(what, find_cluster("h100-sxm:4x8"));
+  // 1F1B leaves (4 - 1) of (8 + 4 - 1) empty; the stages are not quite alike.
+  const double share = prediction.parts.stages / prediction.step_seconds;
+  EXPECT_NEAR(share, 3.0 / 11, 0.05);
+}
+
+TEST_F(PredictRun, OnAProcessorNeedsItsMeasuredRates) {
+  const RunCluster unknown = cluster_of_run(2, true);
+  EXPECT_FALSE(unknown.cluster);
+  EXPECT_THAT(unknown.missing, HasSubstr("`echelon bench --save -n 2`"));
+  const StepPrediction none = predict_run(cnn_job(), digits(), unknown);
+  EXPECT_FALSE(none.is_there());
+  EXPECT_EQ(none.missing, unknown.missing);
+
+  save(2, kMeasured);
+  const RunCluster known = cluster_of_run(2, true);
+  ASSERT_TRUE(known.cluster) << known.missing;
+  const StepPrediction some = predict_run(cnn_job(), digits(), known);
+  ASSERT_TRUE(some.is_there()) << some.missing;
+  EXPECT_EQ(some.cluster, "desk, measured");
+  EXPECT_EQ(some.memory.size(), 2u);
+  EXPECT_NEAR(some.parts.step_seconds(), some.step_seconds, 1e-9);
+  // Rates of 2 ranks say nothing of those of 4.
+  EXPECT_FALSE(cluster_of_run(4, true).cluster);
+}
+
+TEST_F(PredictRun, SaysWhatKeepsItFromPredicting) {
+  save(2, "nodes = 3\n");
+  const RunCluster broken = cluster_of_run(2, true);
+  EXPECT_FALSE(broken.cluster);
+  EXPECT_THAT(broken.missing, HasSubstr(saved_cluster_path(2).string()));
+
+  const RunCluster known{
+      .cluster = parse_cluster(kMeasured, "test"), .missing = {}};
+  for (const char* more :
+       {"[layout]\ndp = 4\n", "[model]\ndevices = [\"cpu\", \"cpu\"]\n"}) {
+    const Job job = parse_job(
+        std::string("[data]\nname = \"digits\"\n[train]\nsteps = 2\n") + more,
+        "test.toml");
+    const StepPrediction none = predict_run(job, digits(), known);
+    EXPECT_FALSE(none.is_there()) << more;
+    EXPECT_THAT(none.missing, StartsWith("Nothing is predicted: ")) << more;
+  }
+}
+
+TEST_F(PredictRun, TheNamesOfRanksSayWhereTheyComputed) {
+  Timeline timeline;
+  EXPECT_FALSE(ran_on_processor(timeline));
+  timeline.rank_names = {"rank 0 (cuda:0)"};
+  EXPECT_FALSE(ran_on_processor(timeline));
+  timeline.rank_names = {"rank 0 (cpu)", "rank 1 (cpu)"};
+  EXPECT_TRUE(ran_on_processor(timeline));
+}
+
+TEST_F(PredictRun, FilesOfThisMachineLieInTheConfigurationFolder) {
+  const auto path = saved_cluster_path(2);
+  EXPECT_EQ(path.parent_path(), folder_.path("echelon/clusters"));
+  EXPECT_THAT(path.filename().string(), testing::EndsWith("-2.toml"));
+  EXPECT_NE(path, saved_cluster_path(3));
+  ::setenv("XDG_CONFIG_HOME", "not/absolute", 1);
+  EXPECT_THAT(
+      saved_cluster_path(2).string(),
+      HasSubstr("/.config/echelon/clusters/"));
+}
+
+}  // namespace
+}  // namespace echelon
