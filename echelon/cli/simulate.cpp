@@ -2,6 +2,9 @@
 #include <chrono>
 #include <iostream>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/simulate_case.h"
@@ -38,18 +41,52 @@ int simulate_one(const SimulateArguments& arguments) {
   return 0;
 }
 
+using Flags = std::vector<std::pair<const char*, std::string>>;
+
+Flags said_by_rows(const SimulateArguments& arguments) {
+  return {
+      {"--model", arguments.model},
+      {"--cluster", arguments.cluster},
+      {"--layout", arguments.layout},
+      {"CONFIG", arguments.config},
+      {"--batch", arguments.batch},
+      {"--microbatch", arguments.microbatch},
+      {"--seq-len", arguments.seq_len},
+      {"--schedule", arguments.schedule},
+      {"--stages-per-rank", arguments.stages_per_rank},
+      {"--recompute", arguments.recompute},
+      {"--zero", arguments.zero},
+      {"--precision", arguments.precision},
+      {"--stack", arguments.stack}};
+}
+
+Flags of_one_step(const SimulateArguments& arguments) {
+  return {
+      {"--steps", arguments.steps},
+      {"--jitter", arguments.jitter},
+      {"--stragglers", arguments.stragglers},
+      {"--straggler-factor", arguments.straggler_factor},
+      {"--seed", arguments.seed},
+      {"--hours", arguments.hours},
+      {"--checkpoint-seconds", arguments.checkpoint_seconds},
+      {"--recovery-seconds", arguments.recovery_seconds},
+      {"--run", arguments.run}};
+}
+
 int run_simulate(const SimulateArguments& arguments) {
   if (arguments.table.empty()) return simulate_one(arguments);
-  for (const auto& [flag, value] :
-       {std::pair("--model", arguments.model),
-        std::pair("--cluster", arguments.cluster),
-        std::pair("--layout", arguments.layout),
-        std::pair("CONFIG", arguments.config)}) {
+  const std::string beside = " beside --table " + arguments.table;
+  for (const auto& [flag, value] : said_by_rows(arguments)) {
     if (value.empty()) continue;
     throw ConfigError(
-        "echelon simulate: " + std::string(flag) + " " + value +
-        " beside --table " + arguments.table +
+        "echelon simulate: " + std::string(flag) + " " + value + beside +
         ": the table's rows say it; leave one out");
+  }
+  for (const auto& [flag, value] : of_one_step(arguments)) {
+    if (value.empty()) continue;
+    throw ConfigError(
+        "echelon simulate: " + std::string(flag) + " " + value + beside +
+        ": rows are predicted by the formula alone; leave one out");
   }
   return simulate_table(arguments.table, arguments.json);
 }
@@ -108,7 +145,7 @@ void add_simulate(CLI::App& app, Action& action) {
          "whose ways count: echelon, megatron-core, fsdp, … (echelon)");
   option("--steps", arguments->steps, "NUMBER", "how many to simulate (1)");
   option("--jitter", arguments->jitter, "SHARE",
-         "of each operation's time, at random: 0.05 is 5 % (0)");
+         "of each operation's time, at random, as 0.05 (0)");
   option("--stragglers", arguments->stragglers, "NUMBER",
          "ranks that are slower, drawn by --seed (0)");
   option("--straggler-factor", arguments->straggler_factor, "FACTOR",

@@ -62,8 +62,7 @@ Rows figures(const SimulateCase& what, const SimulateResult& result) {
        format_percent(step.model_flops_utilisation) + " of the " +
            std::string(to_string(what.strategy.precision)) + " peak"},
       {"memory",
-       bytes_text(peak) + " of the " + bytes_text(usable) +
-           " that the fullest device has to give" +
+       bytes_text(peak) + " of the fullest device's " + bytes_text(usable) +
            (step.fits ? "" : ": does not fit")}};
   if (result.run.step_seconds.size() > 1) {
     const auto [least, most] = std::minmax_element(
@@ -88,8 +87,10 @@ void print_weeks(
       {"  steps that count", format_percent(weeks.share),
        "by formula " + format_percent(weeks.expected_share)},
       {"  saving", format_percent(weeks.saving),
-       "a checkpoint after each " + format_seconds(weeks.interval_seconds) +
-           " of training"},
+       weeks.hours_between_failures > 0
+           ? "a checkpoint after each " + format_seconds(weeks.interval_seconds) +
+                 " of training"
+           : ""},
       {"  done again", format_percent(weeks.lost), ""},
       {"  recovering", format_percent(weeks.recovering),
        weeks.hours_between_failures > 0
@@ -97,7 +98,7 @@ void print_weeks(
                  (weeks.failures == 1 ? " failure" : " failures") +
                  ", one each " + format_number(weeks.hours_between_failures) +
                  " h on average"
-           : "the cluster has no mean_hours_between_failures: none fail"}};
+           : "no mean_hours_between_failures in the cluster"}};
   out << aligned(rows);
 }
 
@@ -121,11 +122,17 @@ void print_simulation_text(
   }
   out << aligned(rows);
   if (result.weeks) print_weeks(what, *result.weeks, out);
-  out << "\nsimulated "
-      << format_count(static_cast<double>(result.run.simulated_ranks))
-      << " of "
-      << format_count(static_cast<double>(what.strategy.layout.num_ranks()))
-      << " ranks, the others do the same; "
+  const int64_t all = what.strategy.layout.num_ranks();
+  const int64_t some = result.run.simulated_ranks;
+  out << "\nsimulated ";
+  if (some < all) {
+    out << format_count(static_cast<double>(some)) << " of "
+        << format_count(static_cast<double>(all))
+        << " ranks, the others do the same; ";
+  } else {
+    out << (all == 1 ? "the one rank; " : "each rank; ");
+  }
+  out
       << format_count(static_cast<double>(result.run.events)) << " events in "
       << format_seconds(result.wall_seconds) << "\n";
 }

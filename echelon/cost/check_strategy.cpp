@@ -113,6 +113,10 @@ std::string check_convolutions(const Strategy& strategy) {
   return {};
 }
 
+std::string stages_text(int64_t each) {
+  return text(each) + (each == 1 ? " stage" : " stages") + " per rank";
+}
+
 std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
   if (strategy.layout.pp == 1) return {};
   const auto& kinds = schedule_kinds();
@@ -122,20 +126,22 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
   }
   const int64_t p = strategy.layout.pp, m = strategy.num_microbatches();
   const int64_t each = num_stages(strategy) / p;
-  const bool two = strategy.schedule == "zb-v" || strategy.schedule == "dualpipev";
+  const bool two = is_v_shaped(strategy);
   const bool many = strategy.schedule == "interleaved" || strategy.schedule == "breadth_first";
   if (!many && each != (two ? 2 : 1)) {
-    return "schedule " + strategy.schedule + " has " + (two ? "2" : "1") +
-           " stages per rank, not " + text(each);
+    return "schedule " + strategy.schedule + " has " + stages_text(two ? 2 : 1) +
+           ", not " + text(each);
   }
   const int64_t layers = model.transformer
                              ? model.transformer->layers
                              : static_cast<int64_t>(model.layers.size());
   // A transformer's embedding and head may be stages of their own.
-  if (p * each > layers + (model.transformer ? 2 : 0)) {
-    return "pp=" + text(p) + " with " + text(each) + " stages per rank cuts the model into " +
-           text(p * each) + " stages, but it has " + text(layers) +
-           " layers; take pp=" + text(std::max<int64_t>(1, layers / each)) + " or less";
+  const int64_t most = layers + (model.transformer ? 2 : 0);
+  if (p * each > most) {
+    return "pp=" + text(p) + " with " +
+           stages_text(each) + " cuts the model into " + text(p * each) + " stages, but it has " + text(layers) + " layers" +
+           (model.transformer ? ", an embedding and a head" : "") + "; take pp=" +
+           text(std::max<int64_t>(1, most / each)) + " or less";
   }
   if (strategy.schedule == "interleaved" && m % p != 0) {
     return "schedule interleaved: " + text(m) + " microbatches are no multiple of pp=" +

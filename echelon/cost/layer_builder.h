@@ -34,7 +34,6 @@ class LayerBuilder {
   /// Collectives, forwards and what backward does for it.
   void collective(const std::string& name, Axis axis, CollectiveKind kind,
                   double bytes, double hidden, bool forward);
-  void keep(double bytes) { work_.kept_bytes += bytes; }
   /// What is recomputed selectively begins and ends here.
   void begin_selective() { selective_begin_ = work_.forward.size(); }
   void end_selective() { selective_end_ = work_.forward.size(); }

@@ -55,7 +55,6 @@ LayerWork counted_work(
     work.backward_weight.push_back(products(layer, half, samples));
   }
   work.backward_input.push_back(moves(layer, 1.5 * moved));
-  work.kept_bytes = element * layer.kept_elements * samples;
   work.output_bytes = element * layer.output_elements * samples;
   if (strategy.recompute == Recompute::all) work.again = work.forward;
   if (strategy.recompute == Recompute::selective) {

@@ -84,8 +84,6 @@ struct LayerWork {
   double parameters = 0;         // elements on this rank, before ZeRO
   double expert_parameters = 0;  // of those, experts (their gradients are summed
                                  // over other ranks)
-  double kept_bytes = 0;         // from forward to backward
-  double working_bytes = 0;      // gone when the layer ends, at the fullest moment
   double output_bytes = 0;       // that goes to the next stage
 };
 

@@ -45,7 +45,7 @@ double timed(
 std::vector<int32_t> rank_of_stages(const Strategy& strategy) {
   const int64_t ranks = strategy.layout.pp;
   const int64_t stages = ranks * stages_per_rank(strategy);
-  const bool turns = strategy.schedule == "zb-v" || strategy.schedule == "dualpipev";
+  const bool turns = is_v_shaped(strategy);
   std::vector<int32_t> of_stage;
   for (int64_t stage = 0; stage < stages; ++stage) {
     const int64_t around = stage % ranks;

@@ -16,6 +16,14 @@ int64_t num_stages(const Strategy& strategy) {
   return strategy.layout.pp * stages_per_rank(strategy);
 }
 
+bool is_v_shaped(const Strategy& strategy) {
+  return strategy.schedule == "zb-v" || strategy.schedule == "dualpipev";
+}
+
+bool ends_on_one_rank(const Strategy& strategy) {
+  return strategy.layout.pp == 1 || is_v_shaped(strategy);
+}
+
 std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages) {
   std::vector<int64_t> counts(static_cast<size_t>(stages), blocks / stages);
   const int64_t over = blocks % stages;

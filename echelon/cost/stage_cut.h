@@ -14,6 +14,12 @@ int64_t stages_per_rank(const Strategy& strategy);
 /// pp * stages_per_rank.
 int64_t num_stages(const Strategy& strategy);
 
+/// Stages go down the pipeline and up again: zb-v and dualpipev.
+bool is_v_shaped(const Strategy& strategy);
+/// The first and the last stage are one rank's, and tied weights one tensor:
+/// without a pipeline, or in a v-shaped one.
+bool ends_on_one_rank(const Strategy& strategy);
+
 /// Blocks of each stage: as many each; those that are left over go to the stages in
 /// the middle, which have neither embedding nor head.
 std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages);

@@ -66,7 +66,7 @@ std::vector<RankParameters> transformer_stages(
   };
   end(parts.front(), embedding_parameters(shape));
   // A tied head is one tensor with the embedding only where both are on one rank.
-  const bool copy = shape.tied && stages > 1;
+  const bool copy = shape.tied && !ends_on_one_rank(strategy);
   end(parts.back(), head_parameters(shape) +
                         (copy ? as_double(shape.vocab * shape.hidden) : 0));
   return parts;

@@ -105,6 +105,8 @@ StepEstimate estimate_time(
   const size_t data = index(data_axis(strategy));
   parts.exposed[data] += after.gradients_exposed + after.parameters_exposed;
   step.communication[data] += after.gradients + after.parameters;
+  parts.exposed[index(Axis::pp)] += after.tied;
+  step.communication[index(Axis::pp)] += after.tied;
   parts.optimizer = after.optimizer;
   parts.other = after.other;
   add_utilisation(step, model, strategy, cluster);

@@ -39,10 +39,11 @@ struct StageTimes {
     double gradients_exposed = 0;
     double parameters = 0;          // gathering them (ZeRO), of the whole step
     double parameters_exposed = 0;
+    double tied = 0;  // summing the gradients of an embedding that two ranks hold
     double optimizer = 0;
-    double other = 0;               // tied weights, offload, host
+    double other = 0;               // offload, host
     double total() const {
-      return gradients_exposed + parameters_exposed + optimizer + other;
+      return gradients_exposed + parameters_exposed + tied + optimizer + other;
     }
   };
   std::vector<After> after;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "echelon/cost/layer_builder.h"
+#include "echelon/cost/stage_cut.h"
 
 // Of one rank: T tokens of a microbatch, S of them after sequence parallelism cuts
 // them, H hidden, A heads, D head_dim, t tensor-parallel degree.
@@ -85,7 +86,6 @@ class Block {
     build_.parameters(
         static_cast<double>(shape_.hidden) * (shape_.rms_norm ? 1 : 2),
         shape_.rms_norm ? 1 : 2);
-    build_.keep(build_.element_bytes() * sizes_.cut_elements());
   }
 
   /// Dropout and sum: what a layer ends with.
@@ -98,7 +98,6 @@ class Block {
           "residual", sizes_.cut_elements(), stack_.dropout ? 5.5 : 3,
           stack_.dropout ? 4.5 : 2, stack_.dropout ? 2 : 1, stack_.dropout ? 2 : 1);
     }
-    build_.keep(stack_.dropout ? sizes_.cut_elements() : 0);
   }
 
   /// Before matrices that are cut: copies forwards, sums backwards.
@@ -143,8 +142,6 @@ class Block {
     const int64_t d = head_dim();
     build_.linear("queries, keys, values", sizes_.tokens, (heads + 2 * kv_heads) * d,
                   sizes_.hidden, shape_.biases);
-    build_.keep(build_.element_bytes() * sizes_.elements() /
-                (sizes_.sequence_parallel ? static_cast<double>(sizes_.tp) : 1));
     rotary(static_cast<double>((heads + kv_heads) * d));
     exchange_keys(static_cast<double>(2 * kv_heads * d));
     core(heads, d, d, static_cast<double>((2 * heads + 2 * kv_heads) * d));
@@ -201,7 +198,6 @@ class Block {
     const int64_t keys = sizes_.seq * sizes_.cp;
     const double scores = static_cast<double>(sizes_.microbatch * heads) *
         static_cast<double>(sizes_.seq) * static_cast<double>(keys);
-    build_.keep(build_.element_bytes() * static_cast<double>(sizes_.tokens) * width);
     if (stack_.fused_attention) {
       build_.fused_attention(
           2 * scores * static_cast<double>(query_dim + value_dim) *
@@ -220,7 +216,6 @@ class Block {
     if (stack_.dropout) build_.stream("dropout", scores, 2.5, 2.5, 1, 1);
     build_.product("values", many, sizes_.seq, value_dim, keys);
     build_.end_selective();
-    build_.keep(scores * (2 * build_.element_bytes() + 1));
   }
 
   void feed_forward(int64_t size) {
@@ -230,7 +225,6 @@ class Block {
     activation(static_cast<double>(sizes_.tokens) * static_cast<double>(columns));
     build_.linear("feed-forward out", sizes_.tokens, sizes_.hidden, columns,
                   shape_.biases);
-    build_.keep(build_.element_bytes() * sizes_.cut_elements());
   }
 
   void activation(double elements) {
@@ -238,10 +232,8 @@ class Block {
     if (shape_.gated) {
       build_.stream("activation", elements, fused ? 3 : 5, fused ? 5 : 8, fused ? 1 : 2,
                     fused ? 1 : 3);
-      build_.keep(3 * build_.element_bytes() * elements);
     } else {
       build_.stream("activation", elements, 2, 3, 1, fused ? 1 : 2);
-      build_.keep(2 * build_.element_bytes() * elements);
     }
   }
 
@@ -265,7 +257,6 @@ class Block {
     build_.linear("experts out", rows, sizes_.hidden, columns, false, local, true);
     dispatch("combine", sent);
     build_.stream("sum copies", sent, 3, 3, 4, 4);
-    build_.keep(2 * build_.element_bytes() * sent);
     if (mix.shared_ffn > 0) feed_forward(mix.shared_ffn);
   }
 
@@ -304,7 +295,6 @@ LayerWork embedding(
     build.parameters(
         static_cast<double>(shape.positions) * static_cast<double>(shape.hidden), 2);
   }
-  build.keep(stack.dropout ? sizes.cut_elements() : 0);
   LayerWork work = build.finish(sizes.cut_elements());
   work.again.clear();
   return work;
@@ -337,9 +327,14 @@ LayerWork head(
     build.collective("loss", Axis::tp, CollectiveKind::all_reduce,
                      4.0 * static_cast<double>(sizes.tokens), 0, true);
   }
-  build.keep(bytes + logits * 4);
   LayerWork work = build.finish(0);
   work.again.clear();
+  // A tied head on the embedding's rank is the embedding: its gradients are summed,
+  // and it is updated, there.
+  if (shape.tied && ends_on_one_rank(strategy)) {
+    work.parameters -=
+        static_cast<double>(vocab) * static_cast<double>(shape.hidden);
+  }
   return work;
 }
 
@@ -364,6 +359,13 @@ std::vector<LayerWork> transformer_work(
   }
   layers.push_back(head(shape, strategy, stack, seq_len));
   return layers;
+}
+
+double copied_embedding(
+    const TransformerShape& shape, const Strategy& strategy, const Stack& stack) {
+  if (!shape.tied || ends_on_one_rank(strategy)) return 0;
+  return static_cast<double>(vocabulary_part(shape, stack, strategy.layout.tp)) *
+      static_cast<double>(shape.hidden);
 }
 
 }  // namespace echelon

@@ -17,4 +17,10 @@ std::vector<LayerWork> transformer_work(
     const TransformerShape& shape, const Strategy& strategy, const Stack& stack,
     int64_t seq_len);
 
+/// Elements of a tied embedding on a rank that holds a copy of another rank's: the
+/// first and the last of a pipeline do, and sum its gradients. 0 when weights are not
+/// tied, or both ends are one rank's.
+double copied_embedding(
+    const TransformerShape& shape, const Strategy& strategy, const Stack& stack);
+
 }  // namespace echelon

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <string>
 
@@ -15,8 +16,10 @@ void check(
     int64_t nodes, double step_seconds, const FailureOptions& options) {
   const auto require = [](bool good, const char* what, double value) {
     if (good) return;
+    char text[32];
+    std::snprintf(text, sizeof(text), "%g", value);
     throw ConfigError(
-        std::string(what) + " = " + std::to_string(value) +
+        std::string(what) + " = " + text +
         ": must be a number above 0 (0 or more for times of saving and recovery)");
   };
   const auto above = [](double value) { return value > 0 && std::isfinite(value); };

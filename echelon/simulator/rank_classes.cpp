@@ -106,13 +106,30 @@ void number_neighbours(const RankGrid& grid, RankClasses& all) {
   }
 }
 
-void number_groups(const RankGrid& grid, AxisMask axes, RankClasses& all) {
+// Of the pipeline, its ends alone.
+std::vector<int64_t> members_of(
+    const RankGrid& grid, const RankColours& colours, int64_t rank, AxisMask axes) {
+  if (axes != mask_of(Axis::pp)) return grid.group(rank, axes);
+  std::vector<int64_t> ranks;
+  for (const int64_t at : colours.ends) {
+    ranks.push_back(grid.moved(rank, Axis::pp, at));
+  }
+  return ranks;
+}
+
+void number_groups(
+    const RankGrid& grid, const RankColours& colours, AxisMask axes,
+    RankClasses& all) {
   std::vector<int32_t> group_of(all.classes.size(), -1);
   for (size_t c = 0; c < all.classes.size(); ++c) {
-    if (group_of[c] < 0) {
+    const auto ranks = members_of(
+        grid, colours, all.classes[c].representative, axes);
+    const bool meets = std::find(
+        ranks.begin(), ranks.end(), all.classes[c].representative) != ranks.end();
+    if (meets && group_of[c] < 0) {
       GroupClass group{.axes = axes};
       group.representative = all.classes[c].representative;
-      for (const int64_t rank : grid.group(group.representative, axes)) {
+      for (const int64_t rank : ranks) {
         group.members.push_back(all.class_of[static_cast<size_t>(rank)]);
       }
       std::sort(group.members.begin(), group.members.end());
@@ -143,7 +160,9 @@ RankClasses find_classes(
   }
   number_classes(grid, last, all);
   number_neighbours(grid, all);
-  for (const AxisMask axes : colours.axes) number_groups(grid, axes, all);
+  for (const AxisMask axes : colours.axes) {
+    number_groups(grid, colours, axes, all);
+  }
   return all;
 }
 

@@ -20,7 +20,7 @@ struct RankClass {
   int64_t representative = 0;  // its first rank
   int64_t ranks = 0;
   int64_t stage_rank = 0;      // coordinate along pp
-  std::vector<int32_t> groups;     // by axes, an index into groups
+  std::vector<int32_t> groups;     // by axes, an index into groups; -1: none
   std::vector<int32_t> neighbours; // by coordinate along pp: the class of the rank
                                    // that differs in it alone
 };
@@ -44,6 +44,8 @@ struct RankColours {
   std::vector<uint64_t> of_rank;    // what is different from the beginning
   /// By coordinate along pp, the others it sends to or receives from.
   std::vector<std::vector<int64_t>> pipeline;
+  /// Coordinates along pp: who meets in groups of pp, when `axes` has it.
+  std::vector<int64_t> ends;
 };
 
 /// `symmetry` off: every rank is a class of its own. 100,000 ranks take about a

@@ -4,22 +4,10 @@
 #include <cmath>
 
 #include "echelon/cost/collective_time.h"
+#include "echelon/cost/parameter_times.h"
 #include "echelon/simulator/traffic_axes.h"
 
 namespace echelon::simulator {
-namespace {
-
-double parameter_bytes(const Strategy& strategy) {
-  switch (strategy.precision) {
-    case Precision::fp64: return 8;
-    case Precision::fp32:
-    case Precision::tf32: return 4;
-    default: return 2;
-  }
-}
-
-}  // namespace
-
 Elements elements_of(const LayerWork& layer) {
   return {layer.parameters - layer.expert_parameters, layer.expert_parameters};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 
 #include "echelon/error.h"
@@ -13,6 +14,12 @@ namespace echelon {
 namespace simulator {
 namespace {
 
+std::string text(double value) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof(buffer), "%g", value);
+  return buffer;
+}
+
 void check(const SimulationOptions& options) {
   const auto refuse = [](const std::string& what) { throw ConfigError(what); };
   if (options.steps < 1) {
@@ -20,7 +27,7 @@ void check(const SimulationOptions& options) {
   }
   if (!(options.jitter >= 0 && options.jitter < 1)) {
     refuse(
-        "jitter = " + std::to_string(options.jitter) +
+        "jitter = " + text(options.jitter) +
         ": a share of an operation's time, from 0 to below 1; 0.05 is 5 %");
   }
   if (options.stragglers < 0) {
@@ -29,7 +36,7 @@ void check(const SimulationOptions& options) {
   }
   if (!(options.straggler_factor > 0 && std::isfinite(options.straggler_factor))) {
     refuse(
-        "straggler factor = " + std::to_string(options.straggler_factor) +
+        "straggler factor = " + text(options.straggler_factor) +
         ": above 0; 1.2 takes a fifth longer");
   }
 }

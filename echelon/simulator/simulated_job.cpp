@@ -8,6 +8,7 @@
 #include "echelon/cost/layer_work.h"
 #include "echelon/cost/operation_time.h"
 #include "echelon/cost/stage_cut.h"
+#include "echelon/cost/transformer_work.h"
 #include "echelon/error.h"
 #include "echelon/schedule/options.h"
 #include "echelon/simulator/draws.h"
@@ -56,7 +57,11 @@ class JobBuilder {
         options_(options),
         stack_(find_stack(strategy.stack)),
         work_(stage_work(layer_work(model, strategy, stack_), strategy, stack_)),
-        axes_(traffic_axes(strategy)),
+        copied_(
+            model.transformer
+                ? copied_embedding(*model.transformer, strategy, stack_)
+                : 0),
+        axes_(traffic_axes(strategy, copied_ > 0)),
         built_{.grid = RankGrid(strategy.layout, strategy.order)} {}
 
   ModelJob build() {
@@ -103,8 +108,11 @@ class JobBuilder {
   // What a rank's time depends on before it meets others: its stages, its kind of
   // node, how fast it is, and which of its messages leave the node.
   RankColours colours() {
-    RankColours all{.axes = axes_};
-    all.pipeline = neighbours_;
+    RankColours all{
+        .axes = axes_,
+        .of_rank = {},
+        .pipeline = neighbours_,
+        .ends = {0, strategy_.layout.pp - 1}};
     all.of_rank.reserve(static_cast<size_t>(grid().size()));
     for (int64_t rank = 0; rank < grid().size(); ++rank) {
       all.of_rank.push_back(
@@ -201,6 +209,9 @@ class JobBuilder {
     for (const int32_t stage : stages) {
       input.stages.push_back(&work_[static_cast<size_t>(stage)]);
     }
+    if (own == 0 || own + 1 == strategy_.layout.pp) {
+      input.tied_bytes = copied_ * stack_.gradient_bytes;
+    }
     Program program = make_program(input);
     for (size_t local = 0; local < stages.size(); ++local) {
       if (stages[local] == 0) continue;
@@ -266,6 +277,7 @@ class JobBuilder {
   const SimulationOptions& options_;
   const Stack& stack_;
   std::vector<std::vector<LayerWork>> work_;
+  double copied_;  // elements of the embedding that both ends hold
   std::vector<AxisMask> axes_;
   std::vector<std::vector<int64_t>> neighbours_;
   std::map<uint64_t, const Program*> program_of_key_;

@@ -129,6 +129,10 @@ class Builder {
       append(list, pass);
       if (reduces) reduce_after(list, bucket, layer, i + 1 == order.size());
     }
+    // Gradients that are cut in every microbatch are added to what is there.
+    if (reduces && shards_parameters() && in_.stack.reduces_each_microbatch) {
+      list.push_back({.kind = Instruction::Kind::wait_all});
+    }
     return list;
   }
 
@@ -200,6 +204,12 @@ class Builder {
     }
     if (!shards_parameters() && !in_.stack.overlaps_gradients) {
       append(list, traffic_.reductions(all, "gradients"));
+    }
+    for (Instruction one : traffic_.collective(
+             CollectiveKind::all_reduce, mask_of(Axis::pp), in_.tied_bytes,
+             "tied embedding")) {
+      one.collective_seconds = in_.after.tied;  // of the two ends alone
+      list.push_back(one);
     }
     add_compute(list, Work::other, in_.after.other);
     add_compute(list, Work::optimizer, in_.after.optimizer);

@@ -22,7 +22,8 @@ struct StageProgramInput {
   const std::vector<AxisMask>& axes;  // traffic_axes()
   /// Of the rank, ascending; and whether its first one is the model's.
   std::vector<const std::vector<LayerWork>*> stages;
-  StageTimes::After after;  // optimizer, other
+  StageTimes::After after;  // optimizer, other; of the tied embedding, its seconds
+  double tied_bytes = 0;    // of its gradients that the other end holds too; 0: none
   int64_t rank = 0;         // whose device and places count
 };
 

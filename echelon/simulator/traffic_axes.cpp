@@ -40,17 +40,19 @@ std::vector<AxisMask> launched_axes(const Strategy& strategy) {
   return all;
 }
 
-std::vector<AxisMask> traffic_axes(const Strategy& strategy) {
+std::vector<AxisMask> traffic_axes(const Strategy& strategy, bool tied) {
   std::vector<AxisMask> all = launched_axes(strategy);
   for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
     add_axes(all, only_split(mask_of(axis), strategy.layout));
   }
+  if (tied) add_axes(all, mask_of(Axis::pp));
   return all;
 }
 
 Axis reported_axis(AxisMask axes, const Layout& layout) {
   for (const Axis axis :
-       {Axis::dp_shard, Axis::dp_replicate, Axis::cp, Axis::ep, Axis::tp}) {
+       {Axis::dp_shard, Axis::dp_replicate, Axis::cp, Axis::ep, Axis::tp,
+        Axis::pp}) {
     if ((axes & mask_of(axis)) && layout.degree(axis) > 1) return axis;
   }
   return Axis::tp;

@@ -19,8 +19,9 @@ struct Sharing {
 };
 Sharing sharing_of(const Strategy& strategy, bool experts);
 
-/// All of them, each once.
-std::vector<AxisMask> traffic_axes(const Strategy& strategy);
+/// All of them, each once. `tied`: the ends of the pipeline sum the gradients of an
+/// embedding that both hold.
+std::vector<AxisMask> traffic_axes(const Strategy& strategy, bool tied = false);
 
 /// Those whose collectives run in the background.
 std::vector<AxisMask> launched_axes(const Strategy& strategy);

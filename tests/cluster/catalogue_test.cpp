@@ -3,24 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Catalogue, EveryDeviceHasANodeThatAJobCanRunOn) {
   for (const auto& name : device_names()) {
@@ -61,7 +51,7 @@ TEST(Catalogue, HasThePublishedFigures) {
 
 TEST(Catalogue, UnknownDeviceNamesTheNearest) {
   EXPECT_THAT(
-      error_of([] { find_device("h100-smx"); }),
+      error_text<ConfigError>([] { find_device("h100-smx"); }),
       AllOf(HasSubstr("did you mean \"h100-sxm\"?"), HasSubstr("mi300x")));
 }
 
@@ -93,7 +83,7 @@ TEST(FindCluster, TakesMixedOnes) {
 
 TEST(FindCluster, SaysWhichOfTheseATextIsNot) {
   const auto says = [](const std::string& text) {
-    const std::string error = error_of([&] { find_cluster(text); });
+    const std::string error = error_text<ConfigError>([&] { find_cluster(text); });
     EXPECT_LE(std::count(error.begin(), error.end(), '\n'), 4);
     return error;
   };

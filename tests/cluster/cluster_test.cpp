@@ -8,22 +8,13 @@
 #include <limits>
 
 #include "echelon/cluster/catalogue.h"
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Cluster, RanksFillGroupsInOrder) {
   const Cluster cluster = find_cluster("l4:2x4+h100-sxm:3x8");
@@ -33,10 +24,10 @@ TEST(Cluster, RanksFillGroupsInOrder) {
   EXPECT_EQ(cluster.node_index(8), 2);
   EXPECT_EQ(cluster.node_index(31), 4);
   EXPECT_THAT(
-      error_of([&] { cluster.node_of(32); }),
+      error_text<ConfigError>([&] { cluster.node_of(32); }),
       HasSubstr("no device 32, it has 32"));
   EXPECT_THAT(
-      error_of([&] { cluster.node_index(-1); }), HasSubstr("no device -1"));
+      error_text<ConfigError>([&] { cluster.node_index(-1); }), HasSubstr("no device -1"));
 }
 
 TEST(Cluster, FirstTakesWholeNodesThenAPart) {
@@ -50,8 +41,8 @@ TEST(Cluster, FirstTakesWholeNodesThenAPart) {
     }
   }
   EXPECT_EQ(cluster.first(32), cluster);
-  EXPECT_THAT(error_of([&] { cluster.first(33); }), HasSubstr("it has 32"));
-  EXPECT_THAT(error_of([&] { cluster.first(0); }), HasSubstr("0 devices"));
+  EXPECT_THAT(error_text<ConfigError>([&] { cluster.first(33); }), HasSubstr("it has 32"));
+  EXPECT_THAT(error_text<ConfigError>([&] { cluster.first(0); }), HasSubstr("0 devices"));
 }
 
 TEST(Cluster, CheckNamesGroupKeyValueAndRule) {
@@ -60,7 +51,7 @@ TEST(Cluster, CheckNamesGroupKeyValueAndRule) {
   const auto with = [&](const std::function<void(Cluster&)>& change) {
     Cluster bad = good;
     change(bad);
-    return error_of([&] { check(bad); });
+    return error_text<ConfigError>([&] { check(bad); });
   };
   EXPECT_THAT(
       with([](Cluster& c) { c.groups[1].node.network.bytes_per_second = 0; }),
@@ -116,10 +107,10 @@ TEST(Precision, Names) {
     EXPECT_EQ(precision_from_name(to_string(precision)), precision);
   }
   EXPECT_THAT(
-      error_of([] { precision_from_name("bfloat16"); }),
+      error_text<ConfigError>([] { precision_from_name("bfloat16"); }),
       HasSubstr("one of fp64, fp32, tf32, bf16, fp16, fp8, fp4"));
   EXPECT_THAT(
-      error_of([] { precision_from_name("bf61"); }),
+      error_text<ConfigError>([] { precision_from_name("bf61"); }),
       HasSubstr("did you mean \"bf16\"?"));
 }
 

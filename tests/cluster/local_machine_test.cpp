@@ -6,26 +6,16 @@
 
 #include <filesystem>
 #include <fstream>
-#include <functional>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 LocalMachine machine(std::vector<Gpu> gpus = {}) {
   LocalMachine made;
@@ -71,7 +61,7 @@ TEST_F(FakeNvml, TellsDevicesLinksAndDriver) {
   EXPECT_TRUE(node.switched);
   EXPECT_EQ(cluster_of(here, 1).num_devices(), 1);
   EXPECT_THAT(
-      error_of([&] { cluster_of(here, 3); }), HasSubstr("has 2 GPUs"));
+      error_text<ConfigError>([&] { cluster_of(here, 3); }), HasSubstr("has 2 GPUs"));
 }
 
 TEST_F(FakeNvml, ADriverWithoutLinksLeavesPcie) {
@@ -113,10 +103,10 @@ TEST(LocalMachine, GpusAreFoundInTheCatalogue) {
   EXPECT_EQ(named("NVIDIA GeForce RTX 4090", 24), "rtx-4090");
   EXPECT_EQ(named("NVIDIA GeForce RTX 4090 Laptop GPU", 16), "");
   EXPECT_THAT(
-      error_of([&] { cluster_of(machine({{.name = "NVIDIA T4"}})); }),
+      error_text<ConfigError>([&] { cluster_of(machine({{.name = "NVIDIA T4"}})); }),
       HasSubstr("echelon bench --save"));
   EXPECT_THAT(
-      error_of([&] {
+      error_text<ConfigError>([&] {
         cluster_of(machine({{.name = "NVIDIA L4"}, {.name = "NVIDIA H200"}}));
       }),
       HasSubstr("several kinds"));
@@ -144,9 +134,9 @@ TEST(LocalMachine, ThisOneIsACluster) {
   EXPECT_GE(here.num_devices(), 1);
   EXPECT_EQ(parse_cluster(to_toml(here), "x.toml"), here);
   EXPECT_THAT(
-      error_of([] { find_cluster("local:0"); }), HasSubstr("no number"));
+      error_text<ConfigError>([] { find_cluster("local:0"); }), HasSubstr("no number"));
   EXPECT_THAT(
-      error_of([] { find_cluster("local:9999999"); }), HasSubstr("at most"));
+      error_text<ConfigError>([] { find_cluster("local:9999999"); }), HasSubstr("at most"));
 }
 
 TEST(LocalMachine, ReadsProcessorsAndAdapters) {

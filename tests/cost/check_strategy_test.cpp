@@ -62,12 +62,13 @@ TEST(CheckStrategy, NamesWhatTheScheduleNeeds) {
       s.global_batch = batch;
     });
   };
-  EXPECT_THAT(with("1f1b", 35, 64), HasSubstr("it has 32 layers; take pp=32 or less"));
+  EXPECT_THAT(with("1f1b", 35, 64), HasSubstr("has 32 layers, an embedding and a head; take pp=34 or less"));
+  EXPECT_EQ(with("1f1b", 34, 68), "");
   EXPECT_THAT(with("1f2b", 4, 64), HasSubstr("did you mean \"1f1b\""));
   EXPECT_THAT(with("interleaved", 4, 6), HasSubstr("no multiple of pp=4"));
   EXPECT_THAT(with("dualpipev", 4, 6), HasSubstr("needs 8 or more"));
   EXPECT_THAT(problem_of([](Strategy& s) { s.stages_per_rank = 2; }),
-              HasSubstr("1f1b has 1 stages per rank, not 2"));
+              HasSubstr("1f1b has 1 stage per rank, not 2"));
 }
 
 TEST(CheckStrategy, RefusesNumbersThatAreNone) {

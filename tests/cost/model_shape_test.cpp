@@ -6,21 +6,12 @@
 
 #include "echelon/cost/convolution_shapes.h"
 #include "echelon/cost/model_catalogue.h"
-#include "echelon/error.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::string error_of(auto&& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // To the element: numbers of parameters that the weights' files have.
 TEST(ModelShape, HasAsManyParametersAsTheWeights) {
@@ -150,12 +141,12 @@ TEST(ModelCatalogue, EveryNameIsAModel) {
 }
 
 TEST(ModelCatalogue, NamesTheNearest) {
-  EXPECT_THAT(error_of([] { find_model("lama3-8b"); }),
+  EXPECT_THAT(error_text([] { find_model("lama3-8b"); }),
               HasSubstr("did you mean \"llama3-8b\""));
-  EXPECT_THAT(error_of([] { find_model("GPT3-175B"); }),
+  EXPECT_THAT(error_text([] { find_model("GPT3-175B"); }),
               HasSubstr("did you mean \"gpt3-175b\""));
-  EXPECT_THAT(error_of([] { find_model(""); }), HasSubstr("is not known"));
-  EXPECT_THAT(error_of([] { find_model("./nothing.json"); }),
+  EXPECT_THAT(error_text([] { find_model(""); }), HasSubstr("is not known"));
+  EXPECT_THAT(error_text([] { find_model("./nothing.json"); }),
               HasSubstr("there is no such file"));
 }
 
@@ -163,7 +154,7 @@ TEST(ModelShape, ImpossibleNumbersAreRefused) {
   const auto error_with = [](auto change) {
     ModelShape model = find_model("llama3-8b");
     change(*model.transformer);
-    return error_of([&] { check(model); });
+    return error_text([&] { check(model); });
   };
   EXPECT_THAT(error_with([](auto& shape) { shape.layers = 0; }),
               HasSubstr("layers is 0"));
@@ -175,7 +166,7 @@ TEST(ModelShape, ImpossibleNumbersAreRefused) {
                 shape.experts = {.experts = 4, .experts_per_token = 5, .ffn = 8};
               }),
               HasSubstr("5 of 4 experts"));
-  EXPECT_THAT(error_of([] { convolution_shape("simple_cnn", {3, 2, 2}, 10); }),
+  EXPECT_THAT(error_text([] { convolution_shape("simple_cnn", {3, 2, 2}, 10); }),
               HasSubstr("4 pixels"));
 }
 

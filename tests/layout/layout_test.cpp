@@ -3,23 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "echelon/error.h"
 #include "echelon/layout/mesh.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Layout, ReadsShortAndLongNames) {
   EXPECT_EQ(parse_layout("dp=2,tp=4"),
@@ -31,16 +22,16 @@ TEST(Layout, ReadsShortAndLongNames) {
 }
 
 TEST(Layout, RefusesWhatItCannotRead) {
-  EXPECT_THAT(error_of([] { parse_layout("xp=2"); }), HasSubstr("\"xp=2\""));
-  EXPECT_THAT(error_of([] { parse_layout(""); }), HasSubstr("AXIS=DEGREE"));
-  EXPECT_THAT(error_of([] { parse_layout("dp=0"); }), HasSubstr("1 or more"));
-  EXPECT_THAT(error_of([] { parse_layout("dp=2x"); }), HasSubstr("\"2x\""));
-  EXPECT_THAT(error_of([] { parse_layout("dp=-1"); }), HasSubstr("1 or more"));
-  EXPECT_THAT(error_of([] { parse_layout("dp=99999999999999999999"); }),
+  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("xp=2"); }), HasSubstr("\"xp=2\""));
+  EXPECT_THAT(error_text<ConfigError>([] { parse_layout(""); }), HasSubstr("AXIS=DEGREE"));
+  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("dp=0"); }), HasSubstr("1 or more"));
+  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("dp=2x"); }), HasSubstr("\"2x\""));
+  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("dp=-1"); }), HasSubstr("1 or more"));
+  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("dp=99999999999999999999"); }),
               HasSubstr("whole number"));
-  EXPECT_THAT(error_of([] { parse_layout("dp=2,dp_replicate=2"); }),
+  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("dp=2,dp_replicate=2"); }),
               HasSubstr("twice"));
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(error_text<ConfigError>([] {
                 parse_layout("dp=9223372036854775807,tp=9223372036854775807");
               }),
               HasSubstr("overflows"));
@@ -48,9 +39,9 @@ TEST(Layout, RefusesWhatItCannotRead) {
 
 TEST(Layout, SaysWhichDegreeFits) {
   EXPECT_THAT(
-      error_of([] { check_world_size({.dp_replicate = 3, .tp = 4}, 16); }),
+      error_text<ConfigError>([] { check_world_size({.dp_replicate = 3, .tp = 4}, 16); }),
       HasSubstr("dp=3 * tp=4 = 12 ranks, but there are 16; dp=4 fits"));
-  EXPECT_EQ(error_of([] { check_world_size({.dp_replicate = 4}, 4); }),
+  EXPECT_EQ(error_text<ConfigError>([] { check_world_size({.dp_replicate = 4}, 4); }),
             "no error");
 }
 
@@ -85,7 +76,7 @@ TEST(Mesh, RanksOfOneModelCopySeeTheSameSamples) {
       EXPECT_EQ(mesh.data_index(rank), mesh.data_index(other));
     }
   }
-  EXPECT_THAT(error_of([&] { mesh.coordinate(16, Axis::tp); }),
+  EXPECT_THAT(error_text<ConfigError>([&] { mesh.coordinate(16, Axis::tp); }),
               HasSubstr("rank 16 is outside"));
 }
 

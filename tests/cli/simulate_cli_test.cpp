@@ -1,0 +1,262 @@
+// `echelon simulate`, as it is typed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+};
+
+const char* const kSmall =
+    "--model gpt2 --cluster h100-sxm:1x8 --layout dp=2,tp=2,pp=2 --batch 16 ";
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+// Of a terminal: bytes that begin a character.
+size_t width_of(const std::string& line) {
+  return static_cast<size_t>(std::count_if(
+      line.begin(), line.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+class SimulateCommand : public testing::Test {
+ protected:
+  // In the test's folder.
+  Outcome run(const std::string& arguments) {
+    const std::string line = "cd '" + folder_.path() +
+                             "' && " ECHELON_BIN_DIR "/echelon simulate " +
+                             arguments + " >out 2>err </dev/null";
+    const int status = std::system(line.c_str());
+    return {
+        WIFEXITED(status) ? WEXITSTATUS(status) : 128,
+        read_file(folder_.path("out")),
+        read_file(folder_.path("err"))};
+  }
+
+  void write(const std::string& name, const std::string& text) {
+    std::ofstream(folder_.path(name)) << text;
+  }
+
+  // What a person did wrong is said in few lines, without a result.
+  void refuses(
+      const std::string& arguments, int exit_code,
+      const testing::Matcher<const std::string&>& says) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_code, exit_code) << arguments;
+    EXPECT_EQ(outcome.out, "") << arguments;
+    EXPECT_THAT(outcome.err, says) << arguments;
+    EXPECT_LE(lines_of(outcome.err).size(), 5u) << outcome.err;
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(SimulateCommand, SaysTimeMemoryAndWhereTheStepGoes) {
+  const Outcome outcome = run(kSmall);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          StartsWith("gpt2 on h100-sxm:1x8, 8 of 8 devices\n"
+                     "dp=2,pp=2,tp=2 · 8 microbatches of 1 · 1f1b\n"),
+          HasSubstr("tokens/s"), HasSubstr("of the bf16 peak"),
+          HasSubstr("of the fullest device's"),
+          HasSubstr("waiting for tp"), HasSubstr("pipeline bubble"),
+          HasSubstr("optimizer"), HasSubstr("simulated 2 of 8 ranks"),
+          Not(HasSubstr("with failures"))));
+  for (const std::string& line : lines_of(outcome.out)) {
+    EXPECT_LE(width_of(line), 80u) << line;
+  }
+}
+
+TEST_F(SimulateCommand, PrintsJsonWhosePartsAreTheStep) {
+  const Outcome outcome =
+      run(std::string(kSmall) + "--steps 5 --jitter 0.05 --hours 24 --json");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json printed = json::parse(outcome.out);
+  EXPECT_EQ(printed["model"], "gpt2");
+  EXPECT_EQ(printed["layout"], "dp=2,pp=2,tp=2");
+  EXPECT_EQ(printed["steps"].size(), 5u);
+  EXPECT_EQ(printed["fits"], true);
+  EXPECT_EQ(printed["simulated_ranks"], 8);  // with jitter each is by itself
+  double sum = 0;
+  for (const auto& [name, part] : printed["parts"].items()) {
+    if (name != "exposed") sum += part.get<double>();
+  }
+  for (const auto& part : printed["parts"]["exposed"]) sum += part.get<double>();
+  EXPECT_NEAR(sum, printed["step_seconds"].get<double>(), 1e-9);
+  const json& weeks = printed["effective_time"];
+  EXPECT_NEAR(
+      weeks["share"].get<double>() + weeks["saving"].get<double>() +
+          weeks["lost"].get<double>() + weeks["recovering"].get<double>(),
+      1, 1e-9);
+}
+
+TEST_F(SimulateCommand, TheSeedIsAllThatIsRandom) {
+  const auto steps = [&](const std::string& more) {
+    const std::string text =
+        run(kSmall + more + " --jitter 0.1 --steps 3 --stragglers 2 --json").out;
+    return json::parse(text)["steps"];
+  };
+  EXPECT_EQ(steps("--seed 1"), steps("--seed 1"));
+  EXPECT_NE(steps("--seed 1"), steps("--seed 2"));
+}
+
+TEST_F(SimulateCommand, WritesWhatARunWrites) {
+  const Outcome outcome =
+      run(std::string(kSmall) + "--steps 3 --run runs/simulated");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("report: runs/simulated/report.html\n"));
+  const std::string folder = folder_.path("runs/simulated/");
+  const auto metrics = lines_of(read_file(folder + "metrics.jsonl"));
+  ASSERT_EQ(metrics.size(), 3u);
+  for (const std::string& line : metrics) {
+    const json step = json::parse(line);
+    EXPECT_EQ(step["simulated"], true);
+    EXPECT_GT(step["tokens_per_second"].get<double>(), 0);
+    EXPECT_FALSE(step.contains("loss"));
+  }
+  const json timeline = json::parse(read_file(folder + "timeline.json"));
+  EXPECT_GT(timeline["traceEvents"].size(), 100u);
+  const std::string page = read_file(folder + "report.html");
+  EXPECT_LT(page.size(), 500'000u);
+  EXPECT_THAT(page, AllOf(HasSubstr("nothing was trained"), HasSubstr("gpt2")));
+  EXPECT_THAT(page, Not(HasSubstr("http://")));
+
+  // Never over what is there.
+  refuses(
+      std::string(kSmall) + "--run runs/simulated", 2,
+      HasSubstr("runs/simulated"));
+  EXPECT_EQ(lines_of(read_file(folder + "metrics.jsonl")).size(), 3u);
+}
+
+TEST_F(SimulateCommand, NamesWhatIsMissingUnknownOrDoesNotFit) {
+  refuses("", 2, HasSubstr("--model is missing"));
+  refuses("--model gpt2", 2, HasSubstr("--cluster is missing"));
+  refuses(
+      "--model gpt2 --cluster h100-sxm:1x8", 2, HasSubstr("--batch is missing"));
+  refuses(
+      "--model gtp2 --cluster h100-sxm:1x8 --batch 8", 2,
+      AllOf(HasSubstr("gtp2"), HasSubstr("did you mean \"gpt2\"")));
+  refuses(
+      "--model gpt2 --cluster h100-smx:1x8 --batch 8", 2,
+      AllOf(HasSubstr("h100-smx"), HasSubstr("did you mean \"h100-sxm\"")));
+  refuses(
+      "--model gpt2 --cluster h100-sxm:1x8 --layout dp=16 --batch 16", 2,
+      AllOf(HasSubstr("16 ranks"), HasSubstr("8 devices")));
+  refuses(
+      "--model gpt2 --cluster h100-sxm:1x8 --layout pp=15 --batch 16", 2,
+      HasSubstr("15"));
+  refuses(std::string(kSmall) + "--schedule 1f2b", 2,
+          HasSubstr("did you mean \"1f1b\""));
+  refuses(std::string(kSmall) + "--stack meg", 2, HasSubstr("unknown stack"));
+  refuses(std::string(kSmall) + "--recompute al", 2, HasSubstr("\"all\""));
+  refuses(std::string(kSmall) + "--precision fp17", 2, HasSubstr("fp17"));
+  refuses(std::string(kSmall) + "--zero 2", 2, HasSubstr("add fsdp="));
+}
+
+TEST_F(SimulateCommand, RefusesNumbersThatAreNone) {
+  for (const char* wrong :
+       {"--batch 0", "--batch -3", "--batch 1e3", "--steps 0", "--steps 1.5",
+        "--jitter 1", "--jitter nan", "--jitter -0.1", "--stragglers 9",
+        "--straggler-factor 0", "--straggler-factor x", "--hours 0",
+        "--hours inf", "--microbatch 3", "--seq-len 0",
+        "--batch 99999999999999999999"}) {
+    std::string flag(wrong);
+    std::string arguments(kSmall);
+    if (flag.starts_with("--batch")) {
+      arguments = arguments.substr(0, arguments.find("--batch"));
+    }
+    const Outcome outcome = run(arguments + flag);
+    EXPECT_EQ(outcome.exit_code, 2) << wrong << outcome.out;
+    EXPECT_EQ(outcome.out, "") << wrong;
+    EXPECT_LE(lines_of(outcome.err).size(), 5u) << outcome.err;
+  }
+}
+
+TEST_F(SimulateCommand, RefusesClusterFilesThatAreBroken) {
+  const auto with = [&](const std::string& text) {
+    write("c.toml", text);
+    return std::string(
+        "--model gpt2 --cluster c.toml --layout dp=8 --batch 8");
+  };
+  refuses(with("nodes = ["), 2, HasSubstr("c.toml"));
+  refuses(with(""), 2, HasSubstr("c.toml"));
+  refuses(with("[[nodes]]\ndevice = \"h101\"\ncount = 1\n"), 2,
+          HasSubstr("c.toml"));
+  refuses(
+      "--model gpt2 --cluster nowhere.toml --layout dp=8 --batch 8", 2,
+      HasSubstr("nowhere.toml"));
+}
+
+const char* const kTable =
+    "gpu,gpus,model,seq,global_batch,tp,pp,step_seconds\n"
+    "A100-SXM-80GB,8,gpt2,1024,64,1,1,0.2\n";
+
+TEST_F(SimulateCommand, PredictsTables) {
+  write("steps.csv", std::string(kTable) + "X9000,8,gpt2,1024,64,1,1,0.2\n" +
+                         "A100-SXM-80GB,8,gpt2,1024,many,1,1,0.2\n");
+  const Outcome text = run("--table steps.csv");
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(
+      text.out, AllOf(HasSubstr("mean error"), HasSubstr("not predicted"),
+                      HasSubstr("X9000")));
+  const Outcome outcome = run("--table steps.csv --json");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json printed = json::parse(outcome.out);
+  ASSERT_EQ(printed["rows"].size(), 3u);
+  EXPECT_GT(printed["rows"][0]["step_seconds"].get<double>(), 0);
+  EXPECT_GT(printed["rows"][0]["memory_gib"].get<double>(), 0);
+  EXPECT_TRUE(printed["rows"][1]["step_seconds"].is_null());
+  EXPECT_THAT(printed["rows"][1]["excluded"].get<std::string>(),
+              HasSubstr("X9000"));
+  EXPECT_THAT(printed["rows"][2]["excluded"].get<std::string>(),
+              HasSubstr("global_batch \"many\""));
+}
+
+TEST_F(SimulateCommand, RefusesTablesThatAreNone) {
+  refuses("--table nowhere.csv", 3, HasSubstr("nowhere.csv"));
+  write("empty.csv", "");
+  refuses("--table empty.csv", 3, HasSubstr("empty.csv"));
+  write("column.csv", "gpu,gpus,model,seq\nA100-SXM-80GB,8,gpt2,1024\n");
+  refuses("--table column.csv", 3,
+          AllOf(HasSubstr("column.csv:1"), HasSubstr("no column global_batch")));
+  write("short.csv", std::string(kTable) + "A100-SXM-80GB,8,gpt2\n");
+  refuses("--table short.csv", 3, HasSubstr("short.csv:3: 3 cells"));
+  write("quote.csv", std::string(kTable) + "\"A100,8\n");
+  refuses("--table quote.csv", 3, HasSubstr("quote.csv"));
+  write("steps.csv", kTable);
+  for (const char* beside :
+       {"--model gpt2", "--batch 4", "--run x", "--hours 3", "--jitter 0.1"}) {
+    refuses(std::string("--table steps.csv ") + beside, 2,
+            AllOf(HasSubstr(beside), HasSubstr("leave one out")));
+  }
+}
+
+}  // namespace
+}  // namespace echelon
