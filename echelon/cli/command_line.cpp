@@ -41,6 +41,7 @@ std::unique_ptr<CLI::App> make_tree(Action& action) {
         add_bench,
         add_checkpoint,
         add_plan,
+        add_explain,
         add_schedule,
         add_simulate,
         add_doctor,

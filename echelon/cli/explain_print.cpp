@@ -1,0 +1,159 @@
+#include "echelon/cli/explain_print.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <sstream>
+
+#include "echelon/cli/table.h"
+#include "echelon/timeline/units.h"
+
+namespace echelon::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kIndent = 14;  // where the texts below a heading begin
+
+class Printer {
+ public:
+  Printer(const ExplainStyle& style, std::ostream& out)
+      : style_(style), out_(out) {}
+
+  void heading(const RunExplanation& run) {
+    out_ << bold(run.title.empty() ? "run" : run.title);
+    if (!run.layout.empty()) out_ << ", " << run.layout;
+    out_ << "\n" << wrapped(figures(run), 0, style_.columns) << "\n";
+  }
+
+  void finding(size_t number, const RunFinding& found) {
+    std::string name(to_string(found.fault));
+    if (!found.axis.empty()) name += " (" + found.axis + ")";
+    out_ << "\n" << bold(std::to_string(number) + "  " + name);
+    if (found.share > 0) out_ << ", " << format_percent(found.share) << " of the step";
+    out_ << "\n";
+    paragraph("Diagnosis", found.reason.diagnosis);
+    paragraph("Fix", found.reason.fix);
+    settings(found.settings);
+    paragraph("Why", found.reason.why);
+    if (found.gain_source != GainSource::none) paragraph("Gain", gain(found));
+  }
+
+  void notes(const std::vector<std::string>& notes) {
+    if (!notes.empty()) out_ << "\n";
+    for (const auto& note : notes) {
+      out_ << "note: " << wrapped(note, 6, style_.columns) << "\n";
+    }
+  }
+
+ private:
+  static std::string figures(const RunExplanation& run) {
+    std::string text = format_seconds(run.step_seconds) + " a step";
+    if (run.compute_share > 0) {
+      text += ", of which ranks compute " + format_percent(run.compute_share);
+    }
+    if (run.recorded_steps > 0) {
+      text += " (" + std::to_string(run.recorded_steps) +
+              (run.recorded_steps == 1 ? " step" : " steps") + " recorded, " +
+              std::to_string(run.ranks) + (run.ranks == 1 ? " rank)" : " ranks)");
+    }
+    return text;
+  }
+
+  static std::string gain(const RunFinding& found) {
+    const std::string share = format_percent(std::abs(found.gain));
+    std::string text = found.gain < 0 ? "costs " + share + " of" : share + " of";
+    switch (found.gain_source) {
+      case GainSource::measured:
+        return text + " the step, from the measured times";
+      case GainSource::replayed:
+        return text + " the step, from the measured passes in the schedule's order";
+      default:
+        return text + " a sample's time, by the simulator";
+    }
+  }
+
+  void settings(const std::vector<std::string>& settings) {
+    std::istringstream lines(to_tables(settings));
+    for (std::string line; std::getline(lines, line);) {
+      if (line.empty()) continue;
+      out_ << std::string(kIndent + 2, ' ') << line << "\n";
+    }
+  }
+
+  void paragraph(const std::string& name, const std::string& text) {
+    out_ << "   " << dim(name) << std::string(kIndent - 3 - name.size(), ' ')
+         << wrapped(text, kIndent, style_.columns) << "\n";
+  }
+
+  std::string bold(const std::string& text) const {
+    return style_.colours ? "\033[1m" + text + "\033[0m" : text;
+  }
+  std::string dim(const std::string& text) const {
+    return style_.colours ? "\033[2m" + text + "\033[0m" : text;
+  }
+
+  const ExplainStyle& style_;
+  std::ostream& out_;
+};
+
+const char* word_of(GainSource source) {
+  switch (source) {
+    case GainSource::none: return "none";
+    case GainSource::measured: return "measured";
+    case GainSource::replayed: return "replayed";
+    case GainSource::simulated: return "simulated";
+  }
+  return "";
+}
+
+Json json_of(const RunFinding& found) {
+  Json json;
+  json["fault"] = to_string(found.fault);
+  if (!found.axis.empty()) json["axis"] = found.axis;
+  json["share"] = found.share;
+  if (found.gain_source != GainSource::none) json["gain"] = found.gain;
+  json["gain_source"] = word_of(found.gain_source);
+  json["ranks"] = found.ranks;
+  json["settings"] = found.settings;
+  json["diagnosis"] = found.reason.diagnosis;
+  json["fix"] = found.reason.fix;
+  json["why"] = found.reason.why;
+  return json;
+}
+
+}  // namespace
+
+void print_explanation_text(
+    const RunExplanation& run, const ExplainStyle& style, std::ostream& out) {
+  Printer printer(style, out);
+  printer.heading(run);
+  for (size_t i = 0; i < run.findings.size(); ++i) {
+    printer.finding(i + 1, run.findings[i]);
+  }
+  if (run.findings.empty()) {
+    out << "\n"
+        << (run.recorded_steps > 0 ? "Nothing held this run back.\n"
+                                   : "Nothing that metrics tell held this run back.\n");
+  }
+  printer.notes(run.notes);
+}
+
+void print_explanation_json(const RunExplanation& run, std::ostream& out) {
+  Json json;
+  json["title"] = run.title;
+  json["layout"] = run.layout;
+  json["ranks"] = run.ranks;
+  json["recorded_steps"] = run.recorded_steps;
+  json["step_seconds"] = run.step_seconds;
+  if (run.recorded_steps > 0) json["compute_share"] = run.compute_share;
+  json["cluster"] = run.cluster;
+  json["findings"] = Json::array();
+  for (const auto& found : run.findings) {
+    json["findings"].push_back(json_of(found));
+  }
+  json["notes"] = run.notes;
+  out << json.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
+}
+
+}  // namespace echelon::cli

@@ -1,0 +1,116 @@
+#include <algorithm>
+
+#include "echelon/explain/findings.h"
+#include "echelon/timeline/units.h"
+#include "echelon/train/pipeline_schedule.h"
+
+namespace echelon {
+namespace {
+
+constexpr double kLeastFixed = 0.25;  // of the step
+constexpr double kLeastGain = 0.15;   // of a sample's time, simulated
+
+double pass_seconds(const StepParts& parts) {
+  return parts.matrix + parts.memory + parts.recompute;
+}
+
+// The share of a pass that does not grow with its samples, as the simulator has it:
+// twice the batch, and what it takes less than twice as long.
+double fixed_share_of_passes(const Evidence& evidence) {
+  const WhatIf& what_if = evidence.what_if;
+  const int64_t batch = evidence.run.job->train.batch;
+  const auto twice =
+      what_if.with({"train.batch=" + std::to_string(2 * batch)});
+  if (!twice) return 0;
+  const double now = pass_seconds(what_if.base()->step.parts);
+  if (now <= 0) return 0;
+  return std::clamp(2 - pass_seconds(twice->step.parts) / now, 0.0, 1.0);
+}
+
+// What a step costs whatever its batch: updating, what nothing was recorded of, and
+// of the passes the part that the simulator says.
+struct FixedShares {
+  double updating = 0;
+  double starting = 0;
+  double all() const { return updating + starting; }
+};
+
+FixedShares fixed_shares(const Evidence& evidence) {
+  const RankTimes& shares = evidence.shares;
+  return {
+      shares.optimizer + shares.idle,
+      fixed_share_of_passes(evidence) * (shares.forward + shares.backward)};
+}
+
+// More samples in a pass. In fewer passes that is the same training.
+std::vector<Settings> fixes_of(const Job& job) {
+  std::vector<Settings> all;
+  if (job.train.accumulate > 1) {
+    for (int64_t count = 1; count < job.train.accumulate; count *= 2) {
+      if (job.train.accumulate % count != 0) continue;
+      all.push_back({"train.accumulate=" + std::to_string(count)});
+    }
+    return all;
+  }
+  for (const int64_t factor : {2, 4, 8}) {
+    all.push_back({"train.batch=" + std::to_string(job.train.batch * factor)});
+  }
+  return all;
+}
+
+int64_t samples_of_a_pass(const Job& job) {
+  const int64_t passes =
+      job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
+  return std::max<int64_t>(
+      1, job.train.batch / (job.layout.data_degree() * passes));
+}
+
+}  // namespace
+
+std::vector<RunFinding> find_small_batch(const Evidence& evidence) {
+  const auto& job = evidence.run.job;
+  if (!job || evidence.times.ranks.empty()) return {};
+  const FixedShares fixed = fixed_shares(evidence);
+  const double share = fixed.all();
+  if (share < kLeastFixed) return {};
+  const auto best = evidence.what_if.best_of(fixes_of(*job), kLeastGain);
+  if (evidence.what_if.base() && !best) return {};
+  RunFinding found;
+  found.fault = Fault::small_batch;
+  found.share = share;
+  const double step = evidence.times.mean.step;
+  const int64_t samples = samples_of_a_pass(*job);
+  found.reason.diagnosis =
+      "A rank computes " + std::to_string(samples) +
+      (samples == 1 ? " sample" : " samples") + " in a pass, and of each step of " +
+      format_seconds(step) + " much is the same for any batch: updating parameters (" +
+      format_percent(fixed.updating) + " of the step)";
+  found.reason.diagnosis +=
+      fixed.starting > 0
+          ? ", and starting operators, to which the simulator puts down " +
+                format_percent(fixed.starting) + "."
+          : ".";
+  if (!best) {
+    found.reason.fix = "Take more samples in a step (train.batch).";
+    found.reason.why = "They share what a step costs.";
+    return {found};
+  }
+  found.settings = best->settings;
+  found.gain = evidence.what_if.gain(*best);
+  found.gain_source = GainSource::simulated;
+  const bool batch = best->settings.front().starts_with("train.batch");
+  found.reason.fix =
+      batch ? "Take more samples in a step; look at the learning rate, it is another "
+              "training."
+            : "Compute the batch in fewer, larger passes; the training stays the "
+              "same.";
+  found.reason.why =
+      "A sample takes the simulator " +
+      format_seconds(evidence.what_if.base()->seconds_per_sample) + " as it is and " +
+      format_seconds(best->seconds_per_sample) +
+      " then: larger products run at a higher rate, and more samples share what a "
+      "step costs.";
+  return {found};
+}
+
+}  // namespace echelon

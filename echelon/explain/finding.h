@@ -1,0 +1,56 @@
+// One thing that held a run back.
+#pragma once
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "echelon/planner/plan.h"
+
+namespace echelon {
+
+enum class Fault {
+  data_loading,
+  exposed_communication,
+  bubble,
+  stage_imbalance,
+  rank_imbalance,
+  straggler,
+  memory_pressure,
+  recompute,
+  small_batch
+};
+
+/// "data loading", "communication not overlapped", …
+std::string_view to_string(Fault fault);
+
+/// Where a gain comes from.
+enum class GainSource {
+  none,       // nobody can say
+  measured,   // from the run's own spans
+  replayed,   // the run's own passes, in the fix's order
+  simulated,  // the run's configuration with and without the fix
+};
+
+struct RunFinding {
+  Fault fault = Fault::data_loading;
+  std::string axis;        // of communication: "dp"; else empty
+  double share = 0;        // of the typical step, measured
+  /// Of the time that a sample takes, that the fix would save; negative: it costs.
+  double gain = 0;
+  GainSource gain_source = GainSource::none;
+  std::vector<int> ranks;  // whose it is; empty: all
+  /// What to set, as `--set` takes it: "layout.microbatches=8". Empty when the fix
+  /// is none of the configuration.
+  std::vector<std::string> settings;
+  Reason reason;
+};
+
+/// "train.batch = 64, train.accumulate = 4".
+std::string to_text(const std::vector<std::string>& settings);
+
+/// Settings as a configuration has them: tables, with their keys below.
+std::string to_tables(const std::vector<std::string>& settings);
+
+}  // namespace echelon

@@ -1,0 +1,196 @@
+#include <algorithm>
+#include <string>
+
+#include "echelon/explain/findings.h"
+#include "echelon/explain/stage_costs.h"
+#include "echelon/timeline/units.h"
+#include "echelon/train/pipeline_schedule.h"
+
+namespace echelon {
+namespace {
+
+std::string seconds_of_stages(const std::vector<double>& seconds) {
+  constexpr size_t kShown = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(seconds.size(), kShown); ++i) {
+    text += (i == 0 ? "" : ", ") + format_seconds(seconds[i]);
+  }
+  return text + (seconds.size() > kShown ? ", …" : "");
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+RunFinding uneven_stages(
+    const Evidence& evidence, const StageCosts& costs, double share) {
+  RunFinding found;
+  found.fault = Fault::stage_imbalance;
+  found.share = share;
+  found.ranks = costs.slowest_ranks;
+  found.gain = share;
+  found.gain_source = GainSource::replayed;
+  const auto slowest =
+      std::max_element(costs.seconds.begin(), costs.seconds.end());
+  double mean = 0;
+  for (const double one : costs.seconds) {
+    mean += one / static_cast<double>(costs.seconds.size());
+  }
+  found.reason.diagnosis =
+      "A microbatch takes the stages " + seconds_of_stages(costs.seconds) +
+      ", forward and backward: stage " +
+      std::to_string(slowest - costs.seconds.begin()) + " (" +
+      ranks_text(costs.slowest_ranks) + ") takes " +
+      format_percent(*slowest / mean - 1) +
+      " longer than the average, and the others wait for it.";
+  found.reason.why =
+      "A pipeline is as fast as its slowest stage: the same passes in the same order, "
+      "with stages that take the same, end after " + format_seconds(costs.even) +
+      ", not " + format_seconds(costs.as_they_are) + ".";
+  const auto& job = evidence.run.job;
+  if (job && !job->model.cut.empty()) {
+    found.settings = {"model.cut=[]", "model.balance=\"measured\""};
+    found.reason.fix = "Cut the model where its measured times are even, not at the "
+                       "layers that model.cut names.";
+  } else if (job && job->model.balance != "measured") {
+    found.settings = {"model.balance=\"measured\""};
+    found.reason.fix = "Cut the model by the time that its layers take here, not by " +
+                       std::string(
+                           job->model.balance == "memory"
+                               ? "their memory."
+                               : "their floating-point operations.");
+  } else {
+    found.reason.fix =
+        "Move layers away from that stage with model.cut, or take fewer stages: these "
+        "layers cannot be shared out evenly.";
+  }
+  return found;
+}
+
+std::vector<Settings> fixes_of(const Job& job) {
+  std::vector<Settings> all;
+  const int64_t now = microbatches_of(job);
+  const auto microbatches = [](int64_t count) {
+    return "layout.microbatches=" + std::to_string(count);
+  };
+  for (const int64_t factor : {2, 4, 8}) {
+    all.push_back({microbatches(now * factor)});
+  }
+  const auto schedule = [](const std::string& name) {
+    return "layout.schedule=\"" + name + "\"";
+  };
+  for (const int64_t factor : {1, 2, 4}) {
+    for (const char* name : {"1f1b", "zb-h1"}) {
+      if (job.pipeline.schedule == name || job.pipeline.stages_per_rank > 1) {
+        continue;
+      }
+      all.push_back({schedule(name), microbatches(now * factor)});
+    }
+    if (job.pipeline.schedule != "interleaved") {
+      all.push_back(
+          {schedule("interleaved"), "layout.stages_per_rank=2",
+           microbatches(now * factor)});
+    }
+  }
+  return all;
+}
+
+RunFinding bubble(const Evidence& evidence, double share, int64_t stages) {
+  RunFinding found;
+  found.fault = Fault::bubble;
+  found.share = share;
+  const double step = evidence.times.mean.step;
+  found.reason.diagnosis = "The ranks of the pipeline wait for each other " +
+                           format_seconds(share * step) + " of each step of " +
+                           format_seconds(step);
+  const auto& job = evidence.run.job;
+  if (!job || job->layout.pp == 1) {
+    found.reason.diagnosis += ".";
+    found.reason.fix = "Cut the batch in more microbatches.";
+    found.reason.why = "The more microbatches, the shorter the times in which the "
+                       "pipeline fills and empties.";
+    return found;
+  }
+  const int64_t now = microbatches_of(*job);
+  found.reason.diagnosis +=
+      ": " + std::to_string(now) +
+      (now == 1 ? " microbatch passes " : " microbatches pass ") +
+      std::to_string(stages) + " stages, which fill and empty one after the other.";
+  if (const auto best = evidence.what_if.best_of(fixes_of(*job))) {
+    found.settings = best->settings;
+    found.gain = evidence.what_if.gain(*best);
+    found.gain_source = GainSource::simulated;
+    const Strategy& strategy = best->configured.strategy;
+    found.reason.fix = "Run " + strategy.schedule + " with " +
+                       std::to_string(strategy.num_microbatches()) +
+                       " microbatches.";
+    found.reason.why =
+        "The simulator's bubble falls from " +
+        format_percent(evidence.what_if.base()->step.parts.bubble /
+                       evidence.what_if.base()->step.step_seconds) +
+        " to " +
+        format_percent(best->step.parts.bubble / best->step.step_seconds) +
+        " of the step: the fastest of the schedules and microbatches tried.";
+    return found;
+  }
+  found.reason.fix = "Take more samples in a step, in more microbatches, or fewer "
+                     "stages.";
+  found.reason.why = "No schedule with more microbatches of this batch is faster; each "
+                     "microbatch would be too small.";
+  return found;
+}
+
+// Neither the schedule nor the stages explain it: passes take longer at times.
+RunFinding unsteady_passes(const Evidence& evidence, double share) {
+  RunFinding found;
+  found.fault = Fault::rank_imbalance;
+  found.share = share;
+  found.gain = share;
+  found.gain_source = GainSource::replayed;
+  const double step = evidence.times.mean.step;
+  found.reason.diagnosis =
+      "The ranks of the pipeline wait " + format_seconds(share * step) +
+      " of each step of " + format_seconds(step) +
+      " longer than its schedule and its stages make them: the same pass takes "
+      "longer at times.";
+  found.reason.fix =
+      "Give each rank cores and a device that nothing else uses (train.threads, "
+      "`echelon doctor`), and microbatches that take the same.";
+  found.reason.why =
+      "A late pass holds up all that follow it. With passes that always take their "
+      "mean, the same schedule has no such waits.";
+  return found;
+}
+
+}  // namespace
+
+std::vector<RunFinding> find_pipeline_waits(const Evidence& evidence) {
+  if (!evidence.times.pipeline) return {};
+  const auto costs =
+      stage_costs(evidence.run.timeline, evidence.times.steps);
+  if (!costs) return {};
+  const double step = evidence.times.mean.step;
+  const double waits = evidence.times.mean.for_stages / step;
+  const double uneven = std::clamp(
+      (costs->as_they_are - costs->even) / step, 0.0, waits);
+  std::vector<RunFinding> all;
+  if (uneven >= kLeastShare) {
+    all.push_back(uneven_stages(evidence, *costs, uneven));
+  }
+  const double empty = std::clamp(
+      costs->even * (1 - costs->busy_share) / step, 0.0, waits - uneven);
+  if (empty >= kLeastWait) {
+    all.push_back(bubble(
+        evidence, empty, static_cast<int64_t>(costs->seconds.size())));
+  }
+  if (const double rest = waits - uneven - empty; rest >= kLeastWait) {
+    all.push_back(unsteady_passes(evidence, rest));
+  }
+  return all;
+}
+
+}  // namespace echelon

@@ -1,0 +1,209 @@
+#include <algorithm>
+#include <map>
+
+#include "echelon/explain/findings.h"
+#include "echelon/layout/mesh.h"
+#include "echelon/timeline/units.h"
+
+namespace echelon {
+namespace {
+
+constexpr double kLeastExcess = 0.15;   // of a straggler, over its peers
+constexpr double kMostSteps = 2.0 / 3;  // in which it is the slower one
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+// Samples of each rank in a step, by rank; empty: all have the same.
+std::map<int, double> samples_of_ranks(const Evidence& evidence) {
+  const auto& job = evidence.run.job;
+  if (!job || job->train.rank_batch.empty()) return {};
+  const Mesh mesh(job->layout);
+  std::map<int, double> samples;
+  for (int64_t rank = 0; rank < mesh.size(); ++rank) {
+    const auto index = static_cast<size_t>(mesh.data_index(rank));
+    if (index >= job->train.rank_batch.size()) return {};
+    samples[static_cast<int>(rank)] =
+        static_cast<double>(job->train.rank_batch[index]);
+  }
+  return samples;
+}
+
+struct Slow {
+  const RankHistory* rank = nullptr;
+  double excess = 0;   // over its peers' median, of that
+  double seconds = 0;  // of a step, that it takes longer
+  double steps = 0;    // share of them in which it is slower
+};
+
+// Forward and backward, per sample where ranks have different numbers of them.
+class Work {
+ public:
+  explicit Work(const Evidence& evidence)
+      : samples_(samples_of_ranks(evidence)) {}
+
+  bool is_uneven() const {
+    return std::any_of(samples_.begin(), samples_.end(), [&](const auto& one) {
+      return one.second != samples_.begin()->second;
+    });
+  }
+  double of(const RankHistory& rank, const RankTimes& times) const {
+    return (times.forward + times.backward) / samples(rank);
+  }
+  double samples(const RankHistory& rank) const {
+    const auto found = samples_.find(rank.rank);
+    return found == samples_.end() ? 1 : found->second;
+  }
+
+ private:
+  std::map<int, double> samples_;
+};
+
+std::vector<const RankHistory*>
+peers_of(const RankHistory& rank, const RunTimes& times) {
+  std::vector<const RankHistory*> peers;
+  for (const RankHistory& other : times.ranks) {
+    if (other.rank != rank.rank && other.first_stage == rank.first_stage &&
+        other.steps.size() == rank.steps.size()) {
+      peers.push_back(&other);
+    }
+  }
+  return peers;
+}
+
+Slow how_slow(const RankHistory& rank, const RunTimes& times, const Work& work) {
+  Slow slow{&rank};
+  const auto peers = peers_of(rank, times);
+  if (peers.empty()) return slow;
+  double usual = 0;
+  for (size_t step = 0; step < rank.steps.size(); ++step) {
+    std::vector<double> others;
+    for (const RankHistory* peer : peers) {
+      others.push_back(work.of(*peer, peer->steps[step]));
+    }
+    const double own = work.of(rank, rank.steps[step]);
+    const double theirs = median(others);
+    if (own > theirs * (1 + kLeastExcess / 2)) slow.steps += 1;
+    slow.seconds += (own - theirs) * work.samples(rank);
+    usual += theirs * work.samples(rank);
+  }
+  const auto count = static_cast<double>(rank.steps.size());
+  slow.steps /= count;
+  slow.excess = usual > 0 ? slow.seconds / usual : 0;
+  slow.seconds /= count;
+  return slow;
+}
+
+std::vector<RunFinding>
+find_stragglers(const Evidence& evidence, const Work& work) {
+  std::vector<Slow> slow;
+  for (const RankHistory& rank : evidence.times.ranks) {
+    const Slow one = how_slow(rank, evidence.times, work);
+    if (one.excess >= kLeastExcess && one.steps >= kMostSteps) {
+      slow.push_back(one);
+    }
+  }
+  if (slow.empty()) return {};
+  const Slow most = *std::max_element(
+      slow.begin(), slow.end(),
+      [](const Slow& a, const Slow& b) { return a.seconds < b.seconds; });
+  const double step = evidence.times.mean.step;
+  RunFinding found;
+  found.fault = Fault::straggler;
+  found.share = std::min(1.0, most.seconds / step);
+  if (found.share < kLeastShare) return {};
+  const std::string name = "rank " + std::to_string(most.rank->rank);
+  for (const Slow& one : slow) found.ranks.push_back(one.rank->rank);
+  found.gain = found.share;
+  found.gain_source = GainSource::measured;
+  found.reason.diagnosis =
+      "R" + name.substr(1) + " takes " + format_percent(most.excess) +
+      " longer for the same work than the ranks beside it, in " +
+      format_percent(most.steps) + " of the steps" +
+      (slow.size() > 1 ? ", and " + std::to_string(slow.size() - 1) +
+                             " other slow ranks less"
+                       : "") +
+      ". The others wait for it.";
+  found.reason.fix =
+      "Look at the device of " + name +
+      ": other programs on it, its clock and temperature, its cores (`echelon doctor` "
+      "on its host). If it stays slow, leave it out, or give it fewer samples with "
+      "train.rank_batch.";
+  found.reason.why = "Ranks meet in every step, so that each is as slow as the "
+                     "slowest: " + format_seconds(most.seconds) + " of " +
+                     format_seconds(step) + " are lost to it.";
+  return {found};
+}
+
+// The mean over ranks, in which they would all end if they had the same to do.
+RunFinding uneven_batches(const Evidence& evidence, double share) {
+  const double step = evidence.times.mean.step;
+  double most = 0;
+  for (const RankHistory& rank : evidence.times.ranks) {
+    most = std::max(most, rank.mean.compute());
+  }
+  RunFinding found;
+  found.fault = Fault::rank_imbalance;
+  found.share = share;
+  found.gain = std::clamp(
+      (most - evidence.times.mean.compute()) / step, 0.0, share);
+  found.gain_source = GainSource::measured;
+  found.settings = {"train.rank_batch=[]"};
+  found.reason.diagnosis =
+      "Ranks have different numbers of samples (train.rank_batch), and those with few "
+      "wait " + format_seconds(share * step) + " of each step of " +
+      format_seconds(step) + " on average.";
+  found.reason.fix = "Give all ranks the same, or as many as their devices' speeds.";
+  found.reason.why = "A sample takes these ranks the same time: the one with most "
+                     "computes for " + format_seconds(most) +
+                     ", the average one for " +
+                     format_seconds(evidence.times.mean.compute()) + ".";
+  return found;
+}
+
+RunFinding changing_ranks(const Evidence& evidence, double share) {
+  const double step = evidence.times.mean.step;
+  RunFinding found;
+  found.fault = Fault::rank_imbalance;
+  found.share = share;
+  found.gain = share;
+  found.gain_source = GainSource::measured;
+  found.reason.diagnosis =
+      "In collectives, ranks wait " + format_seconds(share * step) +
+      " of each step of " + format_seconds(step) +
+      " for others that come later; not always the same ones.";
+  const auto& job = evidence.run.job;
+  const bool text = job && job->data.name == "text" &&
+                    job->data.documents == Documents::respected;
+  if (text) {
+    found.settings = {"data.documents=\"packed\""};
+    found.reason.fix = "Pack documents, so that every sample takes the same.";
+  } else {
+    found.reason.fix =
+        "Give each rank cores and a device that nothing else uses (train.threads, "
+        "`echelon doctor`), and samples that take the same.";
+  }
+  found.reason.why = "Each step takes as long as its slowest rank; with ranks that are "
+                     "even, all of the wait would go.";
+  return found;
+}
+
+}  // namespace
+
+std::vector<RunFinding> find_uneven_ranks(const Evidence& evidence) {
+  if (evidence.times.ranks.size() < 2) return {};
+  const Work work(evidence);
+  std::vector<RunFinding> all = find_stragglers(evidence, work);
+  // What late batches cost is told with the data.
+  const bool late_data = !find_data_loading(evidence).empty();
+  const double waits = evidence.shares.for_ranks;
+  if (!all.empty() || late_data || waits < kLeastWait) return all;
+  all.push_back(
+      work.is_uneven() ? uneven_batches(evidence, waits)
+                       : changing_ranks(evidence, waits));
+  return all;
+}
+
+}  // namespace echelon

@@ -1,0 +1,28 @@
+// What a run has left on disk, whole or not.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "echelon/timeline/metrics.h"
+#include "echelon/timeline/timeline.h"
+#include "echelon/train/job.h"
+
+namespace echelon {
+
+struct RunRecord {
+  std::string title;
+  Timeline timeline;               // without spans: there is none
+  std::vector<StepMetrics> steps;  // of metrics.jsonl, by step
+  std::optional<Job> job;          // config.toml
+  std::string configuration;       // its path
+  std::vector<std::string> notes;  // what is missing or cut off, a line each
+};
+
+/// `run`: a run's folder, or a timeline.json, which may lie in one. What cannot be read
+/// is left out and noted; throws DataError when neither timeline nor metrics can be.
+RunRecord read_run(const std::filesystem::path& run);
+
+}  // namespace echelon

@@ -1,0 +1,199 @@
+#include "echelon/explain/run_times.h"
+
+#include <algorithm>
+#include <set>
+
+#include "echelon/explain/late_ranks.h"
+#include "echelon/timeline/overlap.h"
+#include "echelon/timeline/pipeline_blocks.h"
+
+namespace echelon {
+namespace {
+
+double seconds(const Intervals& times) {
+  return 1e-9 * static_cast<double>(total_length(times));
+}
+
+// As people name axes on the command line; the innermost one first: what a layer
+// waits for. "world" is not among them: it is where a step's sums are shared.
+struct NamedAxis {
+  const char* axis;
+  const char* name;
+};
+constexpr NamedAxis kNamedAxes[] = {
+    {"tp", "tp"},         {"ep", "ep"},           {"cp", "cp"},
+    {"dp_shard", "fsdp"}, {"dp_replicate", "dp"}, {"data", "dp"}};
+
+void add(RankTimes& sum, const RankTimes& one, double weight) {
+  constexpr double RankTimes::*kFields[] = {
+      &RankTimes::step,      &RankTimes::forward,   &RankTimes::backward,
+      &RankTimes::optimizer, &RankTimes::data,      &RankTimes::for_ranks,
+      &RankTimes::for_stages, &RankTimes::idle};
+  for (auto field : kFields) sum.*field += weight * (one.*field);
+  for (const auto& [axis, time] : one.communication) {
+    sum.communication[axis] += weight * time;
+  }
+}
+
+RankTimes mean_of(const std::vector<RankTimes>& all) {
+  RankTimes mean;
+  for (const auto& one : all) {
+    add(mean, one, 1.0 / static_cast<double>(all.size()));
+  }
+  return mean;
+}
+
+class Sorter {
+ public:
+  Sorter(const Timeline& timeline, const std::optional<Layout>& layout)
+      : late_(late_ranks(timeline, layout)),
+        pipeline_(typical_pipeline_step(timeline).has_value()) {
+    for (const Span& span : timeline.spans) {
+      if (span.kind != SpanKind::communication || span.axis.empty()) continue;
+      calls_[{span.rank, span.step}].push_back(&span);
+    }
+  }
+
+  bool pipeline() const { return pipeline_; }
+
+  RankTimes times_of(const StepActivity& activity) const {
+    RankTimes times;
+    times.step = seconds({activity.window});
+    computing(activity, times);
+    times.data = seconds(activity.data);
+    communicating(activity, times);
+    times.idle = std::max(
+        0.0, times.step - times.compute() - times.data -
+                 seconds(activity.exposed));
+    return times;
+  }
+
+ private:
+  // Tracks that compute at the same time count once, in this order.
+  static void computing(const StepActivity& activity, RankTimes& times) {
+    Intervals counted;
+    const auto part = [&](SpanKind kind) {
+      std::vector<Interval> list;
+      for (const Piece& piece : activity.pieces) {
+        if (piece.span->kind == kind) list.push_back(piece.time);
+      }
+      const Intervals own = difference(merged(std::move(list)), counted);
+      std::vector<Interval> all(counted.begin(), counted.end());
+      all.insert(all.end(), own.begin(), own.end());
+      counted = merged(std::move(all));
+      return seconds(own);
+    };
+    times.forward = part(SpanKind::forward);
+    times.backward = part(SpanKind::backward);
+    times.optimizer = part(SpanKind::optimizer);
+  }
+
+  void communicating(const StepActivity& activity, RankTimes& times) const {
+    const RankStep place = {activity.rank, activity.step};
+    Intervals rest = activity.exposed;
+    const auto take = [&](const Intervals& what) {
+      const Intervals taken = intersection(rest, what);
+      rest = difference(rest, what);
+      return seconds(taken);
+    };
+    const auto late = late_.waits.find(place);
+    const Intervals world = calls(place, "world");
+    Intervals for_others;
+    if (late != late_.waits.end()) for_others = late->second;
+    // Where a pipeline's ranks meet at the end of a step, the first ones wait for
+    // the stages that end last.
+    if (pipeline_) times.for_stages += take(world);
+    times.for_ranks += take(for_others);
+    for (const auto& [axis, name] : kNamedAxes) {
+      if (const double time = take(calls(place, axis)); time > 0) {
+        times.communication[name] += time;
+      }
+    }
+    if (const double time = take(received(place)); time > 0) {
+      times.communication["pp"] += time;
+    }
+    const double other = seconds(rest);
+    if (pipeline_) {
+      times.for_stages += other;
+    } else if (other > 0) {
+      times.communication[""] += other;
+    }
+  }
+
+  template <class Which>
+  Intervals calls_that(const RankStep& place, const Which& which) const {
+    std::vector<Interval> list;
+    if (const auto found = calls_.find(place); found != calls_.end()) {
+      for (const Span* span : found->second) {
+        if (which(*span)) list.push_back({span->begin_ns, span->end_ns});
+      }
+    }
+    return merged(std::move(list));
+  }
+
+  Intervals calls(const RankStep& place, const std::string& axis) const {
+    return calls_that(place, [&](const Span& span) { return span.axis == axis; });
+  }
+
+  // From when a message was there to be sent (trim_receives) until it came.
+  Intervals received(const RankStep& place) const {
+    return calls_that(place, [](const Span& span) {
+      return span.axis == "pp" && span.name.starts_with("recv ");
+    });
+  }
+
+  LateRanks late_;
+  bool pipeline_;
+  std::map<RankStep, std::vector<const Span*>> calls_;
+};
+
+std::map<int32_t, int32_t> first_stages(const Timeline& timeline) {
+  std::map<int32_t, int32_t> first;
+  for (const Span& span : timeline.spans) {
+    if (span.kind != SpanKind::forward || span.track != "compute") continue;
+    const auto block = block_of_name(span.name);
+    if (!block) continue;
+    const auto [at, is_new] = first.try_emplace(span.rank, block->stage);
+    at->second = std::min(at->second, block->stage);
+  }
+  return first;
+}
+
+}  // namespace
+
+RankTimes shares_of(const RankTimes& times) {
+  RankTimes shares;
+  if (times.step > 0) add(shares, times, 1 / times.step);
+  return shares;
+}
+
+RunTimes
+run_times(const Timeline& timeline, const std::optional<Layout>& layout) {
+  const Sorter sorter(timeline, layout);
+  const Diagnosis diagnosis = diagnose(timeline);
+  const auto stages = first_stages(timeline);
+  std::map<int32_t, RankHistory> ranks;
+  std::set<int64_t> steps;
+  for (const StepActivity& activity : step_activities(timeline)) {
+    if (diagnosis.outliers.contains(activity.step)) continue;
+    steps.insert(activity.step);
+    ranks[activity.rank].steps.push_back(sorter.times_of(activity));
+  }
+  RunTimes run;
+  run.pipeline = sorter.pipeline();
+  run.steps.assign(steps.begin(), steps.end());
+  std::vector<RankTimes> means;
+  for (auto& [rank, history] : ranks) {
+    history.rank = rank;
+    if (const auto found = stages.find(rank); found != stages.end()) {
+      history.first_stage = found->second;
+    }
+    history.mean = mean_of(history.steps);
+    means.push_back(history.mean);
+    run.ranks.push_back(std::move(history));
+  }
+  if (!means.empty()) run.mean = mean_of(means);
+  return run;
+}
+
+}  // namespace echelon

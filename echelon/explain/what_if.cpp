@@ -1,0 +1,66 @@
+#include "echelon/explain/what_if.h"
+
+#include "echelon/cluster/local_machine.h"
+#include "echelon/error.h"
+#include "echelon/train/check_job.h"
+
+namespace echelon {
+
+WhatIf::WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster)
+    : configuration_(run.configuration) {
+  if (!run.job) {
+    why_ = "there is no configuration to simulate";
+    return;
+  }
+  try {
+    cluster_ = cluster ? *cluster
+                       : cluster_of(look_at_machine(), run.job->layout.num_ranks());
+    base_ = simulated({});
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    why_ = text.substr(0, text.find('\n'));
+  }
+}
+
+WhatIfStep WhatIf::simulated(const Settings& settings) const {
+  const Job job = load_job(configuration_, {.set = settings});
+  const JobFacts facts = check_job(job, job.layout.num_ranks());
+  WhatIfStep made{.settings = settings, .configured = configured(job, facts)};
+  SimulationOptions options;
+  options.timeline_ranks = 0;
+  made.step = simulate(
+                  made.configured.model, made.configured.strategy, cluster_,
+                  options)
+                  .step;
+  made.seconds_per_sample =
+      made.step.step_seconds / static_cast<double>(job.train.batch);
+  return made;
+}
+
+std::optional<WhatIfStep> WhatIf::with(const Settings& settings) const {
+  if (!base_) return {};
+  try {
+    return simulated(settings);
+  } catch (const Error&) {
+    return {};  // what does not go together is no fix
+  }
+}
+
+double WhatIf::gain(const WhatIfStep& other) const {
+  return 1 - other.seconds_per_sample / base_->seconds_per_sample;
+}
+
+std::optional<WhatIfStep>
+WhatIf::best_of(const std::vector<Settings>& all, double least) const {
+  std::optional<WhatIfStep> best;
+  for (const Settings& settings : all) {
+    auto other = with(settings);
+    if (!other || !other->step.fits || gain(*other) < least) continue;
+    if (!best || other->seconds_per_sample < best->seconds_per_sample) {
+      best = std::move(other);
+    }
+  }
+  return best;
+}
+
+}  // namespace echelon

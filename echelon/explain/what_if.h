@@ -1,0 +1,54 @@
+// What the simulator says of a run with other settings.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "echelon/cluster/cluster.h"
+#include "echelon/explain/run_record.h"
+#include "echelon/simulator/configured.h"
+#include "echelon/simulator/simulate.h"
+
+namespace echelon {
+
+/// Settings as `--set` takes them: "layout.microbatches=8".
+using Settings = std::vector<std::string>;
+
+struct WhatIfStep {
+  Settings settings;
+  Configured configured;
+  StepEstimate step;
+  double seconds_per_sample = 0;
+};
+
+/// Simulates a run's configuration on a cluster, as it is and changed. What counts is
+/// how both compare: a cluster whose rates are guessed errs the same way in both.
+class WhatIf {
+ public:
+  /// `cluster` empty: this machine.
+  WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster);
+
+  /// The run as it is; empty: it cannot be simulated, and why() says why.
+  const std::optional<WhatIfStep>& base() const { return base_; }
+  const std::string& why() const { return why_; }
+  const Cluster& cluster() const { return cluster_; }
+
+  /// Empty: there is no base, the settings are none for this run, or it has them.
+  std::optional<WhatIfStep> with(const Settings& settings) const;
+  /// What a sample's time falls by, as a share; negative: it rises.
+  double gain(const WhatIfStep& other) const;
+  /// The one that fits and gains most, at least `least`; empty: none does.
+  std::optional<WhatIfStep>
+  best_of(const std::vector<Settings>& all, double least = 0.01) const;
+
+ private:
+  WhatIfStep simulated(const Settings& settings) const;
+
+  std::string configuration_;
+  Cluster cluster_;
+  std::optional<WhatIfStep> base_;
+  std::string why_;
+};
+
+}  // namespace echelon

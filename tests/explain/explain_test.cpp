@@ -1,0 +1,253 @@
+// Runs made to have one fault each, and one that has none.
+#include "echelon/explain/explain.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/schedule/options.h"
+#include "made_run.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+using made::DataParallel;
+using made::RankStep;
+using made::timeline_of;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class Explain : public testing::Test {
+ protected:
+  RunExplanation explain(const Job& job, const Timeline& timeline) {
+    made::write_run(folder_.path("run"), job, timeline);
+    return explain_run(
+        folder_.path("run"), {.cluster = find_cluster("h100-sxm:1x8")});
+  }
+
+  // The only fault found, or an empty one with a failure.
+  RunFinding only(const Job& job, const Timeline& timeline) {
+    const RunExplanation run = explain(job, timeline);
+    EXPECT_EQ(run.findings.size(), 1u);
+    for (const auto& found : run.findings) {
+      EXPECT_FALSE(found.reason.diagnosis.empty());
+      EXPECT_FALSE(found.reason.fix.empty());
+      EXPECT_FALSE(found.reason.why.empty());
+      if (run.findings.size() > 1) {
+        ADD_FAILURE() << to_string(found.fault) << " " << found.axis << " "
+                      << found.share << ": " << found.reason.diagnosis;
+      }
+    }
+    return run.findings.empty() ? RunFinding{} : run.findings.front();
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(Explain, NothingHoldsAHealthyRunBack) {
+  const RunExplanation run = explain(made::job_of("dp=2"), timeline_of(DataParallel{}));
+  EXPECT_TRUE(run.findings.empty())
+      << to_string(run.findings.front().fault) << " "
+      << run.findings.front().reason.diagnosis;
+  EXPECT_EQ(run.recorded_steps, 10);
+  EXPECT_EQ(run.ranks, 2);
+  EXPECT_NEAR(run.step_seconds, 0.096, 1e-9);
+  EXPECT_NEAR(run.compute_share, 94 / 96.0, 1e-6);
+}
+
+TEST_F(Explain, ASlowLoader) {
+  const DataParallel slow{.times = [](int, int64_t) {
+    return RankStep{.data = 94.5};
+  }};
+  const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
+  EXPECT_EQ(found.fault, Fault::data_loading);
+  EXPECT_NEAR(found.share, 94.5 / 190, 1e-6);
+  EXPECT_THAT(found.settings, ElementsAre("data.workers=4", "data.prefetch=4"));
+  // Twice the threads: a batch each 95 ms, and 95.5 ms of work.
+  EXPECT_NEAR(found.gain, 94.5 / 190, 1e-6);
+  EXPECT_EQ(found.gain_source, GainSource::measured);
+  EXPECT_TRUE(found.ranks.empty());
+}
+
+TEST_F(Explain, ALoaderThatIsSlowOnOneRank) {
+  const DataParallel slow{.times = [](int rank, int64_t) {
+    return RankStep{.data = rank == 1 ? 60.0 : 0.5};
+  }};
+  const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
+  EXPECT_EQ(found.fault, Fault::data_loading);
+  EXPECT_THAT(found.ranks, ElementsAre(1));
+}
+
+TEST_F(Explain, GradientsThatLeaveWhenBackwardHasEnded) {
+  const DataParallel one_bucket{.buckets = 1, .transfer = 60};
+  const RunFinding found = only(made::job_of("dp=2"), timeline_of(one_bucket));
+  EXPECT_EQ(found.fault, Fault::exposed_communication);
+  EXPECT_EQ(found.axis, "dp");
+  EXPECT_NEAR(found.share, 60 / 154.5, 1e-6);
+  EXPECT_THAT(found.settings, ElementsAre("train.bucket_bytes=1048576"));
+  EXPECT_GT(found.gain, 0.25);
+  EXPECT_LT(found.gain, found.share);
+}
+
+TEST_F(Explain, SlowLinksBesideManyBuckets) {
+  const DataParallel slow{.transfer = 40};
+  const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
+  EXPECT_EQ(found.fault, Fault::exposed_communication);
+  EXPECT_THAT(found.reason.diagnosis, HasSubstr("8 MiB in 4 calls"));
+}
+
+TEST_F(Explain, AStraggler) {
+  const DataParallel straggling{.ranks = 4, .times = [](int rank, int64_t) {
+    const double factor = rank == 2 ? 1.5 : 1;
+    return RankStep{.forward = 30 * factor, .backward = 60 * factor};
+  }};
+  const RunFinding found = only(made::job_of("dp=4"), timeline_of(straggling));
+  EXPECT_EQ(found.fault, Fault::straggler);
+  EXPECT_THAT(found.ranks, ElementsAre(2));
+  EXPECT_NEAR(found.share, 45 / 141.0, 1e-6);
+  EXPECT_NEAR(found.gain, found.share, 1e-12);
+  EXPECT_THAT(found.reason.diagnosis, HasSubstr("Rank 2 takes 50 % longer"));
+}
+
+TEST_F(Explain, RanksThatAreSlowInTurns) {
+  const DataParallel uneven{.ranks = 4, .times = [](int rank, int64_t step) {
+    const double factor = rank == step % 4 ? 1.5 : 1;
+    return RankStep{.forward = 30 * factor, .backward = 60 * factor};
+  }};
+  const RunFinding found = only(made::job_of("dp=4"), timeline_of(uneven));
+  EXPECT_EQ(found.fault, Fault::rank_imbalance);
+  EXPECT_TRUE(found.settings.empty());
+}
+
+TEST_F(Explain, RanksWithDifferentNumbersOfSamples) {
+  const DataParallel uneven{.times = [](int rank, int64_t) {
+    const double samples = rank == 0 ? 48 : 16;
+    return RankStep{.forward = samples, .backward = 2 * samples};
+  }};
+  Job job = made::job_of("dp=2");
+  job.train.rank_batch = {48, 16};
+  const RunFinding found = only(job, timeline_of(uneven));
+  EXPECT_EQ(found.fault, Fault::rank_imbalance);
+  EXPECT_THAT(found.settings, ElementsAre("train.rank_batch=[]"));
+  EXPECT_NEAR(found.gain, 48 / 150.0, 1e-6);  // of 144, 96 are left
+}
+
+// A few steps in which a machine did something else are no fault.
+TEST_F(Explain, AStepThatStoodStillIsNoFault) {
+  const DataParallel once{.times = [](int rank, int64_t step) {
+    return RankStep{.forward = rank == 1 && step == 4 ? 900.0 : 30.0};
+  }};
+  EXPECT_TRUE(
+      explain(made::job_of("dp=2"), timeline_of(once)).findings.empty());
+}
+
+Schedule two_stages(int32_t microbatches) {
+  return make_schedule(
+      {.kind = "1f1b", .ranks = 2, .microbatches = microbatches});
+}
+
+Job pipeline_job(int64_t microbatches) {
+  Job job = made::job_of("pp=2");
+  job.model.name = "resnet50";
+  job.data.name = "dummy";
+  job.data.holdout = 0;
+  job.train.batch = 256;
+  job.pipeline.microbatches = microbatches;
+  return job;
+}
+
+TEST_F(Explain, AShortPipeline) {
+  const StageCost cost{.forward = 0.01, .backward = 0.02};
+  const RunFinding found = only(
+      pipeline_job(2), timeline_of(two_stages(2), {cost, cost}, 8));
+  EXPECT_EQ(found.fault, Fault::bubble);
+  EXPECT_NEAR(found.share, 30 / 91.0, 1e-6);  // a third of 90 ms
+  ASSERT_FALSE(found.settings.empty());
+  EXPECT_EQ(found.gain_source, GainSource::simulated);
+  EXPECT_GT(found.gain, 0.1);
+  EXPECT_LT(found.gain, 0.34);
+}
+
+TEST_F(Explain, ALongPipelineWithEvenStagesHasNoFault) {
+  const StageCost cost{.forward = 0.01, .backward = 0.02};
+  const RunExplanation run =
+      explain(pipeline_job(16), timeline_of(two_stages(16), {cost, cost}, 8));
+  EXPECT_TRUE(run.findings.empty())
+      << run.findings.front().reason.diagnosis;
+}
+
+TEST_F(Explain, UnevenStages) {
+  const StageCost light{.forward = 0.01, .backward = 0.02};
+  const StageCost heavy{.forward = 0.02, .backward = 0.04};
+  Job job = pipeline_job(16);
+  job.model.cut = {"layer4.0"};
+  const RunFinding found =
+      only(job, timeline_of(two_stages(16), {light, heavy}, 8));
+  EXPECT_EQ(found.fault, Fault::stage_imbalance);
+  EXPECT_THAT(found.ranks, ElementsAre(1));
+  EXPECT_NEAR(found.share, 0.23, 0.03);  // of 60 ms a microbatch, 45 are needed
+  EXPECT_THAT(
+      found.settings, ElementsAre("model.cut=[]", "model.balance=\"measured\""));
+  EXPECT_EQ(found.gain_source, GainSource::replayed);
+}
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+TEST_F(Explain, MemoryNearItsLimit) {
+  Job job = made::job_of("dp=2");
+  job.model.name = "resnet50";
+  job.data.name = "dummy";
+  job.data.holdout = 0;
+  Timeline timeline = timeline_of(DataParallel{});
+  made::add_memory(timeline, 39 * kGiB / 4, 10 * kGiB);
+  const RunFinding found = only(job, timeline);
+  EXPECT_EQ(found.fault, Fault::memory_pressure);
+  EXPECT_THAT(found.reason.diagnosis, HasSubstr("97.5 % of the 10 GiB"));
+  EXPECT_FALSE(found.settings.empty());
+  EXPECT_EQ(found.gain_source, GainSource::simulated);
+}
+
+TEST_F(Explain, RecomputeThoughThereIsRoom) {
+  Job job = made::job_of("dp=2");
+  job.model.name = "resnet50";
+  job.data.name = "dummy";
+  job.data.holdout = 0;
+  job.memory.recompute = "all";
+  const DataParallel run{.times = [](int, int64_t) {
+    return RankStep{.backward = 90};
+  }};
+  Timeline timeline = timeline_of(run);
+  made::add_memory(timeline, 2 * kGiB, 80 * kGiB);
+  const RunFinding found = only(job, timeline);
+  EXPECT_EQ(found.fault, Fault::recompute);
+  EXPECT_NEAR(found.share, 30 / 126.0, 1e-6);
+  EXPECT_THAT(found.settings, ElementsAre("memory.recompute=\"none\""));
+  EXPECT_GT(found.gain, 0.05);
+  timeline.memory.clear();
+  made::add_memory(timeline, 9 * kGiB, 11 * kGiB);
+  EXPECT_TRUE(explain(job, timeline).findings.empty()) << "there is no room";
+}
+
+TEST_F(Explain, TinyBatches) {
+  Job job = made::job_of("dp=1");
+  job.train.batch = 2;
+  const DataParallel run{.ranks = 1, .times = [](int, int64_t) {
+    return RankStep{.data = 0.01, .forward = 0.4, .backward = 0.6, .optimizer = 0.5};
+  }};
+  const RunFinding found = only(job, timeline_of(run));
+  EXPECT_EQ(found.fault, Fault::small_batch);
+  EXPECT_NEAR(found.share, 0.5 / 1.51, 1e-3);
+  EXPECT_THAT(found.settings, ElementsAre("train.batch=16"));
+  EXPECT_GT(found.gain, 0.5);
+  EXPECT_EQ(found.gain_source, GainSource::simulated);
+}
+
+TEST(Settings, AreTablesWithTheirKeysTogether) {
+  EXPECT_EQ(
+      to_tables({"model.cut=[]", "layout.pp=2", "model.balance=\"measured\""}),
+      "[model]\ncut = []\nbalance = \"measured\"\n\n[layout]\npp = 2\n");
+}
+
+}  // namespace
+}  // namespace echelon

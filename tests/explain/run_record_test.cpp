@@ -1,0 +1,145 @@
+// What a run has left behind, whole, cut off, or none of it a run.
+#include "echelon/explain/run_record.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "echelon/error.h"
+#include "echelon/explain/explain.h"
+#include "echelon/timeline/text_file.h"
+#include "made_run.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class RunRecordTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    made::write_run(
+        run_, made::job_of("dp=2"), timeline_of(made::DataParallel{}));
+  }
+
+  std::set<int32_t> ranks(const RunRecord& record) const {
+    std::set<int32_t> all;
+    for (const Span& span : record.timeline.spans) all.insert(span.rank);
+    return all;
+  }
+  void remove(const std::string& name) const {
+    std::filesystem::remove(run_ + "/" + name);
+  }
+
+  TempFolder folder_;
+  const std::string run_ = folder_.path("run");
+};
+
+TEST_F(RunRecordTest, AWholeRun) {
+  const RunRecord record = read_run(run_);
+  EXPECT_EQ(record.title, "made");
+  EXPECT_EQ(record.steps.size(), 10u);
+  EXPECT_EQ(ranks(record).size(), 2u);
+  ASSERT_TRUE(record.job);
+  EXPECT_EQ(record.job->layout.dp_replicate, 2);
+  EXPECT_THAT(record.notes, IsEmpty());
+  EXPECT_EQ(read_run(run_ + "/timeline.json").steps.size(), 10u);
+}
+
+TEST_F(RunRecordTest, EveryCutOfATimelineIsReadOrRefused) {
+  const std::string text = read_text_file(run_ + "/timeline.json");
+  remove("metrics.jsonl");
+  int read = 0;
+  for (size_t size = 0; size < text.size(); size += 97) {
+    folder_.write("run/timeline.json", text.substr(0, size));
+    try {
+      const RunExplanation run = explain_run(run_);
+      ++read;
+      EXPECT_THAT(run.findings, IsEmpty()) << size;
+      EXPECT_THAT(
+          run.notes, Contains(HasSubstr("the timeline is cut off in the spans of")))
+          << size;
+    } catch (const DataError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("timeline.json")) << size;
+    }
+  }
+  EXPECT_GT(read, 100);
+}
+
+TEST_F(RunRecordTest, TheRankInWhichATimelineBreaksOffIsLeftOut) {
+  const std::string text = read_text_file(run_ + "/timeline.json");
+  folder_.write("run/timeline.json", text.substr(0, text.size() - 300));
+  const RunRecord record = read_run(run_);
+  EXPECT_EQ(ranks(record), std::set<int32_t>{0});
+  EXPECT_THAT(record.notes, Contains(HasSubstr("rank 1")));
+}
+
+TEST_F(RunRecordTest, ARunWithoutATimelineIsExplainedByItsMetrics) {
+  remove("timeline.json");
+  const RunExplanation run = explain_run(run_);
+  EXPECT_EQ(run.recorded_steps, 0);
+  EXPECT_NEAR(run.step_seconds, 0.1, 1e-9);
+  EXPECT_THAT(run.findings, IsEmpty());
+  EXPECT_THAT(run.notes, Contains(HasSubstr("there is no timeline.json")));
+
+  std::string slow;
+  for (int step = 1; step <= 6; ++step) {
+    slow += "{\"step\":" + std::to_string(step) +
+            ",\"epoch\":0.1,\"loss\":1.0,\"samples_per_second\":640.0,"
+            "\"step_seconds\":0.1,\"data_seconds\":0.06,\"learning_rate\":0.1,"
+            "\"slowest_rank\":1}\n";
+  }
+  folder_.write("run/metrics.jsonl", slow + "{\"step\":7,\"ep");
+  const RunExplanation crashed = explain_run(run_);
+  ASSERT_EQ(crashed.findings.size(), 1u);
+  EXPECT_EQ(crashed.findings[0].fault, Fault::data_loading);
+  EXPECT_NEAR(crashed.findings[0].share, 0.6, 1e-9);
+  EXPECT_THAT(
+      crashed.notes,
+      AllOf(Contains(HasSubstr("the last line of metrics.jsonl is cut off")),
+            Contains(HasSubstr("end at step 6 of 10"))));
+}
+
+TEST_F(RunRecordTest, ATimelineAloneIsEnough) {
+  remove("metrics.jsonl");
+  remove("config.toml");
+  const RunExplanation run = explain_run(run_);
+  EXPECT_EQ(run.recorded_steps, 10);
+  EXPECT_THAT(run.notes, Contains(HasSubstr("no config.toml")));
+}
+
+TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
+  EXPECT_THAT(
+      error_text<DataError>([&] { read_run(folder_.path("none")); }),
+      HasSubstr("there is no such run"));
+  folder_.make_folder("empty");
+  EXPECT_THAT(
+      error_text<DataError>([&] { read_run(folder_.path("empty")); }),
+      HasSubstr("neither timeline.json nor metrics.jsonl"));
+  for (const char* garbage :
+       {"", "garbage", "{\"traceEvents\":[]}", "[1,2,3]", "\xff\xfe},\n\x01",
+        "{\"traceEvents\":[{\"ph\":\"X\"},\n{}]}"}) {
+    folder_.write("broken/timeline.json", garbage);
+    EXPECT_THAT(
+        error_text<DataError>([&] { read_run(folder_.path("broken")); }),
+        AllOf(HasSubstr("timeline.json"), HasSubstr("no metrics.jsonl")))
+        << garbage;
+  }
+  folder_.write("run/timeline.json", "garbage");
+  EXPECT_THAT(read_run(run_).notes, Contains(HasSubstr("is no trace")));
+  folder_.write("run/config.toml", "[model\n");
+  EXPECT_FALSE(read_run(run_).job);
+  folder_.write("run/metrics.jsonl", "garbage\n{}\n");
+  EXPECT_THAT(
+      error_text<DataError>([&] { read_run(run_); }), HasSubstr("metrics.jsonl"));
+}
+
+}  // namespace
+}  // namespace echelon
