@@ -14,24 +14,24 @@ double pass_seconds(const StepParts& parts) {
   return parts.matrix + parts.memory + parts.recompute;
 }
 
-// The share of a pass that does not grow with its samples, as the simulator has it:
-// twice the batch, and what it takes less than twice as long.
-double fixed_share_of_passes(const Evidence& evidence) {
+// Of the passes of a step, seconds that do not grow with its samples, as the simulator
+// has it: what twice the batch takes less than twice as long.
+double fixed_seconds_of_passes(const Evidence& evidence) {
   const WhatIf& what_if = evidence.what_if;
   const int64_t batch = evidence.run.job->train.batch;
   const auto twice =
       what_if.with({"train.batch=" + std::to_string(2 * batch)});
   if (!twice) return 0;
-  const double now = pass_seconds(what_if.base()->step.parts);
-  if (now <= 0) return 0;
-  return std::clamp(2 - pass_seconds(twice->step.parts) / now, 0.0, 1.0);
+  return std::max(
+      0.0, 2 * pass_seconds(what_if.base()->step.parts) -
+               pass_seconds(twice->step.parts));
 }
 
 // What a step costs whatever its batch: updating, what nothing was recorded of, and
 // of the passes the part that the simulator says.
 struct FixedShares {
   double updating = 0;
-  double starting = 0;
+  double starting = 0;  // and reading weights
   double all() const { return updating + starting; }
 };
 
@@ -39,7 +39,9 @@ FixedShares fixed_shares(const Evidence& evidence) {
   const RankTimes& shares = evidence.shares;
   return {
       shares.optimizer + shares.idle,
-      fixed_share_of_passes(evidence) * (shares.forward + shares.backward)};
+      std::min(
+          fixed_seconds_of_passes(evidence) / evidence.times.mean.step,
+          shares.forward + shares.backward)};
 }
 
 // More samples in a pass. In fewer passes that is the same training.
@@ -86,9 +88,9 @@ std::vector<RunFinding> find_small_batch(const Evidence& evidence) {
       format_seconds(step) + " much is the same for any batch: updating parameters (" +
       format_percent(fixed.updating) + " of the step)";
   found.reason.diagnosis +=
-      fixed.starting > 0
-          ? ", and starting operators, to which the simulator puts down " +
-                format_percent(fixed.starting) + "."
+      fixed.starting >= 0.005
+          ? ", reading weights and starting operators (" +
+                format_percent(fixed.starting) + ", by the simulator)."
           : ".";
   if (!best) {
     found.reason.fix = "Take more samples in a step (train.batch).";

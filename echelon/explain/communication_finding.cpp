@@ -123,8 +123,9 @@ void advise(
     found.reason.fix = "Set " + to_text(best->settings) + ".";
     const bool batch = best->settings.front().starts_with("train.batch");
     found.reason.why =
-        batch ? "Gradients are summed once a step: with more samples in it, each pays "
-                "less for them. It is another training: look at the learning rate."
+        batch ? "Gradients are summed, and parameters updated, once a step: with more "
+                "samples in it, each pays less for both. It is another training: look "
+                "at the learning rate."
               : "Of the settings that send less along " + name +
                     " or send it beside computation, the simulator finds this one "
                     "fastest.";

@@ -61,7 +61,7 @@ std::vector<RunFinding> find_data_loading(const Evidence& evidence) {
   const bool spans = !evidence.times.ranks.empty();
   const DataWait wait = spans ? wait_in_timeline(evidence.times)
                               : wait_in_metrics(evidence.run.steps);
-  if (wait.share < kLeastShare) return {};
+  if (wait.share < kLeastWait) return {};
   RunFinding found;
   found.fault = Fault::data_loading;
   found.share = wait.share;

@@ -1,0 +1,196 @@
+// Real runs that are made to have a fault, and one that has none. This machine may be
+// busy with other things, so that a run can have more than the fault that it is made
+// with: that one has to be found.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <thread>
+
+#include "echelon/explain/explain.h"
+#include "tests/data/make_image.h"
+#include "tests/launch/process.h"
+
+namespace echelon {
+namespace {
+
+using testing::Contains;
+using testing::ElementsAre;
+using testing_support::Command;
+using testing_support::TempFolder;
+using Words = std::vector<std::string>;
+
+const std::string kEchelon = ECHELON_BIN_DIR "/echelon";
+
+class ExplainRuns : public testing::Test {
+ protected:
+  // simple_cnn on random images, and what `settings` changes.
+  RunExplanation trained(
+      const Words& settings, const Words& more = {},
+      const std::function<void(const Command&)>& meanwhile = {}) {
+    const std::string config = folder_.path() + "/config.toml";
+    std::ofstream(config) << "[data]\nname = \"dummy\"\nshape = [3, 32, 32]\n"
+                             "holdout = 0\n[train]\nsteps = 25\nthreads = 1\n"
+                             "overwrite = true\n[checkpoint]\nat_end = false\n";
+    const std::string run = folder_.path() + "/run";
+    Words words = {kEchelon, "train", config, "--set", "train.run=" + run};
+    for (const auto& setting : settings) {
+      words.insert(words.end(), {"--set", setting});
+    }
+    words.insert(words.end(), more.begin(), more.end());
+    Command command(words);
+    if (meanwhile) meanwhile(command);
+    EXPECT_EQ(command.wait(), 0) << command.err();
+    return explain_run(run);
+  }
+
+  static std::optional<RunFinding>
+  find(const RunExplanation& run, Fault fault) {
+    for (const auto& found : run.findings) {
+      if (found.fault == fault) return found;
+    }
+    return {};
+  }
+
+  static std::string told(const RunExplanation& run) {
+    std::string text;
+    for (const auto& found : run.findings) {
+      text += std::string(to_string(found.fault)) + ": " +
+              found.reason.diagnosis + "\n";
+    }
+    return text.empty() ? "nothing was found" : text;
+  }
+
+  TempFolder folder_;
+};
+
+// A busy machine can hold any run back; it has three tries.
+TEST_F(ExplainRuns, AHealthyOne) {
+  RunExplanation run;
+  for (int tries = 0; tries < 3; ++tries) {
+    run = trained({"data.shape=[3, 64, 64]"}, {"-n", "2"});
+    EXPECT_EQ(run.ranks, 2);
+    EXPECT_GT(run.recorded_steps, 10);
+    if (run.findings.empty()) return;
+  }
+  ADD_FAILURE() << told(run);
+}
+
+TEST_F(ExplainRuns, ASlowLoader) {
+  const std::string images = folder_.path() + "/images/";
+  for (const char* of_class : {"a", "b"}) {
+    std::filesystem::create_directories(images + of_class);
+    for (int i = 0; i < 8; ++i) {
+      std::ofstream(
+          images + of_class + "/" + std::to_string(i) + ".jpg",
+          std::ios::binary)
+          << make_jpeg(1200, 1200);
+    }
+  }
+  const auto run = trained(
+      {"data.name=images", "data.path=" + images, "data.image_size=32",
+       "data.workers=1", "train.batch=8"});
+  const auto found = find(run, Fault::data_loading);
+  ASSERT_TRUE(found) << told(run);
+  EXPECT_EQ(run.findings.front().fault, Fault::data_loading);
+  EXPECT_GT(found->share, 0.5);
+  EXPECT_GT(found->gain, 0.3);
+  EXPECT_THAT(found->settings, Contains(testing::StartsWith("data.workers=")));
+}
+
+// The process of rank 1, once it is there.
+pid_t rank_one(const Command& command) {
+  pid_t found = -1;
+  Command::until([&] {
+    for (const pid_t pid : command.living()) {
+      std::ifstream file("/proc/" + std::to_string(pid) + "/environ");
+      for (std::string line; std::getline(file, line, '\0');) {
+        if (line == "RANK=1") found = pid;
+      }
+    }
+    return found > 0;
+  });
+  return found;
+}
+
+TEST_F(ExplainRuns, ARankThatIsSlowedDown) {
+  const auto run = trained(
+      {"data.shape=[3, 96, 96]"}, {"-n", "2"}, [](const Command& command) {
+        const pid_t rank = rank_one(command);
+        ASSERT_GT(rank, 0);
+        // It stands still most of the time, several times a step, until it has ended.
+        while (::kill(rank, SIGSTOP) == 0) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(8));
+          ::kill(rank, SIGCONT);
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
+      });
+  const auto found = find(run, Fault::straggler);
+  ASSERT_TRUE(found) << told(run);
+  EXPECT_THAT(found->ranks, ElementsAre(1));
+  EXPECT_GT(found->share, 0.15);
+}
+
+TEST_F(ExplainRuns, UnevenStages) {
+  const auto run = trained(
+      {"model.cut=[\"fc\"]", "layout.microbatches=8", "train.batch=256"},
+      {"--layout", "pp=2"});
+  const auto found = find(run, Fault::stage_imbalance);
+  ASSERT_TRUE(found) << told(run);
+  EXPECT_THAT(found->ranks, ElementsAre(0));
+  EXPECT_THAT(
+      found->settings, ElementsAre("model.cut=[]", "model.balance=\"measured\""));
+}
+
+TEST_F(ExplainRuns, APipelineWithOneMicrobatch) {
+  const auto run = trained(
+      {"model.name=mlp", "model.hidden=[512, 512, 512, 512, 512, 512, 512]",
+       "data.shape=[2, 16, 16]", "train.batch=256", "layout.microbatches=1"},
+      {"--layout", "pp=2"});
+  const auto found = find(run, Fault::bubble);
+  ASSERT_TRUE(found) << told(run);
+  EXPECT_GT(found->share, 0.25);
+  EXPECT_EQ(found->gain_source, GainSource::simulated);
+  EXPECT_GT(found->gain, 0.1);
+}
+
+TEST_F(ExplainRuns, GradientsThatNothingHides) {
+  const auto run = trained(
+      {"model.name=mlp", "model.hidden=[4096]", "train.batch=4",
+       "comm.backend=gloo"},
+      {"-n", "2"});
+  const auto found = find(run, Fault::exposed_communication);
+  ASSERT_TRUE(found) << told(run);
+  EXPECT_EQ(found->axis, "dp");
+  EXPECT_FALSE(found->settings.empty());
+}
+
+TEST_F(ExplainRuns, RecomputeWithMemoryToSpare) {
+  const auto run =
+      trained({"memory.recompute=all", "data.shape=[3, 64, 64]"});
+  const auto found = find(run, Fault::recompute);
+  ASSERT_TRUE(found) << told(run);
+  EXPECT_GT(found->share, 0.1);
+  EXPECT_GT(found->gain, 0.05);
+  EXPECT_THAT(found->settings, ElementsAre("memory.recompute=\"none\""));
+}
+
+TEST_F(ExplainRuns, TinyBatches) {
+  const auto run = trained(
+      {"model.name=mlp", "model.hidden=[1024, 1024]", "train.batch=1",
+       "data.shape=[1, 16, 16]"});
+  const auto found = find(run, Fault::small_batch);
+  ASSERT_TRUE(found) << told(run);
+  EXPECT_THAT(found->settings, ElementsAre("train.batch=8"));
+  EXPECT_GT(found->gain, 0.5);
+}
+
+}  // namespace
+}  // namespace echelon
