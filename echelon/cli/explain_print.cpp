@@ -39,6 +39,26 @@ class Printer {
     if (found.gain_source != GainSource::none) paragraph("Gain", gain(found));
   }
 
+  void prediction(const RunExplanation& run) {
+    if (run.predicted_seconds <= 0) return;
+    out_ << "\n"
+         << wrapped(
+                "Predicted on " + run.cluster + ": " +
+                    format_seconds(run.predicted_seconds) + " a step; measured " +
+                    format_seconds(run.step_seconds) + ".",
+                0, style_.columns)
+         << "\n";
+    if (run.parts.empty()) return;
+    std::vector<std::vector<std::string>> rows = {
+        {"   part of the step", "predicted", "measured"}};
+    for (const auto& part : run.parts) {
+      rows.push_back(
+          {"   " + part.name, format_seconds(part.predicted),
+           format_seconds(part.measured)});
+    }
+    out_ << aligned(rows);
+  }
+
   void notes(const std::vector<std::string>& notes) {
     if (!notes.empty()) out_ << "\n";
     for (const auto& note : notes) {
@@ -136,6 +156,7 @@ void print_explanation_text(
         << (run.recorded_steps > 0 ? "Nothing held this run back.\n"
                                    : "Nothing that metrics tell held this run back.\n");
   }
+  printer.prediction(run);
   printer.notes(run.notes);
 }
 
@@ -151,6 +172,16 @@ void print_explanation_json(const RunExplanation& run, std::ostream& out) {
   json["findings"] = Json::array();
   for (const auto& found : run.findings) {
     json["findings"].push_back(json_of(found));
+  }
+  if (run.predicted_seconds > 0) {
+    json["predicted_seconds"] = run.predicted_seconds;
+    json["parts"] = Json::array();
+    for (const auto& part : run.parts) {
+      json["parts"].push_back(
+          {{"name", part.name},
+           {"predicted", part.predicted},
+           {"measured", part.measured}});
+    }
   }
   json["notes"] = run.notes;
   out << json.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "echelon/explain/findings.h"
+#include "echelon/explain/predict_run.h"
 #include "echelon/timeline/units.h"
 
 namespace echelon {
@@ -71,6 +72,16 @@ void fill_from_timeline(
   }
 }
 
+void compare_with_prediction(
+    const RunRecord& run, const WhatIf& what_if, RunExplanation& made) {
+  const StepPrediction predicted =
+      predict_step(what_if.base()->configured, what_if.cluster());
+  made.predicted_seconds = predicted.step_seconds;
+  if (made.recorded_steps == 0) return;
+  made.parts = compared_parts(
+      predicted.parts, timed_parts(run.timeline, diagnose(run.timeline)));
+}
+
 }  // namespace
 
 RunExplanation
@@ -97,10 +108,11 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
   made.findings = all_findings({record, times, shares, what_if});
   if (what_if.base()) {
     made.cluster = what_if.cluster().name;
-    if (!options.cluster && is_any_simulated(made.findings)) {
+    if (!what_if.is_guessed()) compare_with_prediction(record, what_if, made);
+    if (what_if.is_guessed() && is_any_simulated(made.findings)) {
       made.notes.push_back(
           "fixes are simulated with rates that are guesses for this machine; `echelon "
-          "bench --save FILE` measures them, for --cluster FILE");
+          "bench --save -n " + std::to_string(layout->num_ranks()) + "` measures them");
     }
   } else if (record.job) {
     made.notes.push_back("no fix is simulated: " + what_if.why());

@@ -8,6 +8,7 @@
 
 #include "echelon/cluster/cluster.h"
 #include "echelon/explain/finding.h"
+#include "echelon/timeline/timed_parts.h"
 
 namespace echelon {
 
@@ -23,7 +24,11 @@ struct RunExplanation {
   int64_t recorded_steps = 0;  // with spans; 0: metrics are all there is
   double step_seconds = 0;     // typical, measured
   double compute_share = 0;    // of it, mean over ranks; 0: not known
-  std::string cluster;           // that fixes were simulated on; empty: none
+  std::string cluster;         // that fixes were simulated on; empty: none
+  /// What the simulator says of the run as it is, on that cluster, beside what was
+  /// measured; empty where either is not known.
+  double predicted_seconds = 0;
+  std::vector<ComparedPart> parts;
   std::vector<RunFinding> findings;  // the largest share first; empty: nothing
   std::vector<std::string> notes;    // "the timeline is cut off in rank 3"
 };

@@ -2,6 +2,7 @@
 
 #include "echelon/cluster/local_machine.h"
 #include "echelon/error.h"
+#include "echelon/explain/predict_run.h"
 #include "echelon/train/check_job.h"
 
 namespace echelon {
@@ -13,13 +14,27 @@ WhatIf::WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster)
     return;
   }
   try {
-    cluster_ = cluster ? *cluster
-                       : cluster_of(look_at_machine(), run.job->layout.num_ranks());
+    if (cluster) {
+      cluster_ = *cluster;
+    } else {
+      find_cluster_of(run);
+    }
     base_ = simulated({});
   } catch (const Error& error) {
     const std::string text = error.what();
     why_ = text.substr(0, text.find('\n'));
   }
+}
+
+void WhatIf::find_cluster_of(const RunRecord& run) {
+  const int64_t ranks = run.job->layout.num_ranks();
+  const bool on_processor = ran_on_processor(run.timeline);
+  if (const auto known = cluster_of_run(ranks, on_processor).cluster) {
+    cluster_ = *known;
+    return;
+  }
+  cluster_ = cluster_of(look_at_machine(), ranks);
+  guessed_ = true;
 }
 
 WhatIfStep WhatIf::simulated(const Settings& settings) const {

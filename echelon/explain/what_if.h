@@ -26,13 +26,16 @@ struct WhatIfStep {
 /// how both compare: a cluster whose rates are guessed errs the same way in both.
 class WhatIf {
  public:
-  /// `cluster` empty: this machine.
+  /// `cluster` empty: this machine, as cluster_of_run (predict_run.h) knows it, else
+  /// with rates that are guesses.
   WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster);
 
   /// The run as it is; empty: it cannot be simulated, and why() says why.
   const std::optional<WhatIfStep>& base() const { return base_; }
   const std::string& why() const { return why_; }
   const Cluster& cluster() const { return cluster_; }
+  /// Whether its rates are guesses: then times are none to compare with the run's.
+  bool is_guessed() const { return guessed_; }
 
   /// Empty: there is no base, the settings are none for this run, or it has them.
   std::optional<WhatIfStep> with(const Settings& settings) const;
@@ -43,10 +46,12 @@ class WhatIf {
   best_of(const std::vector<Settings>& all, double least = 0.01) const;
 
  private:
+  void find_cluster_of(const RunRecord& run);
   WhatIfStep simulated(const Settings& settings) const;
 
   std::string configuration_;
   Cluster cluster_;
+  bool guessed_ = false;
   std::optional<WhatIfStep> base_;
   std::string why_;
 };
