@@ -42,10 +42,8 @@ void add_explain(CLI::App& app, Action& action) {
       "explain",
       "say what held a run back, and what to set so that it trains faster");
   command->footer(
-      "echelon explain runs/digits                       also while it runs, or "
-      "crashed\n"
-      "echelon explain runs/digits --cluster here.toml   fixes simulated with "
-      "measured rates\n"
+      "echelon explain runs/digits                       while it runs, too\n"
+      "echelon explain runs/digits --cluster here.toml   with measured rates\n"
       "echelon explain elsewhere/timeline.json --json");
   auto arguments = std::make_shared<ExplainArguments>();
   command->add_option("RUN", arguments->run, "a run's folder, or its timeline.json")

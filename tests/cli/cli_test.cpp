@@ -100,6 +100,7 @@ TEST_F(CommandLine, HelpStartsWithExamples) {
         "run",
         "verify",
         "compare",
+        "explain",
         "export",
         "import",
         "bench",
