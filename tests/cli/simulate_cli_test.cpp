@@ -129,10 +129,10 @@ TEST_F(SimulateCommand, TheSeedIsAllThatIsRandom) {
 
 TEST_F(SimulateCommand, WritesWhatARunWrites) {
   const Outcome outcome =
-      run(std::string(kSmall) + "--steps 3 --run runs/simulated");
+      run(std::string(kSmall) + "--steps 3 --run simulated");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("report: runs/simulated/report.html\n"));
-  const std::string folder = folder_.path("runs/simulated/");
+  EXPECT_THAT(outcome.out, HasSubstr("report: simulated/report.html\n"));
+  const std::string folder = folder_.path("simulated/");
   const auto metrics = lines_of(read_file(folder + "metrics.jsonl"));
   ASSERT_EQ(metrics.size(), 3u);
   for (const std::string& line : metrics) {
@@ -150,8 +150,8 @@ TEST_F(SimulateCommand, WritesWhatARunWrites) {
 
   // Never over what is there.
   refuses(
-      std::string(kSmall) + "--run runs/simulated", 2,
-      HasSubstr("runs/simulated"));
+      std::string(kSmall) + "--run simulated", 2,
+      HasSubstr("simulated"));
   EXPECT_EQ(lines_of(read_file(folder + "metrics.jsonl")).size(), 3u);
 }
 
