@@ -8,6 +8,7 @@
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/help.h"
+#include "echelon/cli/job_flags.h"
 #include "echelon/cli/plan_print.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/catalogue.h"
@@ -26,15 +27,9 @@ const std::vector<std::string> kObjectives = {"time", "cost", "devices"};
 constexpr int64_t kMostKept = 100;
 constexpr int64_t kMostSamples = int64_t{1} << 30;
 
-struct PlanArguments {
-  std::string model;
-  std::string cluster;
-  std::string batch;
-  std::string seq_len;
+struct PlanArguments : JobFlags {
   std::vector<std::string> fix;
   std::string objective = "time";
-  std::string precision = "bf16";
-  std::string stack = "echelon";
   std::string keep;
   std::string explain;
   std::string html;
@@ -89,8 +84,12 @@ PlanRequest request_of(const PlanArguments& arguments) {
   for (const auto& text : arguments.fix) {
     request.fixed.push_back(parse_fix(text));
   }
-  request.precision = precision_from_name(arguments.precision);
-  request.stack = find_stack(arguments.stack).name;
+  if (!arguments.precision.empty()) {
+    request.precision = precision_from_name(arguments.precision);
+  }
+  if (!arguments.stack.empty()) {
+    request.stack = find_stack(arguments.stack).name;
+  }
   if (!arguments.keep.empty()) {
     request.keep = parse_count("--keep", arguments.keep, 1, kMostKept);
   }
@@ -175,14 +174,7 @@ void add_plan(CLI::App& app, Action& action) {
                           const std::string& type) {
     command->add_option(name, value, help)->type_name(type);
   };
-  option("--model", arguments->model,
-         "a name of the catalogue, a config.json or the folder that has one",
-         "NAME");
-  option("--cluster", arguments->cluster,
-         "devices, as in h100-sxm:64 or h100-sxm:8x8, or a cluster file", "SPEC");
-  option("--batch", arguments->batch, "samples of one step", "SAMPLES");
-  option("--seq-len", arguments->seq_len,
-         "tokens of a sample (what the model usually has)", "TOKENS");
+  add_job_flags(*command, *arguments);
   option("--fix", arguments->fix,
          "keeps to this, as in tp=8 or schedule=1f1b; may be repeated",
          "KEY=VALUE");
@@ -190,12 +182,6 @@ void add_plan(CLI::App& app, Action& action) {
          "the shortest step, the cheapest one, or the fewest devices that do "
          "(time)",
          joined(kObjectives));
-  option("--precision", arguments->precision,
-         "what matrix products are computed in (bf16)", "bf16|fp16|fp32|…");
-  option("--stack", arguments->stack,
-         "the software that trains, its rules and rates: echelon, "
-         "megatron-core, fsdp, … (echelon)",
-         "SOFTWARE");
   option("--keep", arguments->keep, "layouts to show (5)", "NUMBER");
   option("--explain", arguments->explain,
          "the best plan for each value of one setting, and why it is not the "

@@ -116,18 +116,11 @@ void add_simulate(CLI::App& app, Action& action) {
                           const char* type, const char* help) {
     command->add_option(name, value, help)->type_name(type);
   };
-  option("--model", arguments->model, "MODEL",
-         "a name of the catalogue (gpt3-175b, llama3.1-8b, resnet50, …) or a Hugging "
-         "Face config.json");
-  option("--cluster", arguments->cluster, "CLUSTER",
-         "DEVICE:NODESxDEVICES (h100-sxm:64x8), DEVICE:DEVICES, several joined by +, "
-         "or a cluster file");
+  add_job_flags(*command, *arguments);
   option("--layout", arguments->layout, "LAYOUT",
          "degrees of the axes: dp=2,fsdp=4,tp=8,pp=4,cp=2,ep=1 (one rank)");
-  option("--batch", arguments->batch, "SAMPLES", "of a step, over all ranks");
   option("--microbatch", arguments->microbatch, "SAMPLES",
          "of a rank in one pass (1)");
-  option("--seq-len", arguments->seq_len, "TOKENS", "of a sample (the model's)");
   option("--schedule", arguments->schedule, "KIND",
          "of the pipeline, as echelon schedule has them (1f1b)");
   option("--stages-per-rank", arguments->stages_per_rank, "NUMBER",
@@ -136,13 +129,9 @@ void add_simulate(CLI::App& app, Action& action) {
          "what backward computes again (none)");
   option("--zero", arguments->zero, "1|2|3",
          "what fsdp cuts: optimizer state, gradients too, parameters too (3)");
-  option("--precision", arguments->precision, "PRECISION",
-         "of matrix products: bf16, fp16, fp8, fp32, … (bf16)");
   command->add_flag(
       "--sequence-parallel", arguments->sequence_parallel,
       "ranks of tp share out what lies between their layers");
-  option("--stack", arguments->stack, "SOFTWARE",
-         "whose ways count: echelon, megatron-core, fsdp, … (echelon)");
   option("--steps", arguments->steps, "NUMBER", "how many to simulate (1)");
   option("--jitter", arguments->jitter, "SHARE",
          "of each operation's time, at random, as 0.05 (0)");

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "echelon/cli/job_flags.h"
 #include "echelon/cluster/cluster.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/cost/strategy.h"
@@ -12,11 +13,11 @@
 namespace echelon::cli {
 
 /// As written; empty: not given.
-struct SimulateArguments {
+struct SimulateArguments : JobFlags {
   std::string config;  // CONFIG.toml, in place of model and strategy
   std::string table;   // a table of steps, in place of everything
-  std::string model, cluster, layout, batch, microbatch, seq_len;
-  std::string schedule, stages_per_rank, recompute, zero, precision, stack;
+  std::string layout, microbatch;
+  std::string schedule, stages_per_rank, recompute, zero;
   bool sequence_parallel = false;
   std::string steps, jitter, stragglers, straggler_factor, seed;
   std::string hours, checkpoint_seconds, recovery_seconds;

@@ -50,6 +50,7 @@ std::vector<std::pair<std::string, double>> parts_of(const StepParts& parts) {
 Rows figures(const SimulateCase& what, const SimulateResult& result) {
   const StepEstimate& step = result.run.step;
   const double ranks = static_cast<double>(what.strategy.layout.num_ranks());
+  const double each = step.tokens_per_second / ranks;
   const Device& device = fullest_device(what, step);
   const double usable = usable_bytes(device);
   const double peak = step.memory.peak_bytes();
@@ -57,7 +58,8 @@ Rows figures(const SimulateCase& what, const SimulateResult& result) {
       {"step", format_seconds(step.step_seconds)},
       {is_text(what) ? "tokens/s" : "samples/s",
        format_count(step.tokens_per_second) + ", " +
-           format_number(step.tokens_per_second / ranks) + " a device"},
+           (each < 100 ? format_number(each) : format_count(each)) +
+           " a device"},
       {"utilisation",
        format_percent(step.model_flops_utilisation) + " of the " +
            std::string(to_string(what.strategy.precision)) + " peak"},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/overlap.h"
 
 namespace echelon {
@@ -83,7 +84,7 @@ double gradient_seconds(const StageContext& context, const Elements& all, int64_
 
 double gather_seconds(const StageContext& context, const Weights& weights, int64_t rank) {
   return collective_seconds(
-      CollectiveKind::all_gather, weights.elements * parameter_bytes(context.strategy),
+      CollectiveKind::all_gather, weights.elements * element_bytes(context.strategy.precision),
       weights.shards, context.cluster.node_of(rank), context.cluster, context.stack);
 }
 
@@ -218,15 +219,6 @@ ParameterTimes once_a_step(
 }
 
 }  // namespace
-
-double parameter_bytes(const Strategy& strategy) {
-  switch (strategy.precision) {
-    case Precision::fp64: return 8;
-    case Precision::fp32:
-    case Precision::tf32: return 4;
-    default: return 2;
-  }
-}
 
 ParameterTimes parameter_times(
     const StageContext& context, PassTimes& passes, const Layers& layers,

@@ -8,9 +8,6 @@
 
 namespace echelon {
 
-/// Bytes of an element as ranks gather it.
-double parameter_bytes(const Strategy& strategy);
-
 /// Seconds of a step, and what of them the rank stands still or is slowed.
 struct Exposed {
   double all = 0;

@@ -50,7 +50,7 @@ double optimizer_seconds(const StageContext& context, double elements, int64_t r
     // and two moments in host memory.
     const double host_memory = 20e9;  // of one device's share of the host
     return elements * (context.stack.gradient_bytes +
-                       parameter_bytes(context.strategy)) /
+                       element_bytes(context.strategy.precision)) /
         node.host.bytes_per_second + elements * 28 / host_memory;
   }
   return memory_seconds(

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/collective_time.h"
-#include "echelon/cost/parameter_times.h"
 #include "echelon/simulator/traffic_axes.h"
 
 namespace echelon::simulator {
@@ -47,7 +47,7 @@ Instructions RankTraffic::gathers(
   Instructions list;
   for (const bool experts : {false, true}) {
     const double bytes = (experts ? elements.experts : elements.dense) *
-                         parameter_bytes(strategy_);
+                         element_bytes(strategy_.precision);
     append(list, collective(
                      CollectiveKind::all_gather,
                      sharing_of(strategy_, experts).shards, bytes,

@@ -155,6 +155,25 @@ TEST_F(SimulateCommand, WritesWhatARunWrites) {
   EXPECT_EQ(lines_of(read_file(folder + "metrics.jsonl")).size(), 3u);
 }
 
+TEST_F(SimulateCommand, TakesAConfigurationOfTrain) {
+  const std::string configuration =
+      ECHELON_SOURCE_DIR "/examples/configs/digits.toml ";
+  const Outcome outcome =
+      run(configuration + "--cluster h100-sxm:1x8 --layout dp=4");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(StartsWith("simple_cnn on h100-sxm:1x8, 4 of 8 devices\n"
+                       "dp=4 · 1 microbatch of 16\n"),
+            HasSubstr("samples/s"), HasSubstr("fp32 peak"),
+            HasSubstr("waiting for dp_replicate")));
+  refuses(configuration, 2, HasSubstr("--cluster is missing"));
+  refuses(configuration + "--cluster h100-sxm:1x8 --model gpt2", 2,
+          HasSubstr("leave one out"));
+  write("broken.toml", "[model]\nname = \"simple_cn\"\n");
+  refuses("broken.toml --cluster h100-sxm:1x8", 2, HasSubstr("broken.toml"));
+}
+
 TEST_F(SimulateCommand, NamesWhatIsMissingUnknownOrDoesNotFit) {
   refuses("", 2, HasSubstr("--model is missing"));
   refuses("--model gpt2", 2, HasSubstr("--cluster is missing"));

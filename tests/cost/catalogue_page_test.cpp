@@ -27,6 +27,7 @@ What `--model` and `--cluster` know. The tables are written from the code by
 // By the beginning of a model's name.
 constexpr std::pair<const char*, const char*> kSources[] = {
     {"gpt2", "Radford et al., 2019"},
+    {"gpt3-5b", "NVIDIA NeMo's configuration of that name"},
     {"gpt3", "arXiv:2005.14165, table 2.1"},
     {"megatron", "arXiv:2104.04473, table 1"},
     {"mt-nlg", "arXiv:2201.11990"},
@@ -61,7 +62,7 @@ std::string source_of(const std::string& name) {
 
 std::string number(double value) {
   char text[32];
-  std::snprintf(text, sizeof(text), "%.4g", value);
+  std::snprintf(text, sizeof(text), "%.5g", value);
   return text;
 }
 

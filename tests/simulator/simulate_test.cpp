@@ -80,6 +80,25 @@ TEST(Simulate, EachRankByItselfGivesTheSame) {
   }
 }
 
+// The second pipeline is cut by the nodes elsewhere than the first.
+TEST(Simulate, PipelinesThatLeaveANodeElsewhereAreNotAlike) {
+  const ModelShape model = find_model("gpt2");
+  Strategy strategy = with({.dp_replicate = 2, .pp = 6}, 24);
+  Cluster cluster = find_cluster("h100-sxm:2x8");
+  cluster.groups[0].node.network.bytes_per_second = 1e9;
+  SimulationOptions options{.timeline_ranks = 0};
+  const SimulatedRun with = simulate(model, strategy, cluster, options);
+  EXPECT_EQ(with.simulated_ranks, 12);
+  options.symmetry = false;
+  EXPECT_LT(
+      relative(with.step.step_seconds,
+               simulate(model, strategy, cluster, options).step.step_seconds),
+      1e-9);
+  options.symmetry = true;
+  cluster = find_cluster("h100-sxm:1x16");
+  EXPECT_EQ(simulate(model, strategy, cluster, options).simulated_ranks, 6);
+}
+
 // Exactly where nothing waits for a neighbour on the other side of the step's end;
 // stage 3 shares its links between gathers and gradients, interleaved stages end at
 // different times.
@@ -104,12 +123,17 @@ TEST(Simulate, AgreesWithTheFormula) {
       {"gpt2", "h100-sxm:2x8", with({.dp_shard = 16}, 64), 1e-6},
       {"gpt2", "h100-sxm:2x8", with({.dp_shard = 16}, 64), 0.03},
       {"llama3.1-8b", "h100-sxm:2x8", with({.dp_shard = 16}, 64), 0.03},
+      {"gpt2", "h100-sxm:2x8", with({.dp_shard = 4, .tp = 4}, 64), 1e-6},
+      {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 2, .dp_shard = 8}, 64), 1e-6},
+      {"mixtral-8x7b", "h100-sxm:2x8", with({.ep = 8}, 64), 1e-6},
   };
   cases[5].strategy.schedule = "interleaved";
   cases[10].strategy.zero_stage = 1;
   cases[11].strategy.zero_stage = 3;
   cases[12].strategy.zero_stage = 3;
   cases[12].strategy.stack = "fsdp";
+  cases[13].strategy.zero_stage = 1;
+  cases[14].strategy.zero_stage = 1;
   for (const auto& one : cases) {
     const ModelShape model = find_model(one.model);
     const Cluster cluster = find_cluster(one.cluster);

@@ -1,0 +1,165 @@
+// Collectives against the terms of their formulas, one at a time.
+#include <gtest/gtest.h>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cost/calibration.h"
+#include "echelon/cost/operation_time.h"
+
+namespace echelon {
+namespace {
+
+constexpr double kTiny = 1e-3;  // bytes
+constexpr double kLarge = 1e11;
+
+class CollectiveFormula : public testing::Test {
+ protected:
+  double seconds(CollectiveKind kind, double bytes, const GroupPlace& place) const {
+    return collective_seconds(
+        kind, bytes, place, cluster_.node_of(0), cluster_, find_stack("echelon"));
+  }
+  const DeviceRates& rates() const {
+    return rates_of(cluster_.node_of(0).device);
+  }
+
+  Cluster cluster_ = find_cluster("a100-80gb:4x8");
+};
+
+GroupPlace inside(int64_t ranks) {
+  return {.ranks = ranks, .ranks_per_node = ranks};
+}
+
+TEST_F(CollectiveFormula, EachRankOfARingAddsAHop) {
+  for (const auto& [kind, times] :
+       {std::pair(CollectiveKind::all_gather, 1.0),
+        std::pair(CollectiveKind::reduce_scatter, 1.0),
+        std::pair(CollectiveKind::all_reduce, 2.0)}) {
+    EXPECT_NEAR(
+        seconds(kind, kTiny, inside(8)) - seconds(kind, kTiny, inside(4)),
+        times * 4 * rates().hop_seconds, 1e-9);
+    EXPECT_GE(seconds(kind, kTiny, inside(2)), rates().start_seconds);
+  }
+}
+
+TEST_F(CollectiveFormula, AnAllReduceMovesTwiceWhatAGatherDoes) {
+  for (const int64_t ranks : {2, 4, 8}) {
+    EXPECT_NEAR(
+        seconds(CollectiveKind::all_reduce, kLarge, inside(ranks)) /
+            seconds(CollectiveKind::all_gather, kLarge, inside(ranks)),
+        2, 0.01);
+  }
+  // (n - 1) / n of the tensor, at a rate that grows a little with the ring.
+  EXPECT_NEAR(
+      seconds(CollectiveKind::all_gather, kLarge, inside(8)) /
+          seconds(CollectiveKind::all_gather, kLarge, inside(4)),
+      (7.0 / 8) / (3.0 / 4) * (4 / (4 + rates().ring_ramp)) /
+          (8 / (8 + rates().ring_ramp)),
+      0.01);
+}
+
+TEST_F(CollectiveFormula, BetweenNodesTheAdaptersCount) {
+  GroupPlace one{.ranks = 4, .ranks_per_node = 1, .nodes = 4, .sharing = 8};
+  GroupPlace all{.ranks = 32, .ranks_per_node = 8, .nodes = 4};
+  const double alone = seconds(CollectiveKind::all_gather, kLarge, one);
+  // Eight adapters move for a group that has all of a node's devices.
+  EXPECT_LT(seconds(CollectiveKind::all_gather, kLarge, all), alone / 6);
+  one.across_racks = true;
+  cluster_.oversubscription = 3;
+  EXPECT_NEAR(
+      seconds(CollectiveKind::all_gather, kLarge, one) / alone, 3, 0.01);
+}
+
+TEST_F(CollectiveFormula, DevicesOnOneBusShareIt) {
+  cluster_ = find_cluster("l4:1x8");
+  GroupPlace pair = inside(2);
+  const double alone = seconds(CollectiveKind::all_gather, kLarge, pair);
+  pair.sharing = 4;
+  EXPECT_NEAR(
+      seconds(CollectiveKind::all_gather, kLarge, pair) / alone, 4, 0.01);
+}
+
+TEST_F(CollectiveFormula, AllToAllSendsWhatIsNotTheRanksOwn) {
+  EXPECT_NEAR(
+      seconds(CollectiveKind::all_to_all, kLarge, inside(8)) /
+          seconds(CollectiveKind::all_gather, kLarge, inside(8)),
+      1, 0.05);
+  const GroupPlace far{.ranks = 32, .ranks_per_node = 8, .nodes = 4};
+  // Three quarters leave the node, each rank's through its own adapter.
+  const double adapter = cluster_.node_of(0).network.bytes_per_second *
+                         rates().network_share;
+  EXPECT_NEAR(
+      seconds(CollectiveKind::all_to_all, kLarge, far), 0.75 * kLarge / adapter,
+      0.02 * kLarge / adapter);
+}
+
+Strategy strategy_of(Layout layout) {
+  Strategy strategy;
+  strategy.layout = layout;
+  strategy.global_batch = 64;
+  return strategy;
+}
+
+TEST_F(CollectiveFormula, GroupsLieWhereTheirRanksAre) {
+  cluster_.nodes_per_rack = 2;
+  const Strategy strategy = strategy_of({.dp_replicate = 4, .tp = 8});
+  const GroupPlace tp = place_of(strategy, cluster_, Axis::tp);
+  EXPECT_EQ(tp.ranks, 8);
+  EXPECT_EQ(tp.nodes, 1);
+  EXPECT_FALSE(tp.across_racks);
+  const GroupPlace dp = place_of(strategy, cluster_, Axis::dp_replicate);
+  EXPECT_EQ(dp.ranks, 4);
+  EXPECT_EQ(dp.ranks_per_node, 1);
+  EXPECT_EQ(dp.nodes, 4);
+  EXPECT_EQ(dp.sharing, 8);
+  EXPECT_TRUE(dp.across_racks);
+  const GroupPlace both =
+      place_of(strategy, cluster_, {Axis::dp_replicate, Axis::tp});
+  EXPECT_EQ(both.ranks, 32);
+  EXPECT_EQ(both.ranks_per_node, 8);
+  EXPECT_EQ(place_of(strategy, cluster_, Axis::cp).ranks, 1);
+}
+
+TEST_F(CollectiveFormula, SlicesOfAMessageLeaveThroughTheirOwnAdapters) {
+  const Strategy strategy = strategy_of({.tp = 8, .pp = 4});
+  const auto transfer = [&](const char* stack) {
+    return transfer_seconds(
+        strategy, cluster_, find_stack(stack), 1e9, 0, 8);
+  };
+  EXPECT_LT(transfer("megatron-2021"), transfer("echelon") / 3);
+  EXPECT_EQ(
+      transfer_seconds(strategy, cluster_, find_stack("echelon"), 1e9, 5, 5), 0);
+}
+
+TEST(PassTime, TheHostsLaunchesAreALowerBound) {
+  const Cluster cluster = find_cluster("h100-sxm:1x8");
+  const Stack& stack = find_stack("echelon");
+  Operations operations;
+  for (int i = 0; i < 100; ++i) operations.push_back({.name = "small", .bytes = 64});
+  const PassSeconds pass =
+      pass_seconds(operations, strategy_of({}), cluster, stack);
+  EXPECT_NEAR(
+      pass.total(), 100 * stack.host_seconds + stack.layer_host_seconds, 1e-12);
+  operations.push_back({.name = "large", .bytes = 1e10});
+  EXPECT_EQ(
+      pass_seconds(operations, strategy_of({}), cluster, stack).host, 0);
+}
+
+TEST(PassTime, WhatCanBeHiddenIs) {
+  const Cluster cluster = find_cluster("h100-sxm:1x8");
+  const Stack& stack = find_stack("echelon");
+  Operations operations;
+  operations.push_back({.kind = OperationKind::collective,
+                        .name = "sum",
+                        .bytes = 1e9,
+                        .axis = Axis::tp,
+                        .hideable = 0.75});
+  const PassSeconds pass =
+      pass_seconds(operations, strategy_of({.tp = 8}), cluster, stack);
+  const auto tp = static_cast<size_t>(Axis::tp);
+  EXPECT_GT(pass.communication[tp], 1e-3);
+  EXPECT_NEAR(pass.exposed[tp], 0.25 * pass.communication[tp], 1e-12);
+  EXPECT_NEAR(
+      pass.memory, 0.75 * pass.communication[tp] * stack.overlap_slowdown, 1e-12);
+}
+
+}  // namespace
+}  // namespace echelon
