@@ -21,6 +21,27 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
+constexpr int32_t kMostRanks = 1 << 20;
+
+// What no recorder writes.
+void check_spans(const Timeline& timeline, const std::string& place) {
+  for (const Span& span : timeline.spans) {
+    const bool is_rank = span.rank >= 0 && span.rank < kMostRanks;
+    if (is_rank && span.end_ns >= span.begin_ns) continue;
+    throw DataError(
+        "[timeline] " + place + ": span \"" + span.name.substr(0, 40) +
+        "\" of rank " + std::to_string(span.rank) +
+        (is_rank ? " ends before it begins" : " is of no rank"));
+  }
+}
+
+bool has_steps(const Timeline& timeline) {
+  return std::any_of(
+      timeline.spans.begin(), timeline.spans.end(), [](const Span& span) {
+        return span.step >= 0 && span.kind != SpanKind::evaluation;
+      });
+}
+
 class Reader {
  public:
   Reader(fs::path folder, fs::path timeline)
@@ -43,9 +64,14 @@ class Reader {
     }
     try {
       CutTrace cut = parse_cut_trace(read_text_file(timeline_), timeline_.string());
+      check_spans(cut.timeline, timeline_.string());
       record_.timeline = std::move(cut.timeline);
       record_.title = record_.timeline.title;
       if (cut.cut_rank >= 0) note_cut(cut.cut_rank);
+      if (has_steps(record_.timeline)) return;
+      record_.timeline.spans.clear();
+      broken_ = timeline_.string() + ": no step was recorded";
+      note("the timeline has no step (train.timeline_steps)");
     } catch (const DataError& error) {
       broken_ = first_line(error.what());
       note(broken_);

@@ -23,7 +23,7 @@ class Explain : public testing::Test {
   RunExplanation explain(const Job& job, const Timeline& timeline) {
     made::write_run(folder_.path("run"), job, timeline);
     return explain_run(
-        folder_.path("run"), {.cluster = find_cluster("h100-sxm:1x8")});
+        folder_.path("run"), {.cluster = find_cluster(cluster_)});
   }
 
   // The only fault found, or an empty one with a failure.
@@ -43,6 +43,7 @@ class Explain : public testing::Test {
   }
 
   TempFolder folder_;
+  std::string cluster_ = "h100-sxm:1x8";
 };
 
 TEST_F(Explain, NothingHoldsAHealthyRunBack) {
@@ -95,6 +96,41 @@ TEST_F(Explain, SlowLinksBesideManyBuckets) {
   const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
   EXPECT_EQ(found.fault, Fault::exposed_communication);
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("8 MiB in 4 calls"));
+}
+
+// Along which axis is told; and the fix is one of that axis.
+TEST_F(Explain, SlowLinksOfOtherAxes) {
+  cluster_ = "rtx-4090:1x2";  // no link but PCIe
+  Job job = made::job_of("fsdp=2");
+  job.model.name = "resnet50";
+  job.data.name = "dummy";
+  job.data.holdout = 0;
+  DataParallel slow{.transfer = 40, .axis = "dp_shard"};
+  const RunFinding fsdp = only(job, timeline_of(slow));
+  EXPECT_EQ(fsdp.axis, "fsdp");
+  ASSERT_FALSE(fsdp.settings.empty());
+  EXPECT_THAT(
+      fsdp.settings.front(),
+      testing::AnyOf(
+          HasSubstr("shard."), HasSubstr("layout.fsdp"),
+          HasSubstr("train.batch")));
+  EXPECT_EQ(fsdp.gain_source, GainSource::simulated);
+  slow.axis = "tp";
+  job = made::job_of("tp=2");
+  job.model.name = "gpt";
+  job.model.layers = 4;
+  job.model.hidden_size = 512;
+  job.model.heads = 8;
+  job.model.max_positions = 128;
+  job.data.name = "text";
+  job.data.sources = {folder_.write("text.txt", std::string(20000, 'x'))};
+  job.data.tokenizer = "bytes";
+  job.data.sequence = 128;
+  const RunFinding tp = only(job, timeline_of(slow));
+  EXPECT_EQ(tp.axis, "tp");
+  ASSERT_FALSE(tp.settings.empty());
+  EXPECT_THAT(tp.settings.front(), HasSubstr("layout."));
+  EXPECT_EQ(tp.gain_source, GainSource::simulated);
 }
 
 TEST_F(Explain, AStraggler) {

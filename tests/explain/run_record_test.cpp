@@ -6,9 +6,11 @@
 
 #include <filesystem>
 #include <set>
+#include <tuple>
 
 #include "echelon/error.h"
 #include "echelon/explain/explain.h"
+#include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/text_file.h"
 #include "made_run.h"
 #include "tests/support/error_text.h"
@@ -131,6 +133,17 @@ TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
         error_text<DataError>([&] { read_run(folder_.path("broken")); }),
         AllOf(HasSubstr("timeline.json"), HasSubstr("no metrics.jsonl")))
         << garbage;
+  }
+  for (const auto& [rank, end, step] :
+       {std::tuple(-1, 10, 0), {1 << 30, 10, 0}, {0, -10, 0}, {0, 10, -1}}) {
+    Timeline odd;
+    odd.spans.push_back(
+        {rank, "compute", "forward", SpanKind::forward, 0, end, step});
+    folder_.write("broken/timeline.json", to_chrome_trace(odd));
+    EXPECT_THAT(
+        error_text<DataError>([&] { read_run(folder_.path("broken")); }),
+        AllOf(HasSubstr("timeline.json: "), HasSubstr("no metrics.jsonl")))
+        << rank << " " << end << " " << step;
   }
   folder_.write("run/timeline.json", "garbage");
   EXPECT_THAT(read_run(run_).notes, Contains(HasSubstr("is no trace")));

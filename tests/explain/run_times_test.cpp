@@ -1,0 +1,106 @@
+// Where steps go, and for whom ranks wait.
+#include "echelon/explain/run_times.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/explain/late_ranks.h"
+#include "echelon/simulator/simulate.h"
+
+namespace echelon {
+namespace {
+
+Span call(int32_t rank, const std::string& axis, int64_t begin, int64_t end) {
+  return {rank, "comm", "all_reduce x", SpanKind::communication, begin, end,
+          0,    8,      axis};
+}
+
+TEST(LateRanks, AreLateInTheirOwnGroupAlone) {
+  // Ranks 0 and 1, and 2 and 3, are groups of tp; rank 3 is late.
+  Timeline timeline;
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    timeline.spans.push_back(
+        call(rank, "tp", rank == 3 ? 70 : 10 + rank, rank < 2 ? 20 : 80));
+    timeline.spans.push_back(call(rank, "dp_replicate", 90, 95));
+  }
+  const Layout layout{.dp_replicate = 2, .tp = 2};
+  const LateRanks late = late_ranks(timeline, layout);
+  EXPECT_EQ(late.waits.at({0, 0}), (Intervals{{10, 11}}));
+  EXPECT_EQ(late.waits.at({2, 0}), (Intervals{{12, 70}}));
+  EXPECT_FALSE(late.waits.contains({1, 0}));
+  EXPECT_FALSE(late.waits.contains({3, 0}));
+  EXPECT_EQ(late.caused.at({3, 0}), (Intervals{{12, 70}}));
+  // Which ranks are a group is not known of a timeline alone.
+  EXPECT_TRUE(late_ranks(timeline, {}).waits.empty());
+}
+
+TEST(LateRanks, CallsOfOneNameAreToldByTheirOrder) {
+  Timeline timeline;
+  for (const int64_t begin : {0, 100}) {
+    timeline.spans.push_back(call(0, "dp_replicate", begin, begin + 50));
+    timeline.spans.push_back(call(1, "dp_replicate", begin + 30, begin + 50));
+  }
+  const LateRanks late = late_ranks(timeline, {});
+  EXPECT_EQ(late.waits.at({0, 0}), (Intervals{{0, 30}, {100, 130}}));
+}
+
+// Of every layout that the simulator runs: parts that add up, axes that it has.
+TEST(RunTimes, AddUpToTheStep) {
+  const struct {
+    Layout layout;
+    std::vector<std::string> axes;
+  } cases[] = {
+      {{}, {}},
+      {{.dp_replicate = 4}, {"dp"}},
+      {{.dp_shard = 4}, {"fsdp"}},
+      {{.tp = 4}, {"tp"}},
+      {{.pp = 4}, {}},
+      {{.dp_replicate = 2, .tp = 2, .pp = 2}, {"dp", "tp"}},
+      {{.dp_shard = 2, .tp = 2}, {"fsdp", "tp"}},
+  };
+  for (const auto& one : cases) {
+    Strategy strategy;
+    strategy.layout = one.layout;
+    strategy.global_batch = 32;
+    strategy.zero_stage = one.layout.dp_shard > 1 ? 3 : 0;
+    const SimulatedRun run = simulate(
+        find_model("gpt2"), strategy, find_cluster("h100-sxm:1x8"),
+        {.steps = 3, .jitter = 0.1, .seed = 5});
+    const RunTimes times = run_times(run.timeline, one.layout);
+    ASSERT_EQ(
+        static_cast<int64_t>(times.ranks.size()), one.layout.num_ranks());
+    for (const RankHistory& rank : times.ranks) {
+      ASSERT_EQ(rank.steps.size(), 3u);
+      for (const RankTimes& step : rank.steps) {
+        double sum = step.compute() + step.data + step.for_ranks +
+                     step.for_stages + step.idle;
+        for (const auto& [axis, seconds] : step.communication) sum += seconds;
+        EXPECT_NEAR(sum, step.step, 1e-6 * step.step);
+      }
+    }
+    std::vector<std::string> axes;
+    for (const auto& [axis, seconds] : times.mean.communication) {
+      if (axis != "pp" && !axis.empty()) axes.push_back(axis);
+    }
+    EXPECT_EQ(axes, one.axes) << to_string(one.layout);
+    EXPECT_EQ(times.pipeline, one.layout.pp > 1);
+  }
+}
+
+// What the events say is exposed is what the timeline shows.
+TEST(RunTimes, SeeTheCommunicationThatTheSimulatorMade) {
+  Strategy strategy;
+  strategy.layout.tp = 4;
+  strategy.global_batch = 32;
+  const SimulatedRun run =
+      simulate(find_model("gpt2"), strategy, find_cluster("h100-sxm:1x8"));
+  const RunTimes times = run_times(run.timeline, strategy.layout);
+  const double exposed =
+      run.step.parts.exposed[static_cast<size_t>(Axis::tp)];
+  EXPECT_NEAR(times.mean.communication.at("tp"), exposed, 0.02 * exposed);
+}
+
+}  // namespace
+}  // namespace echelon
