@@ -117,6 +117,13 @@ void add_simulate(CLI::App& app, Action& action) {
     command->add_option(name, value, help)->type_name(type);
   };
   add_job_flags(*command, *arguments);
+  option("--layers", arguments->layers, "FILE",
+         "the configuration's layers as echelon-train count CONFIG printed them, in "
+         "place of formulas");
+  command->add_flag(
+      "--count", arguments->count,
+      "count the configuration's layers now, operator by operator, in place of "
+      "formulas: closer on a processor (needs echelon-train)");
   option("--layout", arguments->layout, "LAYOUT",
          "degrees of the axes: dp=2,fsdp=4,tp=8,pp=4,cp=2,ep=1 (one rank)");
   option("--microbatch", arguments->microbatch, "SAMPLES",

@@ -1,22 +1,28 @@
 #include "echelon/cli/simulate_case.h"
 
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <utility>
 #include <vector>
 
 #include "echelon/cli/arguments.h"
+#include "echelon/cli/capture.h"
+#include "echelon/cli/scratch_config.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/config/nearest.h"
 #include "echelon/cost/calibration.h"
+#include "echelon/cost/counted_model.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/error.h"
+#include "echelon/launch/scratch.h"
 #include "echelon/simulator/configured.h"
 
 namespace echelon::cli {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 40;
+constexpr std::chrono::seconds kCountLimit{120};
 
 void number(
     const char* flag, const std::string& text, int64_t lowest, int64_t highest,
@@ -119,6 +125,29 @@ void read_options(const SimulateArguments& arguments, SimulateCase& made) {
   }
 }
 
+// Without the "error: " that it begins with.
+std::string first_line(const std::string& text) {
+  const std::string line = text.substr(0, text.find('\n'));
+  const std::string prefix = "error: ";
+  return line.starts_with(prefix) ? line.substr(prefix.size()) : line;
+}
+
+// By echelon-train, which knows every network.
+ModelShape count_here(const Job& job) {
+  const ScratchConfig config(job);
+  const launch::ScratchFolder folder;
+  const std::string layers = folder.path() + "/layers.json";
+  const Captured counted = capture(
+      {find_echelon_train(), "count", config.path(), "--save", layers},
+      kCountLimit);
+  if (counted.exit_code != 0) {
+    throw ConfigError(
+        counted.err.empty() ? "echelon-train count did not end in time"
+                            : first_line(counted.err));
+  }
+  return read_counted_model(layers);
+}
+
 void read_configuration(const SimulateArguments& arguments, SimulateCase& made) {
   if (!arguments.model.empty()) {
     throw ConfigError(
@@ -127,9 +156,25 @@ void read_configuration(const SimulateArguments& arguments, SimulateCase& made) 
   }
   const Job job = load_job(arguments.config, {.layout = arguments.layout});
   const JobFacts facts = check_job(job, job.layout.num_ranks());
-  Configured read = configured(job, facts);
-  made.model = std::move(read.model);
-  made.strategy = std::move(read.strategy);
+  made.strategy = configured_strategy(job);
+  if (!arguments.layers.empty()) {
+    made.model = read_counted_model(arguments.layers);
+  } else if (arguments.count) {
+    made.model = count_here(job);
+  } else {
+    made.model = configured(job, facts).model;
+  }
+}
+
+void refuse_layers(const SimulateArguments& arguments) {
+  const std::string given = arguments.count ? "--count"
+                            : arguments.layers.empty()
+                                ? ""
+                                : "--layers " + arguments.layers;
+  if (given.empty()) return;
+  throw ConfigError(
+      given + ": layers are those of a configuration; name it, as in echelon "
+      "simulate first.toml --cluster h100-sxm:1x8 " + given);
 }
 
 }  // namespace
@@ -137,7 +182,13 @@ void read_configuration(const SimulateArguments& arguments, SimulateCase& made) 
 SimulateCase read_case(const SimulateArguments& arguments) {
   SimulateCase made;
   SimulateArguments flags = arguments;
+  if (arguments.count && !arguments.layers.empty()) {
+    throw ConfigError(
+        "--count beside --layers " + arguments.layers +
+        ": both say what the layers are; leave one out");
+  }
   if (arguments.config.empty()) {
+    refuse_layers(arguments);
     require("--model", arguments.model, "--model llama3.1-70b");
     require("--cluster", arguments.cluster, "--cluster h100-sxm:64x8");
     require("--batch", arguments.batch, "--batch 1024 (samples of a step)");

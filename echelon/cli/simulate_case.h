@@ -15,6 +15,8 @@ namespace echelon::cli {
 /// As written; empty: not given.
 struct SimulateArguments : JobFlags {
   std::string config;  // CONFIG.toml, in place of model and strategy
+  std::string layers;  // a file of counted layers, in place of its formulas
+  bool count = false;  // count them now
   std::string table;   // a table of steps, in place of everything
   std::string layout, microbatch;
   std::string schedule, stages_per_rank, recompute, zero;

@@ -83,6 +83,10 @@ class Check {
       }
       above_zero("matrix_rates: rate", rate.flops_per_second, "");
     }
+    for (const auto& rate : device.operator_rates) {
+      above_zero("operator_rates: bytes", rate.bytes, "");
+      above_zero("operator_rates: rate", rate.bytes_per_second, "");
+    }
   }
 
   void group(size_t index) {

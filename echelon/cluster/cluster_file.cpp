@@ -152,7 +152,8 @@ bool in_catalogue(const std::string& name) {
 MatrixRate read_matrix_rate(const Value& value, const std::string& title) {
   Table table(value, value.place, title + " matrix_rates");
   MatrixRate rate;
-  std::string precision;
+  std::string precision, kind(to_string(rate.kind));
+  table.read("of", kind);
   const bool whole = table.read("precision", precision) &
                      table.read("m", rate.m, 1) & table.read("n", rate.n, 1) &
                      table.read("k", rate.k, 1) &
@@ -164,10 +165,37 @@ MatrixRate read_matrix_rate(const Value& value, const std::string& title) {
   }
   try {
     rate.precision = precision_from_name(precision);
+    rate.kind = product_kind_from_name(kind);
   } catch (const ConfigError& error) {
     fail(table.place(), table.title() + ": " + error.what());
   }
   return rate;
+}
+
+OperatorRate read_operator_rate(const Value& value, const std::string& title) {
+  Table table(value, value.place, title + " operator_rates");
+  OperatorRate rate;
+  const bool whole =
+      table.read("name", rate.name) &
+      table.read("bytes", rate.bytes, Unit::bytes) &
+      table.read("rate", rate.bytes_per_second, Unit::bytes_per_second);
+  table.finish();
+  if (!whole) fail(table.place(), table.title() + " needs name, bytes and rate");
+  return rate;
+}
+
+// The items of a list of tables; what was there before is replaced.
+template <class Rate>
+void read_rates(
+    Table& table, const std::string& key, std::vector<Rate>& rates,
+    Rate (*read)(const Value&, const std::string&)) {
+  const Member* member = table.find(key);
+  if (member == nullptr) return;
+  if (member->value.kind != Kind::array) table.refuse(*member, "a list");
+  rates.clear();
+  for (const auto& item : member->value.items) {
+    rates.push_back(read(item, table.title()));
+  }
 }
 
 // Devices of the file by name, and the catalogue's device whose usual node they
@@ -237,13 +265,9 @@ class Reader {
     table.read("source", device.source);
     table.read("launch", device.launch_seconds, Unit::seconds);
     read_peaks(table, device);
-    if (const Member* rates = table.find("matrix_rates")) {
-      if (rates->value.kind != Kind::array) table.refuse(*rates, "a list");
-      device.matrix_rates.clear();
-      for (const auto& item : rates->value.items) {
-        device.matrix_rates.push_back(read_matrix_rate(item, title));
-      }
-    }
+    table.read("processor", device.processor);
+    read_rates(table, "matrix_rates", device.matrix_rates, read_matrix_rate);
+    read_rates(table, "operator_rates", device.operator_rates, read_operator_rate);
     table.finish();
     require_figures(table, device);
     return made;

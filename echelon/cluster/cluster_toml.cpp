@@ -52,6 +52,35 @@ std::string peaks_text(const Device& device, const Device& known) {
   return text + " }";
 }
 
+std::string matrix_rates_text(const Device& device) {
+  if (device.matrix_rates.empty()) return "";
+  std::string text = "matrix_rates = [\n";
+  for (const auto& rate : device.matrix_rates) {
+    const std::string of =
+        rate.kind == ProductKind::product
+            ? ""
+            : "of = " + quoted(std::string(to_string(rate.kind))) + ", ";
+    text += "  { " + of +
+            "precision = " + quoted(std::string(to_string(rate.precision))) +
+            ", m = " + std::to_string(rate.m) +
+            ", n = " + std::to_string(rate.n) +
+            ", k = " + std::to_string(rate.k) + ", rate = " +
+            quantity(rate.flops_per_second, Unit::flops_per_second) + " },\n";
+  }
+  return text + "]\n";
+}
+
+std::string operator_rates_text(const Device& device) {
+  if (device.operator_rates.empty()) return "";
+  std::string text = "operator_rates = [\n";
+  for (const auto& rate : device.operator_rates) {
+    text += "  { name = " + quoted(rate.name) +
+            ", bytes = " + quantity(rate.bytes, Unit::bytes) + ", rate = " +
+            quantity(rate.bytes_per_second, Unit::bytes_per_second) + " },\n";
+  }
+  return text + "]\n";
+}
+
 std::string device_text(const Device& device) {
   std::string text = "\n[devices." + key_text(device.name) + "]\n";
   text += line("memory", quantity(device.memory_bytes, Unit::bytes));
@@ -66,16 +95,10 @@ std::string device_text(const Device& device) {
   if (device.launch_seconds != 0) {
     text += line("launch", quantity(device.launch_seconds, Unit::seconds));
   }
-  if (device.matrix_rates.empty()) return text;
-  text += "matrix_rates = [\n";
-  for (const auto& rate : device.matrix_rates) {
-    text += "  { precision = " + quoted(std::string(to_string(rate.precision))) +
-            ", m = " + std::to_string(rate.m) +
-            ", n = " + std::to_string(rate.n) +
-            ", k = " + std::to_string(rate.k) + ", rate = " +
-            quantity(rate.flops_per_second, Unit::flops_per_second) + " },\n";
+  if (device.processor || known_device(device.name).processor) {
+    text += line("processor", toml_text(device.processor));
   }
-  return text + "]\n";
+  return text + matrix_rates_text(device) + operator_rates_text(device);
 }
 
 std::string link_text(const Link& link) {

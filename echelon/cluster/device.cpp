@@ -9,6 +9,26 @@ namespace {
 constexpr std::array<std::string_view, kPrecisions.size()> kNames = {
     "fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"};
 
+constexpr std::array<std::string_view, kProductKinds.size()> kProductNames = {
+    "product",   "convolution",        "convolution inputs", "convolution weights",
+    "attention", "attention gradients"};
+
+// Where `name` is in `names`.
+template <size_t kSize>
+size_t find_name(
+    const char* what, std::string_view name,
+    const std::array<std::string_view, kSize>& names) {
+  std::string all;
+  for (size_t i = 0; i < kSize; ++i) {
+    if (names[i] == name) return i;
+    all += (i == 0 ? "" : ", ") + std::string(names[i]);
+  }
+  throw ConfigError(
+      std::string("unknown ") + what + " \"" + std::string(name) + "\"" +
+      config::did_you_mean(name, {names.begin(), names.end()}) +
+      " (one of " + all + ")");
+}
+
 }  // namespace
 
 std::string_view to_string(Precision precision) {
@@ -16,15 +36,21 @@ std::string_view to_string(Precision precision) {
 }
 
 Precision precision_from_name(std::string_view name) {
-  std::string all;
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == name) return kPrecisions[i];
-    all += (i == 0 ? "" : ", ") + std::string(kNames[i]);
-  }
-  throw ConfigError(
-      "unknown precision \"" + std::string(name) + "\"" +
-      config::did_you_mean(name, {kNames.begin(), kNames.end()}) +
-      " (one of " + all + ")");
+  return kPrecisions[find_name("precision", name, kNames)];
+}
+
+std::string_view to_string(ProductKind kind) {
+  return kProductNames[static_cast<size_t>(kind)];
+}
+
+ProductKind product_kind_from_name(std::string_view name) {
+  return kProductKinds[find_name("kind of product", name, kProductNames)];
+}
+
+double product_flops(ProductKind kind, double m, double n, double k) {
+  const double once = 2 * m * n * k;
+  if (kind == ProductKind::attention) return 2 * once;
+  return kind == ProductKind::attention_gradients ? 5 * once : once;
 }
 
 }  // namespace echelon

@@ -22,13 +22,49 @@ std::string_view to_string(Precision precision);
 /// Throws ConfigError for another word, with the nearest.
 Precision precision_from_name(std::string_view name);
 
-/// A rate that was measured on this very device: `echelon bench --save`.
+/// What computes a product: kernels of each kind reach rates of their own.
+enum class ProductKind {
+  product,
+  convolution,  // m: positions of all images, n: filters, k: elements of a filter
+  convolution_inputs,   // gradients; m, n, k of the forward pass
+  convolution_weights,
+  attention,            // scores [m, n] of heads of k elements, fused
+  attention_gradients,
+};
+
+inline constexpr std::array<ProductKind, 6> kProductKinds = {
+    ProductKind::product,            ProductKind::convolution,
+    ProductKind::convolution_inputs, ProductKind::convolution_weights,
+    ProductKind::attention,          ProductKind::attention_gradients};
+
+/// "convolution weights".
+std::string_view to_string(ProductKind kind);
+/// Throws ConfigError for another word, with the nearest.
+ProductKind product_kind_from_name(std::string_view name);
+
+/// FLOPs of such a product, as rates count them: 2 m n k; of attention the scores
+/// and their product with the values, of its gradients two and a half times that.
+double product_flops(ProductKind kind, double m, double n, double k);
+
+/// A rate that was measured on this very device: `echelon bench --save`. What
+/// starting the operator takes is left out on a processor.
 struct MatrixRate {
   Precision precision = Precision::fp32;
   int64_t m = 0, n = 0, k = 0;
   double flops_per_second = 0;
+  ProductKind kind = ProductKind::product;
 
   bool operator==(const MatrixRate&) const = default;
+};
+
+/// The same of an operator that is bound by memory, or whose elements take long:
+/// bytes of its tensors, each once.
+struct OperatorRate {
+  std::string name;  // "gelu"; "add" stands for all that have none
+  double bytes = 0;
+  double bytes_per_second = 0;
+
+  bool operator==(const OperatorRate&) const = default;
 };
 
 struct Device {
@@ -43,7 +79,13 @@ struct Device {
   /// Measured; empty for devices of the catalogue, whose share of the peak is in
   /// cost/calibration.h.
   std::vector<MatrixRate> matrix_rates;
+  std::vector<OperatorRate> operator_rates;
   double launch_seconds = 0;  // of one operator, measured; 0: not measured
+  /// A share of a processor: it is its own host, so that launching and sending
+  /// take time from computing.
+  bool processor = false;
+
+  bool measured() const { return !matrix_rates.empty(); }
 
   double peak(Precision precision) const {
     return peak_flops_per_second[static_cast<size_t>(precision)];

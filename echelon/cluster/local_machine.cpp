@@ -76,6 +76,7 @@ Node processor_node(const LocalMachine& machine, int64_t devices) {
   node.name = "local";
   node.num_devices = devices;
   node.device.name = "cpu";
+  node.device.processor = true;
   node.device.memory_bytes = usable_memory(machine.memory) / share;
   node.device.memory_bytes_per_second =
       kCoreMemoryRate * machine.cores / share;

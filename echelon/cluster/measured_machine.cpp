@@ -50,6 +50,7 @@ Node unknown_gpu_node(LocalMachine machine, int64_t ranks) {
 void set_peaks(Device& device) {
   device.peak_flops_per_second.fill(0);
   for (const auto& rate : device.matrix_rates) {
+    if (rate.kind != ProductKind::product) continue;
     double& peak =
         device.peak_flops_per_second[static_cast<size_t>(rate.precision)];
     peak = std::max(peak, rate.flops_per_second);
@@ -79,6 +80,38 @@ std::string source_of(
 std::string formatted(const char* format, double value, const char* what) {
   char text[120];
   std::snprintf(text, sizeof(text), format, what, value);
+  return text;
+}
+
+// The rates of one kind of work.
+struct Spread {
+  std::string name;
+  double least = 0, most = 0;
+  int count = 0;
+};
+
+void add(std::vector<Spread>& all, const std::string& name, double rate) {
+  const auto known = std::find_if(all.begin(), all.end(), [&](const Spread& one) {
+    return one.name == name;
+  });
+  Spread& one =
+      known == all.end() ? all.emplace_back(Spread{name, rate, rate, 0}) : *known;
+  one.least = std::min(one.least, rate);
+  one.most = std::max(one.most, rate);
+  ++one.count;
+}
+
+// In billions a second.
+std::string to_text(
+    const std::vector<Spread>& all, const char* unit, const char* what) {
+  std::string text;
+  for (const Spread& one : all) {
+    char line[160];
+    std::snprintf(
+        line, sizeof(line), "  %-34s %9.2f to %.2f %s, %d %s\n", one.name.c_str(),
+        one.least / 1e9, one.most / 1e9, unit, one.count, what);
+    text += line;
+  }
   return text;
 }
 
@@ -123,6 +156,10 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
   for (auto& rate : device.matrix_rates) {
     rate.flops_per_second = rounded(rate.flops_per_second);
   }
+  device.operator_rates = measured.operator_rates;
+  for (auto& rate : device.operator_rates) {
+    rate.bytes_per_second = rounded(rate.bytes_per_second);
+  }
   device.memory_bytes_per_second = rounded(measured.memory_bytes_per_second);
   device.launch_seconds = rounded(measured.launch_seconds);
   device.source = source_of(measured, machine);
@@ -149,15 +186,18 @@ std::string to_text(const MachineMeasurement& measured) {
       "memory, read and written");
   text += formatted(
       "  %-34s %9.2f us\n", measured.launch_seconds * 1e6, "an operator, launched");
+  std::vector<Spread> products, operators;
   for (const auto& rate : measured.matrix_rates) {
-    const std::string name = std::string(to_string(rate.precision)) + " [" +
-                             std::to_string(rate.m) + ", " +
-                             std::to_string(rate.k) + "] x [" +
-                             std::to_string(rate.k) + ", " +
-                             std::to_string(rate.n) + "]";
-    text += formatted(
-        "  %-34s %9.1f GFLOP/s\n", rate.flops_per_second / 1e9, name.c_str());
+    add(products,
+        std::string(to_string(rate.kind)) + ", " +
+            std::string(to_string(rate.precision)),
+        rate.flops_per_second);
   }
+  for (const auto& rate : measured.operator_rates) {
+    add(operators, rate.name, rate.bytes_per_second);
+  }
+  text += to_text(products, "GFLOP/s", "shapes") +
+          to_text(operators, "GB/s", "sizes");
   for (const auto& call : measured.calls) {
     const std::string name =
         call.operation + " of " + std::to_string(call.bytes) + " bytes";
@@ -170,11 +210,19 @@ std::string to_json(const MachineMeasurement& measured) {
   auto rates = nlohmann::ordered_json::array();
   for (const auto& rate : measured.matrix_rates) {
     rates.push_back(
-        {{"precision", to_string(rate.precision)},
+        {{"of", to_string(rate.kind)},
+         {"precision", to_string(rate.precision)},
          {"m", rate.m},
          {"n", rate.n},
          {"k", rate.k},
          {"flops_per_second", rate.flops_per_second}});
+  }
+  auto operators = nlohmann::ordered_json::array();
+  for (const auto& rate : measured.operator_rates) {
+    operators.push_back(
+        {{"name", rate.name},
+         {"bytes", rate.bytes},
+         {"bytes_per_second", rate.bytes_per_second}});
   }
   auto calls = nlohmann::ordered_json::array();
   for (const auto& call : measured.calls) {
@@ -188,6 +236,7 @@ std::string to_json(const MachineMeasurement& measured) {
       {"memory_bytes_per_second", measured.memory_bytes_per_second},
       {"launch_seconds", measured.launch_seconds},
       {"matrix_rates", rates},
+      {"operator_rates", operators},
       {"calls", calls}}
       .dump(2);
 }

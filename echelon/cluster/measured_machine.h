@@ -21,6 +21,7 @@ struct MeasuredCall {
 struct MachineMeasurement {
   int64_t ranks = 1;
   std::vector<MatrixRate> matrix_rates;
+  std::vector<OperatorRate> operator_rates;
   double memory_bytes_per_second = 0;  // read and written
   double launch_seconds = 0;           // of one operator on a few elements
   std::vector<MeasuredCall> calls;     // empty with one rank

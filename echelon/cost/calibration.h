@@ -35,7 +35,7 @@ struct DeviceRates {
   double ring_share = 0.80;      // of a link's rate, rings of many ranks
   double ring_ramp = 0.43;       // rings of n reach ring_share * n / (n + ring_ramp)
   double switch_share = 0.80;    // when the switch reduces (bus bandwidth)
-  double start_seconds = 15e-6;  // of any collective
+  double start_seconds = 12e-6;  // of any collective, beside the link's latency
   double hop_seconds = 2e-6;     // of one step of a ring
   /// A pipeline of chunks fills: this more for large messages, half of it at
   /// `fill_bytes`.
@@ -47,7 +47,8 @@ struct DeviceRates {
   double network_fill_seconds = 200e-6;
 };
 
-/// Of a device of the catalogue by name; of others what devices reach on average.
+/// Of a device of the catalogue by name; of one that was measured (Device::measured)
+/// all that its file says; of others what devices reach on average.
 const DeviceRates& rates_of(const Device& device);
 
 /// How a training software works: what it fuses, hides and keeps.

@@ -31,7 +31,9 @@ Way inside_way(const GroupPlace& place, const Node& node, const DeviceRates& rat
       (n + rates.ring_ramp);
   // One bus for all: what the groups of a node send crosses it one after the other.
   if (!node.switched) rate /= std::max<double>(1, static_cast<double>(place.sharing));
-  return {rate, rates.start_seconds, rates.fill_seconds, rates.fill_bytes};
+  return {
+      rate, rates.start_seconds + node.inside.latency_seconds, rates.fill_seconds,
+      rates.fill_bytes};
 }
 
 double network_rate(
@@ -140,7 +142,7 @@ double send_seconds(
     const Stack& stack) {
   const DeviceRates& rates = rates_of(node.device);
   if (place.nodes <= 1) {
-    return rates.start_seconds +
+    return rates.start_seconds + node.inside.latency_seconds +
         bytes / (node.inside.bytes_per_second * rates.ring_share);
   }
   GroupPlace pair = place;

@@ -63,10 +63,11 @@ void normalise(CountedLayer& layer, const Feature& image, bool relu) {
   layer.moved_elements += (relu ? 5 : 3) * image.elements();
 }
 
-// Of 32-bit elements: the result, and a place of 64 bits for each.
+// Of 32-bit elements: a place of 64 bits for each result. The result itself is kept
+// by the layer that takes it.
 Feature pool(CountedLayer& layer, const Feature& in, int64_t height, int64_t width) {
   const Feature out = {in.channels, height, width};
-  layer.kept_elements += 3 * out.elements();
+  layer.kept_elements += 2 * out.elements();
   layer.moved_elements += in.elements() + 3 * out.elements();
   layer.output_elements = out.elements();
   return out;
@@ -80,8 +81,7 @@ Feature add_pooled(
   const bool first = model.layers.empty();
   const Feature out =
       convolve(layer, in, {.out = channels, .bias = true, .first = first});
-  if (first) layer.kept_elements += in.elements();
-  layer.kept_elements += out.elements();
+  layer.kept_elements += in.elements() + out.elements();
   layer.moved_elements += 2 * out.elements();
   const Feature pooled = pool(layer, out, out.height / 2, out.width / 2);
   model.layers.push_back(layer);
@@ -112,7 +112,8 @@ ModelShape simple_cnn(const ImageShape& image, int64_t classes) {
   feature = add_pooled(model, "conv1", feature, 16);
   feature = add_pooled(model, "conv2", feature, 32);
   add_scores(
-      model, static_cast<int64_t>(feature.elements()), classes, 0);
+      model, static_cast<int64_t>(feature.elements()), classes,
+      feature.elements());
   return model;
 }
 
@@ -184,6 +185,7 @@ ModelShape resnet(
     const ResnetBlocks& plan, const ImageShape& image, int64_t classes) {
   ModelShape model{.name = plan.name};
   Feature feature = add_stem(model, image);
+  const double pooled = feature.elements();
   for (size_t group = 0; group < plan.blocks.size(); ++group) {
     const int64_t width = int64_t{64} << group;
     for (int64_t i = 0; i < plan.blocks[group]; ++i) {
@@ -197,6 +199,7 @@ ModelShape resnet(
       feature = add_block(model, name, feature, block);
     }
   }
+  model.layers[2].kept_elements += pooled;  // the first block's input
   const int64_t features = feature.channels;
   add_scores(model, features, classes, static_cast<double>(features));
   model.layers.back().moved_elements = feature.elements();

@@ -37,13 +37,9 @@ Operation moves(const CountedLayer& layer, double bytes) {
   return operation;
 }
 
-LayerWork counted_work(
-    const CountedLayer& layer, const Strategy& strategy, const Stack& stack) {
-  const double samples = static_cast<double>(strategy.microbatch_size);
-  const double element = LayerBuilder(layer.name, strategy, stack).element_bytes();
-  LayerWork work;
-  work.name = layer.name;
-  work.parameters = layer.parameters;
+/// One product and one pass through memory for all of the layer.
+void add_products(
+    LayerWork& work, const CountedLayer& layer, double element, double samples) {
   const double moved = element * layer.moved_elements * samples;
   if (layer.forward_flops > 0) {
     work.forward.push_back(products(layer, layer.forward_flops * samples, samples));
@@ -55,10 +51,63 @@ LayerWork counted_work(
     work.backward_weight.push_back(products(layer, half, samples));
   }
   work.backward_input.push_back(moves(layer, 1.5 * moved));
+}
+
+/// An operator of another number of samples than was counted: all of its tensors
+/// are taken to grow with them, of products the side that samples are on.
+Operation counted_operation(const CountedOperator& one, double ratio) {
+  Operation operation;
+  operation.name = one.name;
+  operation.bytes = one.bytes * ratio;
+  if (one.product.empty()) return operation;
+  operation.kind = OperationKind::matrix;
+  operation.product = product_kind_from_name(one.product);
+  operation.count = one.count;
+  operation.m = one.m;
+  operation.n = one.n;
+  operation.k = one.k;
+  int64_t& side = one.count > 1                        ? operation.count
+                  : one.for_weight && one.product == "product" ? operation.k
+                                                       : operation.m;
+  side = std::max<int64_t>(1, std::llround(static_cast<double>(side) * ratio));
+  operation.flops = static_cast<double>(operation.count) *
+      product_flops(
+          operation.product, static_cast<double>(operation.m),
+          static_cast<double>(operation.n), static_cast<double>(operation.k));
+  return operation;
+}
+
+/// As it ran, operator by operator.
+void add_operators(LayerWork& work, const CountedLayer& layer, double ratio) {
+  for (const CountedOperator& one : layer.forward) {
+    work.forward.push_back(counted_operation(one, ratio));
+  }
+  for (const CountedOperator& one : layer.backward) {
+    (one.for_weight ? work.backward_weight : work.backward_input)
+        .push_back(counted_operation(one, ratio));
+  }
+}
+
+LayerWork counted_work(
+    const CountedLayer& layer, const Strategy& strategy, const Stack& stack) {
+  const double samples = static_cast<double>(strategy.microbatch_size);
+  const double element = LayerBuilder(layer.name, strategy, stack).element_bytes();
+  LayerWork work;
+  work.name = layer.name;
+  work.parameters = layer.parameters;
+  work.stage = layer.stage;
+  if (layer.counted_samples > 0) {
+    add_operators(
+        work, layer, samples / static_cast<double>(layer.counted_samples));
+  } else {
+    add_products(work, layer, element, samples);
+  }
   work.output_bytes = element * layer.output_elements * samples;
   if (strategy.recompute == Recompute::all) work.again = work.forward;
   if (strategy.recompute == Recompute::selective) {
-    work.again.push_back(std::as_const(work.forward).back());
+    for (const Operation& operation : std::as_const(work.forward)) {
+      if (operation.kind == OperationKind::memory) work.again.push_back(operation);
+    }
   }
   return work;
 }
@@ -122,6 +171,7 @@ std::vector<std::vector<LayerWork>> stage_work(
     const std::vector<LayerWork>& layers, const Strategy& strategy, const Stack&) {
   const int64_t stages = strategy.layout.pp * stages_per_rank(strategy);
   std::vector<double> flops;  // of the layers that are spread
+  std::vector<int64_t> counted;  // their stages
   int64_t spread = 0;
   bool blocks = false;
   for (const LayerWork& layer : layers) blocks |= is_block(layer);
@@ -129,6 +179,7 @@ std::vector<std::vector<LayerWork>> stage_work(
     if (blocks && !is_block(layer)) continue;
     spread += layer.repeat;
     flops.insert(flops.end(), static_cast<size_t>(layer.repeat), flops_of(layer));
+    counted.insert(counted.end(), static_cast<size_t>(layer.repeat), layer.stage);
   }
   // Embedding and head may be stages of their own.
   if (spread + (blocks ? 2 : 0) < stages) {
@@ -139,7 +190,8 @@ std::vector<std::vector<LayerWork>> stage_work(
         " layers; take fewer");
   }
   const std::vector<int64_t> counts =
-      blocks ? blocks_of_stages(spread, stages) : layers_of_stages(flops, stages);
+      blocks ? blocks_of_stages(spread, stages)
+             : layers_of_stages(flops, stages, counted);
 
   std::vector<std::vector<LayerWork>> cut(static_cast<size_t>(stages));
   size_t stage = 0;

@@ -84,6 +84,19 @@ double head_parameters(const TransformerShape& shape);
 double attention_pairs(
     const TransformerShape& shape, int64_t seq_len, bool window, bool full);
 
+/// One operator of a layer, as it ran.
+struct CountedOperator {
+  std::string name;     // "gelu", as the operator calls itself
+  /// A product, by the kind that its rate is measured of (cluster/device.h), of
+  /// `count` times [m, k] and [k, n]; empty: it moves `bytes`, or is a view.
+  std::string product;
+  int64_t count = 0, m = 0, n = 0, k = 0;
+  double bytes = 0;
+  bool for_weight = false;  // a gradient of weights: backward that is split does it
+                            // later
+  bool operator==(const CountedOperator&) const = default;
+};
+
 /// One layer of any other network, as counted by the training wing (LayerCost) or
 /// from its formula, for one sample in elements and FLOPs.
 struct CountedLayer {
@@ -98,6 +111,13 @@ struct CountedLayer {
   /// Of its largest matrix product, for the rate: rows come from the samples.
   int64_t inner = 0, columns = 0;
   double rows = 0;
+  /// What ran for a microbatch of `counted_samples`; without it what one large
+  /// product and one pass through memory would do stands for the layer.
+  int64_t counted_samples = 0;
+  std::vector<CountedOperator> forward, backward;
+  int64_t stage = -1;  // of the pipeline it was counted for; -1: not said
+
+  bool operator==(const CountedLayer&) const = default;
 };
 
 struct ModelShape {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/cluster/device.h"
 #include "echelon/layout/layout.h"
 
 namespace echelon {
@@ -30,6 +31,7 @@ struct Operation {
   int64_t count = 1;  // matrix: equal products that run together (batched, grouped)
   int64_t launches = 1;  // kernels that the host starts for it
   int64_t m = 0, n = 0, k = 0;  // matrix
+  ProductKind product = ProductKind::product;  // matrix: what computes it
   double share = 1;   // matrix: of the rate that one large product reaches
   double host_seconds = 0;  // beside launches: the host waits for a result
   bool wide = false;  // matrix: in 16 bit, even where the strategy's are in 8 or 4
@@ -77,6 +79,7 @@ struct LayerWork {
   std::string name;    // "block", "embedding", "head"
   int64_t repeat = 1;  // consecutive layers that are alike
   int64_t kind = 0;    // layers of one number are alike, but for `again`
+  int64_t stage = -1;  // that it was counted for (CountedLayer)
   Operations forward;
   Operations backward_input;   // gradients of inputs
   Operations backward_weight;  // gradients of weights

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "echelon/cost/measured_rates.h"
+
 namespace echelon {
 namespace {
 
@@ -87,25 +89,6 @@ double roofline(double compute, double memory, const DeviceRates& rates) {
   return std::pow(std::pow(compute, norm) + std::pow(memory, norm), 1 / norm);
 }
 
-/// Of the measured rates the one of the nearest shape, by sizes' ratios.
-const MatrixRate* nearest_rate(
-    const Device& device, Precision precision, double m, double n, double k) {
-  const MatrixRate* best = nullptr;
-  double best_distance = 0;
-  for (const MatrixRate& rate : device.matrix_rates) {
-    if (rate.precision != precision || rate.flops_per_second <= 0) continue;
-    const auto far = [](double a, int64_t b) {
-      return std::abs(std::log(a / static_cast<double>(b)));
-    };
-    const double distance = far(m, rate.m) + far(n, rate.n) + far(k, rate.k);
-    if (best == nullptr || distance < best_distance) {
-      best = &rate;
-      best_distance = distance;
-    }
-  }
-  return best;
-}
-
 /// What fp8 stacks do the rest in.
 Precision wide(Precision precision) {
   return precision == Precision::fp8 || precision == Precision::fp4 ? Precision::bf16
@@ -132,6 +115,23 @@ double attention_seconds(
       rates);
 }
 
+/// Where products and operators of this kind were measured.
+std::optional<double> measured_seconds(
+    const Operation& operation, Precision precision, const Device& device) {
+  switch (operation.kind) {
+    case OperationKind::matrix:
+      return measured_product_seconds(
+          device, operation.product, precision, static_cast<double>(operation.m),
+          static_cast<double>(operation.n), static_cast<double>(operation.k),
+          static_cast<double>(operation.count));
+    case OperationKind::memory:
+      return measured_operator_seconds(device, operation.name, operation.bytes);
+    case OperationKind::attention:
+    case OperationKind::collective: break;
+  }
+  return std::nullopt;
+}
+
 size_t index(Axis axis) {
   return static_cast<size_t>(
       std::find(kAxes.begin(), kAxes.end(), axis) - kAxes.begin());
@@ -146,8 +146,10 @@ double matrix_seconds(
   const double depth = static_cast<double>(k), many = static_cast<double>(count);
   const double flops = 2 * rows * columns * depth * many;
   if (flops <= 0) return 0;
-  if (const MatrixRate* rate = nearest_rate(device, precision, rows, columns, depth)) {
-    return flops / rate->flops_per_second;
+  if (device.measured()) {
+    const auto measured = measured_product_seconds(
+        device, ProductKind::product, precision, rows, columns, depth, many);
+    if (measured) return *measured;
   }
   const double peak = peak_of(device, precision) * share_of(precision, rates);
   const double compute = 
@@ -173,11 +175,17 @@ double operation_seconds(
   const Node& node = cluster.node_of(rank);
   const DeviceRates& rates = rates_of(node.device);
   const Stack& stack = find_stack(strategy.stack);
+  const Precision precision =
+      operation.wide ? wide(strategy.precision) : strategy.precision;
+  if (node.device.measured()) {
+    if (const auto seconds = measured_seconds(operation, precision, node.device)) {
+      return *seconds;
+    }
+  }
   switch (operation.kind) {
     case OperationKind::matrix:
       return matrix_seconds(
-                 operation.m, operation.n, operation.k,
-                 operation.wide ? wide(strategy.precision) : strategy.precision,
+                 operation.m, operation.n, operation.k, precision,
                  node.device, rates, operation.count) /
           (stack.compute_share * operation.share);
     case OperationKind::attention:
@@ -248,8 +256,9 @@ PassSeconds pass_seconds(
   const double launch =
       device.launch_seconds > 0 ? device.launch_seconds : stack.host_seconds;
   const double host = launches * launch + waits + stack.layer_host_seconds;
-  // Collectives wait for the slowest rank's host, so they do not catch up on it.
-  pass.host = std::max(0.0, host - pass.computation());
+  // Collectives wait for the slowest rank's host, so they do not catch up on it. A
+  // processor launches and computes one after the other.
+  pass.host = device.processor ? host : std::max(0.0, host - pass.computation());
   return pass;
 }
 

@@ -56,7 +56,7 @@ std::vector<ActivationBytes> counted_activations(
   std::vector<ActivationBytes> parts;
   size_t layer = 0;
   for (const int64_t layers :
-       layers_of_stages(flops_of_layers(model), num_stages(strategy))) {
+       layers_of_stages(model, num_stages(strategy))) {
     ActivationBytes part;
     for (int64_t i = 0; i < layers; ++i, ++layer) {
       const ActivationBytes one =

@@ -1,5 +1,6 @@
 #include "echelon/cost/stage_cut.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "echelon/schedule/options.h"
@@ -32,8 +33,28 @@ std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages) {
   return counts;
 }
 
+namespace {
+
+/// Layers of each stage; empty when the layers are not of such stages.
+std::vector<int64_t> counted_stages(
+    const std::vector<int64_t>& stage_of_layer, int64_t stages) {
+  std::vector<int64_t> counts(static_cast<size_t>(stages), 0);
+  int64_t last = 0;
+  for (const int64_t stage : stage_of_layer) {
+    if (stage < last || stage >= stages) return {};
+    last = stage;
+    ++counts[static_cast<size_t>(stage)];
+  }
+  const bool whole = std::count(counts.begin(), counts.end(), 0) == 0;
+  return whole ? counts : std::vector<int64_t>();
+}
+
+}  // namespace
+
 std::vector<int64_t> layers_of_stages(
-    const std::vector<double>& flops, int64_t stages) {
+    const std::vector<double>& flops, int64_t stages,
+    const std::vector<int64_t>& counted) {
+  if (auto counts = counted_stages(counted, stages); !counts.empty()) return counts;
   const double all = std::accumulate(flops.begin(), flops.end(), 0.0);
   std::vector<int64_t> counts(static_cast<size_t>(stages), 0);
   auto left = static_cast<int64_t>(flops.size());
@@ -53,12 +74,14 @@ std::vector<int64_t> layers_of_stages(
   return counts;
 }
 
-std::vector<double> flops_of_layers(const ModelShape& model) {
+std::vector<int64_t> layers_of_stages(const ModelShape& model, int64_t stages) {
   std::vector<double> flops;
+  std::vector<int64_t> counted;
   for (const CountedLayer& layer : model.layers) {
     flops.push_back(layer.forward_flops + layer.backward_flops);
+    counted.push_back(layer.stage);
   }
-  return flops;
+  return layers_of_stages(flops, stages, counted);
 }
 
 }  // namespace echelon

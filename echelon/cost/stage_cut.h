@@ -25,10 +25,12 @@ bool ends_on_one_rank(const Strategy& strategy);
 std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages);
 
 /// Layers of each stage by what each layer computes: a stage ends where its share
-/// does, and each has one or more.
+/// does, and each has one or more. `counted`: the stage that each layer was counted
+/// for, which is taken when they are that many stages, in order.
 std::vector<int64_t> layers_of_stages(
-    const std::vector<double>& flops, int64_t stages);
-
-std::vector<double> flops_of_layers(const ModelShape& model);
+    const std::vector<double>& flops, int64_t stages,
+    const std::vector<int64_t>& counted = {});
+/// The same of the model's layers.
+std::vector<int64_t> layers_of_stages(const ModelShape& model, int64_t stages);
 
 }  // namespace echelon

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "echelon/cost/layer_work.h"
+#include "echelon/cost/measured_rates.h"
 #include "echelon/cost/parameter_times.h"
 #include "echelon/cost/pass_times.h"
 #include "echelon/cost/stage_activations.h"
@@ -53,6 +54,10 @@ double optimizer_seconds(const StageContext& context, double elements, int64_t r
                        element_bytes(context.strategy.precision)) /
         node.host.bytes_per_second + elements * 28 / host_memory;
   }
+  const auto measured = measured_update_seconds(
+      node.device, context.strategy.optimizer, elements,
+      context.strategy.master == Precision::fp64 ? 8 : 4);
+  if (measured) return *measured;
   return memory_seconds(
       elements * context.stack.optimizer_bytes, node.device, rates_of(node.device));
 }
@@ -168,7 +173,8 @@ void add_after(
 StageTimes stage_times(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank) {
-  const Stack& stack = find_stack(strategy.stack);
+  const Stack stack = stack_on(
+      find_stack(strategy.stack), cluster.node_of(first_rank).device);
   const StageContext context{
       model, strategy, cluster, stack, first_rank, stride_of_pipeline(strategy)};
   const StageWork work =

@@ -78,7 +78,7 @@ std::vector<RankParameters> counted_stages(
   const auto layers = static_cast<int64_t>(model.layers.size());
   check_stages(model, layers, stages);
   std::vector<RankParameters> parts(static_cast<size_t>(stages));
-  const std::vector<int64_t> counts = layers_of_stages(flops_of_layers(model), stages);
+  const std::vector<int64_t> counts = layers_of_stages(model, stages);
   int64_t layer = 0;
   for (size_t stage = 0; stage < parts.size(); ++stage) {
     for (const int64_t end = layer + counts[stage]; layer < end; ++layer) {

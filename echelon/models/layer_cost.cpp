@@ -19,6 +19,7 @@
 
 #include "echelon/error.h"
 #include "echelon/models/computing_device.h"
+#include "echelon/models/layer_operators.h"
 #include "echelon/models/low_precision.h"
 #include "echelon/models/meta_mode.h"
 #include "echelon/models/operator_flops.h"
@@ -82,6 +83,7 @@ class Counter : public detail::OperatorObserver {
       const std::vector<c10::IValue>& arguments,
       at::ArrayRef<c10::IValue> results) override {
     flops += operator_flops(op, arguments, results);
+    if (notes_work) note_work(op, arguments, results);
     if (!follow) return;
     const bool kept = keep_.contains(op);
     for (const auto& result : results) {
@@ -111,12 +113,39 @@ class Counter : public detail::OperatorObserver {
     });
   }
 
+  // What ran since the last call; what made a storage of `gradients` is
+  // for_weight.
+  std::vector<OperatorWork> take_work(
+      const std::unordered_set<StorageKey>& gradients = {}) {
+    std::vector<OperatorWork> taken;
+    for (auto& [work, result] : work_) {
+      work.for_weight |= gradients.contains(result);
+      taken.push_back(std::move(work));
+    }
+    work_.clear();
+    return taken;
+  }
+
   double flops = 0.0;
   bool follow = true;  // collect storages
+  bool notes_work = false;
   size_t operators = 0;  // that were followed
   std::unordered_map<StorageKey, Lifetime> made;
 
  private:
+  void note_work(
+      const std::string& op,
+      const std::vector<c10::IValue>& arguments,
+      at::ArrayRef<c10::IValue> results) {
+    const bool makes = !results.empty() && results[0].isTensor() &&
+                       results[0].toTensor().defined();
+    const StorageKey made_here =
+        makes ? key_of(results[0].toTensor()) : nullptr;
+    for (auto& work : operator_work(op, arguments, results)) {
+      work_.emplace_back(std::move(work), made_here);
+    }
+  }
+
   void see(const torch::Tensor& tensor, bool kept) {
     if (!tensor.defined() || !tensor.is_meta()) return;
     auto* storage = tensor.storage().unsafeGetStorageImpl();
@@ -131,6 +160,7 @@ class Counter : public detail::OperatorObserver {
   }
 
   std::unordered_set<std::string> keep_;
+  std::vector<std::pair<OperatorWork, StorageKey>> work_;
   std::vector<StorageKey> living_;
 };
 
@@ -223,12 +253,19 @@ class LayerCount {
     count_parameters();
   }
 
+  /// Writes down what runs.
+  void note(LayerOperators& operators) {
+    operators_ = &operators;
+    counter_.notes_work = true;
+  }
+
   std::vector<Travelling> run(const std::vector<Travelling>& given) {
     const torch::AutoGradMode gradients(true);
     detail::MetaMode mode(&counter_);
     try {
       auto taken = forward(given);
       cost_.forward_flops = std::exchange(counter_.flops, 0.0);
+      if (operators_) operators_->forward = counter_.take_work();
       counter_.look();
       if (options_.ran) options_.ran(layer_.name, false);
       count_forward(mode);
@@ -240,6 +277,9 @@ class LayerCount {
       counter_.look();
       if (options_.ran) options_.ran(layer_.name, true);
       cost_.backward_flops = counter_.flops;
+      if (operators_) {
+        operators_->backward = counter_.take_work(parameter_gradients());
+      }
       count_backward(mode, begin);
       return taken;
     } catch (const Error&) {
@@ -367,16 +407,21 @@ class LayerCount {
     }
   }
 
+  // Storages that autograd left.
+  std::unordered_set<StorageKey> parameter_gradients() const {
+    std::unordered_set<StorageKey> gradients;
+    if (!built_.module) return gradients;
+    for (const auto& parameter : built_.module->parameters()) {
+      const auto& gradient = parameter.grad();
+      if (gradient.defined()) gradients.insert(key_of(gradient));
+    }
+    return gradients;
+  }
+
   // `begin`: the first operator of backward.
   void count_backward(const detail::MetaMode& mode, size_t begin) {
     int64_t base = 0;
-    std::unordered_set<StorageKey> gradients;
-    if (built_.module) {
-      for (const auto& parameter : built_.module->parameters()) {
-        const auto& gradient = parameter.grad();
-        if (gradient.defined()) gradients.insert(key_of(gradient));
-      }
-    }
+    const auto gradients = parameter_gradients();
     std::vector<const Lifetime*> all;
     std::vector<const Lifetime*> others;
     std::vector<const Lifetime*> of_parameters;
@@ -434,6 +479,7 @@ class LayerCount {
   LayerCost cost_;
   const CountOptions& options_;
   Counter counter_;
+  LayerOperators* operators_ = nullptr;
   std::unordered_set<StorageKey> known_;  // parameters, buffers, inputs
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> inputs_;
   std::unordered_map<StorageKey, std::shared_ptr<bool>> flags_;  // of outputs
@@ -456,10 +502,14 @@ std::string to_string(const TensorSpec& spec) {
   return text + "] " + c10::getDtypeNames(spec.dtype).first;
 }
 
-std::vector<LayerCost> count_layers(
+namespace {
+
+// `operators` may be null.
+std::vector<LayerCost> count_each(
     const LayerList& layers,
     const std::vector<TensorSpec>& inputs,
-    const CountOptions& options) {
+    const CountOptions& options,
+    std::vector<LayerOperators>* operators) {
   const CountedFor device(options.device);
   std::vector<Travelling> tensors;
   for (auto input : inputs) {
@@ -475,11 +525,30 @@ std::vector<LayerCost> count_layers(
   std::string from = "the batch";
   for (const auto& layer : layers.layers()) {
     LayerCount count(layer, from, options);
+    if (operators) count.note(operators->emplace_back());
     tensors = count.run(tensors);
     costs.push_back(std::move(count).cost());
     from = "layer \"" + layer.name + "\"";
   }
   return costs;
+}
+
+}  // namespace
+
+std::vector<LayerCost> count_layers(
+    const LayerList& layers,
+    const std::vector<TensorSpec>& inputs,
+    const CountOptions& options) {
+  return count_each(layers, inputs, options, nullptr);
+}
+
+CountedOperators count_operators(
+    const LayerList& layers,
+    const std::vector<TensorSpec>& inputs,
+    const CountOptions& options) {
+  CountedOperators counted;
+  counted.costs = count_each(layers, inputs, options, &counted.layers);
+  return counted;
 }
 
 std::vector<double> flops_of(const std::vector<LayerCost>& costs) {

@@ -66,11 +66,13 @@ ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
   for (const int64_t width : widths) {
     const auto in = static_cast<double>(inner), out = static_cast<double>(width);
     CountedLayer layer;
-    layer.name = "layers." + std::to_string(model.layers.size());
+    const bool first = model.layers.empty();
+    const bool last = model.layers.size() + 1 == widths.size();
+    layer.name = "fc" + std::to_string(model.layers.size() + 1);
     layer.forward_flops = 2 * in * out;
-    layer.backward_flops = 4 * in * out;
+    layer.backward_flops = (first ? 2 : 4) * in * out;  // the batch needs none
     layer.parameters = (in + 1) * out;
-    layer.kept_elements = in + out;
+    layer.kept_elements = (first ? in : 0) + (last ? 0 : out);
     layer.moved_elements = 3 * out;
     layer.output_elements = out;
     layer.inner = inner;
@@ -109,13 +111,16 @@ Recompute recompute_of(const Job& job) {
 }  // namespace
 
 Configured configured(const Job& job, const JobFacts& facts) {
+  return {.model = model_of(job, facts), .strategy = configured_strategy(job)};
+}
+
+Strategy configured_strategy(const Job& job) {
   if (job.layout.pp > 1 && !job.pipeline.schedule_file.empty()) {
     throw ConfigError(
         "[layout] schedule_file = \"" + job.pipeline.schedule_file +
         "\": simulate takes the schedules by name; set schedule");
   }
-  Configured made{.model = model_of(job, facts)};
-  Strategy& strategy = made.strategy;
+  Strategy strategy;
   strategy.layout = job.layout;
   if (job.layout.dp_shard > 1) {
     strategy.zero_stage = job.shard.stage;
@@ -138,7 +143,7 @@ Configured configured(const Job& job, const JobFacts& facts) {
   strategy.offload_optimizer = job.memory.offload != "none";
   strategy.offload_activations = job.memory.activations == "offload";
   strategy.stack = "echelon";
-  return made;
+  return strategy;
 }
 
 }  // namespace echelon

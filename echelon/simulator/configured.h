@@ -16,4 +16,7 @@ struct Configured {
 /// known, and for a schedule from a file.
 Configured configured(const Job& job, const JobFacts& facts);
 
+/// The strategy alone, of any network. Throws ConfigError for a schedule from a file.
+Strategy configured_strategy(const Job& job);
+
 }  // namespace echelon

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "echelon/cost/layer_work.h"
+#include "echelon/cost/measured_rates.h"
 #include "echelon/cost/operation_time.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/cost/transformer_work.h"
@@ -55,7 +56,8 @@ class JobBuilder {
         strategy_(strategy),
         cluster_(cluster),
         options_(options),
-        stack_(find_stack(strategy.stack)),
+        stack_(stack_on(
+            find_stack(strategy.stack), cluster.groups.front().node.device)),
         work_(stage_work(layer_work(model, strategy, stack_), strategy, stack_)),
         copied_(
             model.transformer
@@ -275,7 +277,7 @@ class JobBuilder {
   const Strategy& strategy_;
   const Cluster& cluster_;
   const SimulationOptions& options_;
-  const Stack& stack_;
+  const Stack stack_;
   std::vector<std::vector<LayerWork>> work_;
   double copied_;  // elements of the embedding that both ends hold
   std::vector<AxisMask> axes_;

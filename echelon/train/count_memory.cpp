@@ -11,8 +11,8 @@
 #include "echelon/layout/partition.h"
 #include "echelon/memory/layer_memory.h"
 #include "echelon/models/ties.h"
+#include "echelon/train/loss_layer.h"
 #include "echelon/train/model_cut.h"
-#include "echelon/train/objective.h"
 #include "echelon/train/pipeline_schedule.h"
 
 namespace echelon {
@@ -42,37 +42,6 @@ int64_t samples_of_rank(const Job& job) {
   }
   const int64_t ranks = job.layout.data_degree();
   return (job.train.batch + ranks - 1) / ranks;
-}
-
-std::vector<int64_t>
-with_samples(int64_t samples, const std::vector<int64_t>& shape) {
-  std::vector<int64_t> whole = {samples};
-  whole.insert(whole.end(), shape.begin(), shape.end());
-  return whole;
-}
-
-// The list, and the loss as its last layer.
-LayerList with_loss(
-    const LayerList& layers,
-    const ModelSource& source,
-    const TensorParallel& parallel,
-    int64_t samples) {
-  LayerList all;
-  for (const auto& layer : layers.layers()) all.add_definition(layer);
-  for (const auto& tie : layers.ties()) all.tie(tie.first, tie.second);
-  const std::shared_ptr<Objective> objective =
-      objective_for(source.sample, source.classes, parallel);
-  const auto targets = torch::empty(
-      with_samples(samples, source.sample.target_shape),
-      torch::dtype(source.sample.target_dtype).device(torch::kMeta));
-  all.add_definition({"loss", [objective, targets] {
-                        return BuiltLayer{
-                            nullptr, [=](const Tensors& outputs) {
-                              return Tensors{
-                                  objective->loss_sum(outputs, targets)};
-                            }};
-                      }});
-  return all;
 }
 
 // Each layer but the loss computed again in backward, in this way.

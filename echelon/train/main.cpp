@@ -12,11 +12,13 @@
 
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/comm/world.h"
+#include "echelon/cost/counted_model.h"
 #include "echelon/error.h"
 #include "echelon/launch/error_report.h"
 #include "echelon/train/bench_collectives.h"
 #include "echelon/train/bench_machine.h"
 #include "echelon/train/count_memory.h"
+#include "echelon/train/counted_shape.h"
 #include "echelon/train/job.h"
 #include "echelon/train/memory_plan_text.h"
 #include "echelon/train/sample.h"
@@ -30,6 +32,7 @@ namespace {
 constexpr const char* kUsage =
     "usage: echelon-train train CONFIG [--threads N]\n"
     "       echelon-train plan CONFIG [--json] [--colours] [--columns N]\n"
+    "       echelon-train count CONFIG [--json | --save FILE]\n"
     "       echelon-train verify CONFIG [--steps K] [--tolerance T] [--json]\n"
     "                     [--save FOLDER | --resume FOLDER] [--threads N]\n"
     "       echelon-train sample RUN [--tokens N] [--temperature T] [--top-k K]\n"
@@ -179,6 +182,37 @@ int run_plan(Arguments& arguments) {
   return 0;
 }
 
+// Whole or not at all: the file is renamed to when it is written.
+void write_whole(const std::string& path, const std::string& text) {
+  const std::string part = path + ".part";
+  {
+    std::ofstream file(part);
+    file << text;
+    file.close();
+    if (!file) throw DataError(path + ": cannot be written");
+  }
+  std::error_code error;
+  std::filesystem::rename(part, path, error);
+  if (error) {
+    std::filesystem::remove(part, error);
+    throw DataError(path + ": cannot be written");
+  }
+}
+
+int run_count(Arguments& arguments) {
+  const std::string config = arguments.positional("CONFIG");
+  arguments.flag("--json");  // there is no other form
+  const std::string path = arguments.value("--save", "");
+  arguments.end();
+  const std::string text = counted_model_json(counted_shape(load_job(config)));
+  if (path.empty()) {
+    std::cout << text << std::endl;
+  } else {
+    write_whole(path, text);
+  }
+  return 0;
+}
+
 int run_verify(Arguments& arguments) {
   const std::string config = arguments.positional("CONFIG");
   VerifyOptions options;
@@ -234,23 +268,6 @@ int run_sample(Arguments& arguments) {
   return 0;
 }
 
-// Whole or not at all: the file is renamed to when it is written.
-void write_cluster(const std::string& path, const Cluster& cluster) {
-  const std::string part = path + ".part";
-  {
-    std::ofstream file(part);
-    file << to_toml(cluster);
-    file.close();
-    if (!file) throw DataError(path + ": cannot be written");
-  }
-  std::error_code error;
-  std::filesystem::rename(part, path, error);
-  if (error) {
-    std::filesystem::remove(part, error);
-    throw DataError(path + ": cannot be written");
-  }
-}
-
 int run_bench_machine(Arguments& arguments) {
   const std::string path = arguments.value("--save", "");
   const bool json = arguments.flag("--json");
@@ -259,7 +276,7 @@ int run_bench_machine(Arguments& arguments) {
   with_world(threads, CommOptions{}, [&](World& world) {
     const MachineMeasurement measured = bench_machine(world);
     if (world.rank() != 0) return;
-    write_cluster(path, cluster_of(measured, look_at_machine()));
+    write_whole(path, to_toml(cluster_of(measured, look_at_machine())));
     std::cout << (json ? to_json(measured) + "\n"
                        : to_text(measured) + "cluster: " + path + "\n")
               << std::flush;
@@ -321,6 +338,7 @@ int run(int argc, char** argv) {
   const std::string command = arguments.positional("a command");
   if (command == "train") return run_train(arguments);
   if (command == "plan") return run_plan(arguments);
+  if (command == "count") return run_count(arguments);
   if (command == "verify") return run_verify(arguments);
   if (command == "sample") return run_sample(arguments);
   if (command == "bench") return run_bench(arguments);

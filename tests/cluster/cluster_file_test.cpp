@@ -188,6 +188,22 @@ TEST(ClusterFile, DevicesNeedTheirFigures) {
   EXPECT_THAT(
       error_of(std::string(kOwn) + "matrix_rates = [ { m = 1 } ]\n" + nodes),
       HasSubstr("needs precision, m, n, k and rate"));
+  EXPECT_THAT(
+      error_of(
+          std::string(kOwn) +
+          "matrix_rates = [ { of = \"convolutions\", precision = \"fp32\", m = 1, "
+          "n = 1, k = 1, rate = \"1 GFLOP/s\" } ]\n" + nodes),
+      HasSubstr("did you mean \"convolution\"?"));
+  EXPECT_THAT(
+      error_of(
+          std::string(kOwn) + "operator_rates = [ { name = \"gelu\" } ]\n" + nodes),
+      HasSubstr("needs name, bytes and rate"));
+  EXPECT_THAT(
+      error_of(
+          std::string(kOwn) +
+          "operator_rates = [ { name = \"gelu\", bytes = \"0 B\", rate = \"1 GB/s\" } "
+          "]\n" + nodes),
+      HasSubstr("operator_rates: bytes"));
 }
 
 // Any change of a byte, and any end, is read or refused: no crash, no hang, and

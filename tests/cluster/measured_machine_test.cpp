@@ -30,6 +30,9 @@ MachineMeasurement measurement(int64_t ranks) {
       {Precision::fp32, 64, 64, 64, 20e9},
       {Precision::fp32, 2048, 1024, 1024, 80e9},
       {Precision::bf16, 64, 64, 64, 30e9}};
+  made.matrix_rates.push_back(
+      {Precision::fp32, 64, 16, 9, 5e9, ProductKind::convolution_weights});
+  made.operator_rates = {{"add", 4096, 7e9}, {"gelu", 4096, 2e9}};
   made.memory_bytes_per_second = 7e9;
   made.launch_seconds = 1.5e-6;
   if (ranks == 1) return made;
@@ -67,7 +70,9 @@ TEST(MeasuredMachine, AProcessorsSharesHaveTheMeasuredFigures) {
   EXPECT_EQ(node.device.memory_bytes, 32e9);
   EXPECT_EQ(node.device.memory_bytes_per_second, 7e9);
   EXPECT_EQ(node.device.launch_seconds, 1.5e-6);
-  EXPECT_EQ(node.device.matrix_rates.size(), 3u);
+  EXPECT_EQ(node.device.matrix_rates.size(), 4u);
+  EXPECT_EQ(node.device.operator_rates, measurement(2).operator_rates);
+  EXPECT_TRUE(node.device.processor);
   EXPECT_EQ(node.device.peak(Precision::fp32), 80e9);
   EXPECT_EQ(node.device.peak(Precision::bf16), 30e9);
   EXPECT_EQ(node.device.peak(Precision::fp64), 0);
@@ -105,11 +110,16 @@ TEST(MeasuredMachine, GpusOfTheCatalogueKeepTheirPeaks) {
 TEST(MeasuredMachine, IsToldAsTextAndJson) {
   const std::string text = to_text(measurement(2));
   EXPECT_THAT(text, HasSubstr("2 ranks at once"));
-  EXPECT_THAT(text, HasSubstr("fp32 [2048, 1024] x [1024, 1024]"));
+  EXPECT_THAT(
+      text, HasSubstr("product, fp32                          20.00 to 80.00 "
+                      "GFLOP/s, 2 shapes\n"));
+  EXPECT_THAT(text, HasSubstr("gelu"));
   EXPECT_THAT(text, HasSubstr("all_reduce of 4096 bytes"));
   const auto json = nlohmann::json::parse(to_json(measurement(2)));
   EXPECT_EQ(json["ranks"], 2);
-  EXPECT_EQ(json["matrix_rates"].size(), 3u);
+  EXPECT_EQ(json["matrix_rates"].size(), 4u);
+  EXPECT_EQ(json["matrix_rates"][3]["of"], "convolution weights");
+  EXPECT_EQ(json["operator_rates"].size(), 2u);
   EXPECT_EQ(json["calls"].size(), 6u);
 }
 

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Steps of 2-rank runs on this machine against what `echelon simulate` predicts.
+
+Each round measures the machine (`echelon bench --save`), then runs every case for real
+and simulates it from that file; rounds alternate, so that a machine that others use as
+well is as slow for both. Prints both, the ratio of the medians and its spread."""
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLES = ROOT / "examples" / "configs"
+WARM_UP = 5  # steps that are not counted: buckets are cut anew, memory is new
+
+# The network of examples/01_data_parallel.cpp, and one of the size of
+# examples/03_pipeline.cpp, as the trainer runs them.
+DUMMY = {"name": "dummy", "samples": 4096, "holdout": 0.0}
+FIRST = {
+    "model": {"name": "mlp", "hidden": [64]},
+    "data": DUMMY | {"shape": [1, 4, 4], "classes": 2},
+    "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9},
+    "train": {"batch": 128},
+}
+THIRD = {
+    "model": {"name": "mlp", "hidden": [32] * 5},
+    "data": DUMMY | {"shape": [2, 2, 2], "classes": 2},
+    "optimizer": {"name": "adam", "learning_rate": 3e-3, "weight_decay": 0.0},
+    "train": {"batch": 128},
+    "layout": {"microbatches": 8},
+}
+# name, configuration, layout, what else is set, steps
+CASES = [
+    ("digits dp=2", "digits", "dp=2", {}, 100),
+    ("digits pp=2", "digits", "pp=2", {}, 100),
+    ("digits fsdp=2", "digits", "fsdp=2", {}, 100),
+    ("simple_cnn_dummy dp=2", "simple_cnn_dummy", "dp=2", {}, 16),
+    ("simple_cnn_dummy pp=2", "simple_cnn_dummy", "pp=2", {}, 16),
+    ("text dp=2", "text", "dp=2", {}, 40),
+    ("text fsdp=2", "text", "fsdp=2", {}, 40),
+    ("text pp=2, 1f1b", "text", "pp=2", {"schedule": "1f1b"}, 40),
+    ("text pp=2, gpipe", "text", "pp=2", {"schedule": "gpipe"}, 40),
+    ("text pp=2, zb-h1", "text", "pp=2", {"schedule": "zb-h1"}, 40),
+    ("01_data_parallel dp=2", FIRST, "dp=2", {}, 200),
+    ("03_pipeline pp=2", THIRD, "pp=2", {}, 100),
+]
+
+
+def toml(tables):
+    lines = []
+    for name, table in tables.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+def configuration(case, folder):
+    name, source, layout, options, steps = case
+    tables = tomllib.loads((EXAMPLES / f"{source}.toml").read_text()) if isinstance(source, str) else source
+    tables = {key: dict(table) for key, table in tables.items()}
+    tables["train"] |= {"steps": steps, "run": str(folder / "run")}
+    tables["train"].pop("epochs", None)
+    tables["optimizer"].pop("schedule", None)
+    tables["optimizer"].pop("warmup_steps", None)
+    tables["layout"] = tables.get("layout", {}) | options
+    path = folder / "case.toml"
+    path.write_text(toml(tables))
+    return [str(path), "--layout", layout]
+
+
+def out_of(command):
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout[-500:]}{done.stderr[-500:]}")
+    return done.stdout
+
+
+def measured_step(echelon, what, folder):
+    out_of([echelon, "train", *what, "--overwrite"])
+    lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step_seconds"] for line in lines if "step_seconds" in line]
+    return statistics.median(steps[WARM_UP:])
+
+
+def predicted_step(echelon, what, cluster):
+    return json.loads(out_of([echelon, "simulate", *what, "--cluster", cluster, "--count", "--json"]))["step_seconds"]
+
+
+def processor():
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def summary(rows):
+    predicted = statistics.median(row["predicted"] for row in rows)
+    measured = statistics.median(row["measured"] for row in rows)
+    ratios = [row["predicted"] / row["measured"] for row in rows]
+    return {
+        "measured_seconds": measured,
+        "predicted_seconds": predicted,
+        "ratio": statistics.median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+        "rounds": rows,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--echelon", default=ROOT / "build" / "bin" / "echelon", help="the program")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="cases whose names contain this")
+    parser.add_argument("--cluster", help="a file of bench --save, in place of measuring each round")
+    parser.add_argument("--json", help="write the figures there")
+    arguments = parser.parse_args()
+    cases = [case for case in CASES if arguments.only in case[0]]
+    load = os.getloadavg()[0]
+    rows = {case[0]: [] for case in cases}
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = Path(scratch)
+        for _ in range(arguments.rounds):
+            cluster = arguments.cluster or str(scratch / "here.toml")
+            if not arguments.cluster:
+                out_of([arguments.echelon, "bench", "--save", cluster, "-n", "2"])
+            for case in cases:
+                what = configuration(case, scratch)
+                rows[case[0]].append({
+                    "measured": measured_step(arguments.echelon, what, scratch),
+                    "predicted": predicted_step(arguments.echelon, what, cluster),
+                })
+    found = {name: summary(one) for name, one in rows.items()}
+    print(f"{'':24} {'measured':>10} {'predicted':>10}  predicted over measured")
+    for name, one in found.items():
+        print(
+            f"{name:24} {one['measured_seconds'] * 1e3:7.2f} ms {one['predicted_seconds'] * 1e3:7.2f} ms"
+            f"  {one['ratio']:.2f} ({one['least']:.2f} to {one['most']:.2f})"
+        )
+    near = sum(abs(one["ratio"] - 1) <= 0.15 for one in found.values())
+    print(f"{near} of {len(found)} within 15 %")
+    if arguments.json:
+        machine = {"processor": processor(), "cores": os.cpu_count(), "load_average_at_start": load}
+        result = {"machine": machine, "rounds": arguments.rounds, "cases": found}
+        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

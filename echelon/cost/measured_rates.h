@@ -1,0 +1,36 @@
+// Seconds on a device whose rates were measured (`echelon bench --save`).
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "echelon/cluster/device.h"
+#include "echelon/cost/calibration.h"
+
+namespace echelon {
+
+/// `count` products of one kind. The rate is that of the measured shapes nearby: the
+/// mean of their logarithms, each weighed by its distance in log m, n, k to the
+/// fourth power (Shepard, 1968); outside of what was measured, that of its border.
+/// Kinds that were not measured are taken for products. None: nothing of this
+/// precision was.
+std::optional<double> measured_product_seconds(
+    const Device& device, ProductKind kind, Precision precision, double m, double n,
+    double k, double count = 1);
+
+/// An operator that moves `bytes`: linear in the logarithms between the sizes that
+/// were measured of it, or of "add" for one that was not. None: neither was.
+std::optional<double> measured_operator_seconds(
+    const Device& device, std::string_view name, double bytes);
+
+/// An optimizer's update of `elements` parameters, with gradients and state of
+/// `element_bytes` each. None: it was not measured.
+std::optional<double> measured_update_seconds(
+    const Device& device, std::string_view optimizer, double elements,
+    double element_bytes);
+
+/// What a software hides behind computing on other devices takes a processor's own
+/// time.
+Stack stack_on(const Stack& stack, const Device& device);
+
+}  // namespace echelon

@@ -1,0 +1,25 @@
+// Rates of operators that move their tensors, and what starting one takes.
+#pragma once
+
+#include <vector>
+
+#include "echelon/cluster/device.h"
+#include "echelon/train/bench_meter.h"
+
+namespace echelon {
+
+/// Collective. Of the operators that networks spend time in, at sizes that lie in
+/// caches and that do not; "add" is a plain stream. What starting an operator takes,
+/// `start_seconds`, is taken off.
+std::vector<OperatorRate>
+bench_operators(BenchMeter& meter, double start_seconds);
+
+/// Of the smallest operator that autograd does not see.
+double bench_start(BenchMeter& meter);
+
+/// Of an operator in training: what recording it forwards and running its gradient
+/// takes is spread over all operators of a small network, as count_layers counts
+/// them.
+double bench_launch(BenchMeter& meter);
+
+}  // namespace echelon

@@ -1,0 +1,142 @@
+#include "echelon/train/bench_products.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <tuple>
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+
+// Sides a factor of 4 to 8 apart: the simulator interpolates.
+const std::vector<int64_t> kProcessorRows = {16, 128, 1024, 8192};
+const std::vector<int64_t> kProcessorSides = {16, 64, 256, 1024};
+const std::vector<int64_t> kLowProcessorRows = {128, 1024};
+const std::vector<int64_t> kLowProcessorSides = {64, 256};
+const std::vector<int64_t> kGpuRows = {128, 512, 2048, 8192};
+const std::vector<int64_t> kGpuSides = {128, 512, 2048, 8192};
+
+class Products {
+ public:
+  Products(BenchMeter& meter, double start_seconds)
+      : meter_(meter), start_seconds_(start_seconds) {}
+
+  std::vector<MatrixRate> take() { return std::move(rates_); }
+
+  void products(
+      Precision precision, torch::Dtype dtype, const std::vector<int64_t>& rows,
+      const std::vector<int64_t>& sides) {
+    const auto options = torch::dtype(dtype).device(meter_.device());
+    for (int64_t m : rows) {
+      for (int64_t n : sides) {
+        for (int64_t k : sides) {
+          const Tensor a = torch::full({m, k}, 0.5, options);
+          const Tensor b = torch::full({n, k}, 0.5, options).t();
+          Tensor c = torch::empty({m, n}, options);
+          add({precision, m, n, k}, 1, [&] { torch::mm_out(c, a, b); });
+        }
+      }
+    }
+  }
+
+  // 3x3, of images of `side` pixels each way; few channels lie together in memory,
+  // as the networks of models/ have them.
+  void convolution(int64_t images, int64_t in, int64_t out, int64_t side) {
+    const auto order = in < 64 ? torch::MemoryFormat::ChannelsLast
+                               : torch::MemoryFormat::Contiguous;
+    const auto make = [&](at::IntArrayRef sizes) {
+      return torch::full(sizes, 0.5, meter_.device()).contiguous(order);
+    };
+    const Tensor x = make({images, in, side, side});
+    const Tensor y = make({images, out, side, side});
+    const Tensor weight = torch::full({out, in, 3, 3}, 0.5, meter_.device());
+    const MatrixRate shape{
+        Precision::fp32, images * side * side, out, in * 9};
+    add(shape, 1, [&] { torch::conv2d(x, weight, {}, 1, 1); },
+        ProductKind::convolution);
+    for (const bool inputs : {true, false}) {
+      const auto gradients = [&] {
+        torch::convolution_backward(
+            y, x, weight, std::nullopt, {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1,
+            {inputs, !inputs, false});
+      };
+      add(shape, 1, gradients,
+          inputs ? ProductKind::convolution_inputs
+                 : ProductKind::convolution_weights);
+    }
+  }
+
+  // Causal, of `heads` heads over all samples.
+  void attention(int64_t heads, int64_t length, int64_t size) {
+    const Tensor x =
+        torch::full({1, heads, length, size}, 0.5, meter_.device());
+    const MatrixRate shape{Precision::fp32, length, length, size};
+    const auto [y, sums] =
+        at::_scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, true);
+    add(shape, heads,
+        [&] {
+          at::_scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, true);
+        },
+        ProductKind::attention);
+    add(shape, heads,
+        [&, &y = y, &sums = sums] {
+          at::_scaled_dot_product_flash_attention_for_cpu_backward(
+              x, x, x, x, y, sums, 0.0, true);
+        },
+        ProductKind::attention_gradients);
+  }
+
+ private:
+  void add(
+      MatrixRate rate, int64_t count, const std::function<void()>& call,
+      ProductKind kind = ProductKind::product) {
+    const double seconds = meter_.seconds_of(call);
+    rate.kind = kind;
+    rate.flops_per_second =
+        static_cast<double>(count) *
+        product_flops(
+            kind, static_cast<double>(rate.m), static_cast<double>(rate.n),
+            static_cast<double>(rate.k)) /
+        std::max(seconds - start_seconds_, seconds / 4);
+    rates_.push_back(rate);
+  }
+
+  BenchMeter& meter_;
+  double start_seconds_;
+  std::vector<MatrixRate> rates_;
+};
+
+}  // namespace
+
+std::vector<MatrixRate> bench_products(BenchMeter& meter, double start_seconds) {
+  Products products(meter, start_seconds);
+  if (meter.on_gpu()) {
+    for (const auto& [precision, dtype] :
+         {std::tuple(Precision::fp32, torch::kFloat32),
+          std::tuple(Precision::bf16, torch::kBFloat16),
+          std::tuple(Precision::fp16, torch::kFloat16)}) {
+      products.products(precision, dtype, kGpuRows, kGpuSides);
+    }
+    return products.take();
+  }
+  products.products(
+      Precision::fp32, torch::kFloat32, kProcessorRows, kProcessorSides);
+  products.products(
+      Precision::bf16, torch::kBFloat16, kLowProcessorRows, kLowProcessorSides);
+  for (const auto& [in, out] :
+       {std::tuple(1, 16), std::tuple(3, 16), std::tuple(16, 32),
+        std::tuple(64, 64), std::tuple(256, 256)}) {
+    for (int64_t side : {8, 28, 112}) {
+      if (in == 256 && side == 112) continue;
+      products.convolution(16, in, out, side);
+    }
+  }
+  for (int64_t length : {64, 256, 1024}) {
+    for (int64_t size : {32, 128}) products.attention(8, length, size);
+  }
+  return products.take();
+}
+
+}  // namespace echelon

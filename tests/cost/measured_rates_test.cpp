@@ -1,0 +1,181 @@
+// Seconds on devices whose rates were measured, against hand-computed ones.
+#include "echelon/cost/measured_rates.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "echelon/cluster/cluster_file.h"
+#include "echelon/cost/operation_time.h"
+#include "echelon/cost/step_estimate.h"
+#include "echelon/simulator/simulate.h"
+
+namespace echelon {
+namespace {
+
+// Two ranks on a processor: 10 us to start an operator, links of 100 us and 1 GB/s.
+constexpr const char* kHere = R"(
+[devices.cpu]
+memory = "8 GiB"
+memory_rate = "4 GB/s"
+peak = { fp32 = "40 GFLOP/s" }
+launch = "10 us"
+processor = true
+matrix_rates = [
+  { precision = "fp32", m = 64, n = 64, k = 64, rate = "10 GFLOP/s" },
+  { precision = "fp32", m = 1024, n = 64, k = 64, rate = "40 GFLOP/s" },
+  { of = "convolution", precision = "fp32", m = 64, n = 16, k = 9, rate = "5 GFLOP/s" },
+]
+operator_rates = [
+  { name = "add", bytes = "1 MB", rate = "16 GB/s" },
+  { name = "add", bytes = "16 MB", rate = "4 GB/s" },
+  { name = "gelu", bytes = "1 MB", rate = "2 GB/s" },
+  { name = "optimizer adamw", bytes = "1 MB", rate = "7 GB/s" },
+]
+
+[[nodes]]
+device = "cpu"
+devices = 2
+inside = { rate = "1 GB/s", latency = "100 us" }
+network = { rate = "1 GB/s", latency = "100 us" }
+host = { rate = "4 GB/s", latency = "1 us" }
+)";
+
+Cluster here() { return parse_cluster(kHere, "here.toml"); }
+Device device() { return here().groups.front().node.device; }
+
+double product(double m, double n, double k, double count = 1) {
+  return measured_product_seconds(
+             device(), ProductKind::product, Precision::fp32, m, n, k, count)
+      .value();
+}
+
+TEST(MeasuredRates, AMeasuredShapeTakesWhatItTook) {
+  EXPECT_NEAR(product(64, 64, 64), 2 * 64.0 * 64 * 64 / 10e9, 1e-12);
+  EXPECT_NEAR(product(64, 64, 64, 3), 3 * product(64, 64, 64), 1e-12);
+}
+
+TEST(MeasuredRates, BetweenTwoShapesTheRateIsBetween) {
+  // Halfway in the logarithm of m: the geometric mean of 10 and 40.
+  EXPECT_NEAR(product(256, 64, 64), 2 * 256.0 * 64 * 64 / 20e9, 1e-12);
+  EXPECT_LT(product(200, 64, 64) / 200, product(100, 64, 64) / 100);
+}
+
+TEST(MeasuredRates, BeyondWhatWasMeasuredTheBordersRateCounts) {
+  EXPECT_NEAR(product(1 << 20, 64, 64), 1024 * product(1024, 64, 64), 1e-9);
+  EXPECT_NEAR(product(1, 64, 64), product(64, 64, 64) / 64, 1e-12);
+  EXPECT_NEAR(product(1024, 4096, 64), 64 * product(1024, 64, 64), 1e-9);
+}
+
+TEST(MeasuredRates, KindsHaveTheirOwnRatesOrThoseOfProducts) {
+  const auto seconds = [](ProductKind kind) {
+    return measured_product_seconds(device(), kind, Precision::fp32, 64, 16, 9);
+  };
+  EXPECT_NEAR(*seconds(ProductKind::convolution), 2 * 64.0 * 16 * 9 / 5e9, 1e-12);
+  EXPECT_NEAR(
+      *seconds(ProductKind::attention), 4 * 64.0 * 16 * 9 / 10e9, 1e-12);
+  EXPECT_FALSE(measured_product_seconds(
+      device(), ProductKind::product, Precision::bf16, 64, 64, 64));
+}
+
+TEST(MeasuredRates, OperatorsHaveTheirOwnRatesOrThoseOfAdd) {
+  const auto seconds = [](const char* name, double bytes) {
+    return measured_operator_seconds(device(), name, bytes).value();
+  };
+  EXPECT_NEAR(seconds("gelu", 3e6), 3e6 / 2e9, 1e-12);
+  EXPECT_NEAR(seconds("add", 4e6), 4e6 / 8e9, 1e-12);  // halfway: sqrt(16 * 4)
+  EXPECT_NEAR(seconds("tanh", 1e3), 1e3 / 16e9, 1e-15);
+  EXPECT_NEAR(seconds("tanh", 1e9), 1e9 / 4e9, 1e-9);
+  EXPECT_EQ(seconds("view", 0), 0);
+  EXPECT_FALSE(measured_operator_seconds(Device{}, "add", 1e3));
+}
+
+// Nothing of another device's constants.
+TEST(MeasuredRates, CollectivesTakeWhatTheFileSays) {
+  const Cluster cluster = here();
+  const GroupPlace pair{.ranks = 2, .ranks_per_node = 2};
+  const auto seconds = [&](CollectiveKind kind) {
+    return collective_seconds(
+        kind, 8e6, pair, cluster.node_of(0), cluster, find_stack("echelon"));
+  };
+  EXPECT_NEAR(seconds(CollectiveKind::all_reduce), 100e-6 + 8e-3, 1e-9);
+  EXPECT_NEAR(seconds(CollectiveKind::all_gather), 100e-6 + 4e-3, 1e-9);
+  EXPECT_NEAR(seconds(CollectiveKind::reduce_scatter), 100e-6 + 4e-3, 1e-9);
+  EXPECT_NEAR(seconds(CollectiveKind::send), 100e-6 + 8e-3, 1e-9);
+}
+
+TEST(MeasuredRates, AWorseLatencyIsSeenInAnyCluster) {
+  for (Cluster cluster : {here(), parse_cluster(
+           "[[nodes]]\ndevice = \"a100-80gb\"\ndevices = 8\n", "a100.toml")}) {
+    Node& node = cluster.groups.front().node;
+    const GroupPlace pair{.ranks = 2, .ranks_per_node = 2};
+    const auto seconds = [&] {
+      return collective_seconds(
+          CollectiveKind::all_reduce, 4096, pair, node, cluster,
+          find_stack("echelon"));
+    };
+    const double before = seconds();
+    node.inside.latency_seconds += 1e-3;
+    EXPECT_NEAR(seconds() - before, 1e-3, 1e-9);
+  }
+}
+
+// Operators as counted: a product of 10 GFLOP/s, a gelu and a view.
+CountedLayer counted_layer() {
+  CountedLayer layer{.name = "fc"};
+  layer.parameters = 1000;
+  layer.output_elements = 64;
+  layer.counted_samples = 64;
+  const CountedOperator mm{
+      .name = "mm", .product = "product", .count = 1, .m = 64, .n = 64, .k = 64};
+  layer.forward = {mm, {.name = "gelu", .bytes = 2e5}, {.name = "view"}};
+  layer.backward = {mm, mm};
+  layer.backward[1].for_weight = true;
+  return layer;
+}
+
+constexpr double kProduct = 2 * 64.0 * 64 * 64 / 10e9;
+constexpr double kForward = kProduct + 2e5 / 2e9 + 3 * 10e-6;
+constexpr double kBackward = 2 * (kProduct + 10e-6);
+
+Strategy strategy(int64_t dp, int64_t batch) {
+  Strategy made;
+  made.layout.dp_replicate = dp;
+  made.global_batch = batch;
+  made.microbatch_size = batch / dp;
+  made.precision = Precision::fp32;
+  return made;
+}
+
+TEST(MeasuredRates, AProcessorLaunchesBesidesComputing) {
+  const ModelShape model{.name = "one", .layers = {counted_layer()}};
+  const StageTimes times = stage_times(model, strategy(1, 64), here());
+  EXPECT_NEAR(times.stages[0].forward, kForward, 1e-9);
+  EXPECT_NEAR(times.stages[0].backward, kBackward, 1e-9);
+  EXPECT_NEAR(times.stages[0].backward_weight, kBackward / 2, 1e-9);
+}
+
+TEST(MeasuredRates, GradientsAreNotHiddenBehindAProcessor) {
+  const ModelShape model{.name = "one", .layers = {counted_layer()}};
+  const Cluster cluster = here();
+  const double reduce = 100e-6 + 1000 * 4 / 1e9;
+  const double optimizer = 1000 * 28 / 7e9;
+  const double expected = kForward + kBackward + reduce + optimizer;
+  EXPECT_NEAR(
+      estimate_time(model, strategy(2, 128), cluster).step_seconds, expected,
+      1e-9);
+  EXPECT_NEAR(
+      simulate(model, strategy(2, 128), cluster).step.step_seconds, expected,
+      1e-9);
+}
+
+TEST(MeasuredRates, OperatorsGrowWithTheSamples) {
+  ModelShape model{.name = "one", .layers = {counted_layer()}};
+  model.layers[0].forward = {{.name = "gelu", .bytes = 2e5}};
+  model.layers[0].backward = {};
+  const StageTimes times = stage_times(model, strategy(1, 128), here());
+  EXPECT_NEAR(times.stages[0].forward, 4e5 / 2e9 + 10e-6, 1e-9);
+}
+
+}  // namespace
+}  // namespace echelon
