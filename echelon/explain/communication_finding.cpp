@@ -1,10 +1,12 @@
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "echelon/explain/findings.h"
+#include "echelon/timeline/intervals.h"
 #include "echelon/timeline/units.h"
+#include "echelon/train/pipeline_schedule.h"
 
 namespace echelon {
 namespace {
@@ -12,7 +14,7 @@ namespace {
 struct Traffic {
   double calls = 0;  // of a rank in a step
   double bytes = 0;
-  double seconds = 0;  // from begin to end, hidden or not
+  double seconds = 0;  // in which one is on its way, hidden or not
 };
 
 bool is_along(const std::string& axis, const std::string& name) {
@@ -25,6 +27,7 @@ Traffic traffic_along(const Evidence& evidence, const std::string& name) {
   const std::set<int64_t> steps(
       evidence.times.steps.begin(), evidence.times.steps.end());
   Traffic traffic;
+  std::map<std::pair<int32_t, int64_t>, std::vector<Interval>> on_their_way;
   for (const Span& span : evidence.run.timeline.spans) {
     if (span.kind != SpanKind::communication || !is_along(span.axis, name) ||
         !steps.contains(span.step)) {
@@ -32,7 +35,12 @@ Traffic traffic_along(const Evidence& evidence, const std::string& name) {
     }
     traffic.calls += 1;
     traffic.bytes += static_cast<double>(span.bytes);
-    traffic.seconds += 1e-9 * static_cast<double>(span.end_ns - span.begin_ns);
+    on_their_way[{span.rank, span.step}].push_back(
+        {span.begin_ns, span.end_ns});
+  }
+  for (auto& [place, list] : on_their_way) {
+    traffic.seconds +=
+        1e-9 * static_cast<double>(total_length(merged(std::move(list))));
   }
   const double all =
       static_cast<double>(steps.size() * evidence.times.ranks.size());
@@ -67,6 +75,13 @@ std::vector<Settings> fixes_of(const Job& job, const std::string& name) {
     }
     if (!job.tensor.sequence_parallel) {
       all.push_back({"layout.sequence_parallel=true"});
+    }
+  }
+  if (name == "pp") {
+    const int64_t now = microbatches_of(job);
+    if (now % 2 == 0) all.push_back(set("layout.microbatches", now / 2));
+    if (job.pipeline.stages_per_rank > 1) {
+      all.push_back({"layout.schedule=\"1f1b\"", "layout.stages_per_rank=1"});
     }
   }
   if (name == "dp" || name == "fsdp") {
@@ -109,6 +124,42 @@ void cut_into_buckets(
       ", behind which the buckets before the last can hide.";
 }
 
+// Settings that hide it in the layout as it is; `hidden` of the share, at best.
+void hide(
+    const Settings& settings, double hidden, const std::string& fix,
+    const std::string& why, RunFinding& found) {
+  found.settings = settings;
+  found.gain = hidden * found.share;
+  found.gain_source = GainSource::measured;
+  found.reason.fix = fix;
+  found.reason.why = why;
+}
+
+bool is_hidden_by_a_setting(
+    const Job& job, const std::string& name, const Traffic& traffic,
+    RunFinding& found) {
+  if (name == "tp" && job.tensor.overlap_chunks == 1) {
+    constexpr int64_t kChunks = 4;
+    hide(
+        set("layout.overlap_chunks", kChunks), 1 - 1.0 / kChunks,
+        "Compute products in " + std::to_string(kChunks) + " pieces.",
+        "While a piece is computed, the one before it is summed over the ranks: at "
+        "best all but the last hide.",
+        found);
+    return true;
+  }
+  if (name == "fsdp" && job.shard.prefetch == 0 && traffic.calls > 1) {
+    hide(
+        set("shard.prefetch", 1), 1 - 1 / traffic.calls,
+        "Gather parameters a unit ahead.",
+        "While a unit is computed, the next one's parameters come: at best all but "
+        "the first hide.",
+        found);
+    return true;
+  }
+  return false;
+}
+
 void advise(
     const Evidence& evidence, const std::string& name, const Traffic& traffic,
     RunFinding& found) {
@@ -116,6 +167,7 @@ void advise(
     return cut_into_buckets(evidence, traffic, found);
   }
   const Job& job = *evidence.run.job;
+  if (is_hidden_by_a_setting(job, name, traffic, found)) return;
   if (const auto best = evidence.what_if.best_of(fixes_of(job, name))) {
     found.settings = best->settings;
     found.gain = evidence.what_if.gain(*best);
@@ -134,6 +186,8 @@ void advise(
   found.reason.fix =
       name == "tp"
           ? "Keep the ranks of tp on the fastest links, or use fewer of them."
+      : name == "pp"
+          ? "Use faster links between stages, fewer stages, or larger microbatches."
           : "Use faster links for " + name + ", or fewer ranks along it.";
   found.reason.why = "The simulator finds no setting that sends less and fits.";
 }
@@ -151,7 +205,9 @@ std::vector<RunFinding> find_exposed_communication(const Evidence& evidence) {
     found.share = share;
     const double step = evidence.times.mean.step;
     found.reason.diagnosis =
-        "Collectives along " + name + " take " + format_seconds(traffic.seconds) +
+        (name == "pp" ? "Messages between pipeline stages take "
+                      : "Collectives along " + name + " take ") +
+        format_seconds(traffic.seconds) +
         " of each step of " + format_seconds(step) + " (" +
         format_bytes(static_cast<int64_t>(traffic.bytes)) + " in " +
         format_number(traffic.calls) + (traffic.calls == 1 ? " call" : " calls") +

@@ -77,6 +77,12 @@ void compare_with_prediction(
   const StepPrediction predicted =
       predict_step(what_if.base()->configured, what_if.cluster());
   made.predicted_seconds = predicted.step_seconds;
+  const double ratio = made.step_seconds / made.predicted_seconds;
+  if (is_any_simulated(made.findings) && (ratio > 1.5 || ratio < 1 / 1.5)) {
+    made.notes.push_back(
+        "the simulator is far from this run (" +
+        format_seconds(made.predicted_seconds) + " a step): take its gains as rough");
+  }
   if (made.recorded_steps == 0) return;
   made.parts = compared_parts(
       predicted.parts, timed_parts(run.timeline, diagnose(run.timeline)));

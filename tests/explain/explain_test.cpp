@@ -126,6 +126,10 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
   job.data.sources = {folder_.write("text.txt", std::string(20000, 'x'))};
   job.data.tokenizer = "bytes";
   job.data.sequence = 128;
+  EXPECT_THAT(
+      only(job, timeline_of(slow)).settings,
+      ElementsAre("layout.overlap_chunks=4"));
+  job.tensor.overlap_chunks = 4;
   const RunFinding tp = only(job, timeline_of(slow));
   EXPECT_EQ(tp.axis, "tp");
   ASSERT_FALSE(tp.settings.empty());
