@@ -68,7 +68,9 @@ Flags of_one_step(const SimulateArguments& arguments) {
       {"--straggler-factor", arguments.straggler_factor},
       {"--seed", arguments.seed},
       {"--hours", arguments.hours},
+      {"--mean-hours-between-failures", arguments.mean_hours_between_failures},
       {"--checkpoint-seconds", arguments.checkpoint_seconds},
+      {"--checkpoint-interval-seconds", arguments.checkpoint_interval_seconds},
       {"--recovery-seconds", arguments.recovery_seconds},
       {"--run", arguments.run}};
 }
@@ -149,8 +151,12 @@ void add_simulate(CLI::App& app, Action& action) {
   option("--seed", arguments->seed, "NUMBER", "of jitter, stragglers, failures (0)");
   option("--hours", arguments->hours, "HOURS",
          "simulate so long a run with failures, checkpoints and restarts");
+  option("--mean-hours-between-failures", arguments->mean_hours_between_failures,
+         "HOURS", "of one node (the cluster file's; else none fails)");
   option("--checkpoint-seconds", arguments->checkpoint_seconds, "SECONDS",
          "that saving one stops training (30)");
+  option("--checkpoint-interval-seconds", arguments->checkpoint_interval_seconds,
+         "SECONDS", "of training between two (the best)");
   option("--recovery-seconds", arguments->recovery_seconds, "SECONDS",
          "from a failure to the next step (300)");
   option("--run", arguments->run, "FOLDER",

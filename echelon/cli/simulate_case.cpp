@@ -109,14 +109,26 @@ void read_options(const SimulateArguments& arguments, SimulateCase& made) {
   made.with_failures = !arguments.hours.empty();
   real("--hours", arguments.hours, 0, failures.hours);
   real(
+      "--mean-hours-between-failures", arguments.mean_hours_between_failures, 0,
+      made.cluster.mean_hours_between_failures);
+  real(
       "--checkpoint-seconds", arguments.checkpoint_seconds, 0,
       failures.checkpoint_seconds);
+  real(
+      "--checkpoint-interval-seconds", arguments.checkpoint_interval_seconds, 0,
+      failures.checkpoint_interval_seconds);
   real(
       "--recovery-seconds", arguments.recovery_seconds, 0,
       failures.recovery_seconds);
   if (made.with_failures) return;
   for (const auto& [flag, text] :
-       {std::pair("--checkpoint-seconds", arguments.checkpoint_seconds),
+       {std::pair(
+            "--mean-hours-between-failures",
+            arguments.mean_hours_between_failures),
+        std::pair("--checkpoint-seconds", arguments.checkpoint_seconds),
+        std::pair(
+            "--checkpoint-interval-seconds",
+            arguments.checkpoint_interval_seconds),
         std::pair("--recovery-seconds", arguments.recovery_seconds)}) {
     if (text.empty()) continue;
     throw ConfigError(

@@ -22,7 +22,8 @@ struct SimulateArguments : JobFlags {
   std::string schedule, stages_per_rank, recompute, zero;
   bool sequence_parallel = false;
   std::string steps, jitter, stragglers, straggler_factor, seed;
-  std::string hours, checkpoint_seconds, recovery_seconds;
+  std::string hours, mean_hours_between_failures;
+  std::string checkpoint_seconds, checkpoint_interval_seconds, recovery_seconds;
   std::string run;  // the folder to write
   bool json = false;
 };

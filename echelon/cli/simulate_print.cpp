@@ -100,7 +100,7 @@ void print_weeks(
                  (weeks.failures == 1 ? " failure" : " failures") +
                  ", one each " + format_number(weeks.hours_between_failures) +
                  " h on average"
-           : "no mean_hours_between_failures in the cluster"}};
+           : "none fail; see --mean-hours-between-failures"}};
   out << aligned(rows);
 }
 

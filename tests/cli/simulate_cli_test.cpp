@@ -155,6 +155,40 @@ TEST_F(SimulateCommand, WritesWhatARunWrites) {
   EXPECT_EQ(lines_of(read_file(folder + "metrics.jsonl")).size(), 3u);
 }
 
+TEST_F(SimulateCommand, SaysHowMuchOfWeeksCounts) {
+  const auto weeks = [&](const std::string& more) {
+    const Outcome outcome = run(kSmall + ("--hours 20000 " + more) + " --json");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return json::parse(outcome.out)["effective_time"];
+  };
+  EXPECT_EQ(weeks("")["failures"], 0);
+  const json failing = weeks("--mean-hours-between-failures 50");
+  EXPECT_NEAR(failing["failures"].get<double>(), 400, 80);
+  EXPECT_NEAR(
+      failing["share"].get<double>(), failing["expected_share"].get<double>(),
+      0.01);
+  // Seldom saved is more done again, often is more saving.
+  const json seldom = weeks(
+      "--mean-hours-between-failures 50 --checkpoint-interval-seconds 20000");
+  EXPECT_GT(
+      seldom["lost"].get<double>(), 2 * failing["lost"].get<double>());
+  EXPECT_LT(seldom["share"].get<double>(), failing["share"].get<double>());
+  const json slow =
+      weeks("--mean-hours-between-failures 50 --recovery-seconds 9000");
+  EXPECT_GT(slow["recovering"].get<double>(), 0.03);
+
+  const Outcome text = run(
+      std::string(kSmall) + "--hours 720 --mean-hours-between-failures 50");
+  EXPECT_THAT(
+      text.out, AllOf(HasSubstr("720 hours of it, with failures"),
+                      HasSubstr("by formula"), HasSubstr("done again")));
+  for (const std::string& line : lines_of(text.out + run(kSmall).out)) {
+    EXPECT_LE(width_of(line), 80u) << line;
+  }
+  refuses(std::string(kSmall) + "--checkpoint-interval-seconds 5", 2,
+          HasSubstr("add --hours"));
+}
+
 TEST_F(SimulateCommand, TakesAConfigurationOfTrain) {
   const std::string configuration =
       ECHELON_SOURCE_DIR "/examples/configs/digits.toml ";
