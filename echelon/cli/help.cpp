@@ -47,7 +47,7 @@ std::string spelled(const CLI::Option& option) {
   for (const auto& name : option.get_lnames()) text += "--" + name + ", ";
   if (text.size() >= 2) text.resize(text.size() - 2);
   const std::string type = option.get_type_name();
-  if (option.get_expected_min() > 0 && !type.empty()) text += " " + type;
+  if (option.get_items_expected_max() > 0 && !type.empty()) text += " " + type;
   return text;
 }
 

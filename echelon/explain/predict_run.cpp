@@ -53,8 +53,10 @@ RunCluster cluster_of_run(int64_t ranks, bool on_processor) {
         saved && saved->groups.front().node.device.name == "cpu";
     if (saved && of_processor != gpus) {
       found.cluster = saved;
+      found.cluster->name = "this machine as measured";
     } else if (gpus) {
       found.cluster = cluster_of(machine, ranks);
+      found.cluster->name = "this machine by the catalogue";
     } else {
       found.missing = how_to_measure(ranks);
     }

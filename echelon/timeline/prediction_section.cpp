@@ -19,8 +19,10 @@ std::string seconds_text(double seconds) {
 
 std::string ratio_text(double predicted, double measured) {
   if (!(predicted > 0) || !(measured > 0)) return "\u2013";
+  const double ratio = measured / predicted;
+  if (ratio >= 10) return format_number(ratio);
   char text[32];
-  std::snprintf(text, sizeof(text), "%.2f", measured / predicted);
+  std::snprintf(text, sizeof(text), "%.2f", ratio);
   return text;
 }
 
@@ -32,9 +34,16 @@ StackedRow row_of(
     double ComparedPart::*side) {
   StackedRow row{.name = name, .total = {}, .parts = {}};
   for (const auto& part : parts) {
+    if (!row.parts.empty() && row.parts.back().color == part.color) {
+      row.parts.back().value += part.*side;  // another axis
+      continue;
+    }
+    const bool axis = part.color == std::string("ex");
     row.parts.push_back(
-        {part.color, part.name, part.*side, format_seconds(part.*side)});
+        {part.color, axis ? "communication, not hidden" : part.name,
+         part.*side, {}});
   }
+  for (auto& part : row.parts) part.text = format_seconds(part.value);
   row.total = format_seconds(row.sum());
   return row;
 }
@@ -119,6 +128,7 @@ void draw_times(
 
 struct RankRow {
   int32_t rank = 0;
+  int64_t others = 0;  // ranks of which the same was predicted, nothing measured
   MemoryByKind predicted;
   std::optional<MemoryByKind> measured;
 
@@ -133,12 +143,21 @@ std::vector<RankRow> rank_rows(
   const auto measured = fullest_moments(timeline);
   std::vector<RankRow> rows;
   for (const auto& one : prediction.memory) {
-    RankRow row{one.rank, one.memory, std::nullopt};
+    RankRow row{one.rank, 0, one.memory, std::nullopt};
     const auto found = std::find_if(
         measured.begin(), measured.end(),
         [&](const PredictedMemory& other) { return other.rank == one.rank; });
     if (found != measured.end()) row.measured = found->memory;
-    rows.push_back(std::move(row));
+    const auto same =
+        std::find_if(rows.begin(), rows.end(), [&](const RankRow& other) {
+          return !row.measured && !other.measured &&
+                 other.predicted.bytes == row.predicted.bytes;
+        });
+    if (same != rows.end()) {
+      ++same->others;
+    } else {
+      rows.push_back(std::move(row));
+    }
   }
   return rows;
 }
@@ -165,9 +184,18 @@ void draw_memory_row(
             static_cast<double>(predicted),
             static_cast<double>(measured.value_or(0))));
   } else {
-    page.leaf("td", {}, format_percent(whole > 0 ? share(predicted, whole) : 0));
+    page.leaf("td", {}, whole > 0 ? format_percent(share(predicted, whole)) : "");
   }
   page.close();
+}
+
+std::string rank_text(const RankRow& row) {
+  std::string text = "rank " + std::to_string(row.rank);
+  if (row.others > 0) {
+    text += " and " + format_count(static_cast<double>(row.others)) +
+            (row.others == 1 ? " other" : " others");
+  }
+  return text;
 }
 
 // The fullest rank by kind, then the others' sums.
@@ -191,8 +219,7 @@ void draw_memory(
   for (size_t i = 0; i < shown; ++i) {
     const RankRow& row = rows[i];
     draw_memory_row(
-        page, "rank " + std::to_string(row.rank), row.predicted.total(),
-        total(row), row.predicted.total(), any, "all");
+        page, rank_text(row), row.predicted.total(), total(row), 0, any, "all");
     if (i > 0) continue;
     for (const MemoryKind kind : kMemoryKinds) {
       const int64_t measured = row.measured ? (*row.measured)[kind] : 0;

@@ -35,6 +35,7 @@ margin-bottom:8px}
 border:1px solid var(--c2);color:var(--c2);border-radius:6px;
 font-size:14px;font-weight:600;overflow-wrap:anywhere}
 .lead{font-size:17px;line-height:1.5;max-width:46em;color:var(--ink)}
+.finding,.lead{overflow-wrap:anywhere}
 .finding{max-width:52em;margin-top:8px;color:var(--soft)}
 .under{margin-top:14px}
 a{color:var(--accent);text-underline-offset:2px}
@@ -68,6 +69,7 @@ figcaption .keys{margin-left:auto}
 .plot svg{display:block;overflow:visible}
 .lanes .plot{padding-left:92px}
 .lanes{margin-top:26px}
+.memory .plot{padding-left:66px}
 .grid{stroke:var(--grid);stroke-width:1}
 .axis{stroke:var(--soft);stroke-width:1;stroke-opacity:.55}
 .tick,.name{fill:var(--soft);font-size:12px}

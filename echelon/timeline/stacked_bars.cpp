@@ -88,7 +88,9 @@ void draw_stacked_bars(Markup& page, const StackedBars& bars) {
   page.open(
       "svg",
       {{"width", "100%"}, {"height", std::to_string(height)}, {"role", "img"},
-       {"aria-label", bars.description}});
+       {"aria-labelledby", bars.id + "-t " + bars.id + "-d"}});
+  page.leaf("title", {{"id", bars.id + "-t"}}, bars.title);
+  page.leaf("desc", {{"id", bars.id + "-d"}}, bars.description);
   int y = top;
   for (const auto& row : bars.rows) {
     draw_row(page, row, whole, y);

@@ -201,7 +201,7 @@ std::vector<ComparedPart> compared_parts(
   parts.push_back(
       {"waiting for other stages", "idle", predicted.stages, measured.stages});
   parts.push_back({"waiting for data", "da", predicted.data, measured.data});
-  parts.push_back({"anything else", "ot", predicted.other, measured.other});
+  parts.push_back({"the rest", "ot", predicted.other, measured.other});
   std::erase_if(parts, [](const ComparedPart& part) {
     return part.predicted < kNothing && part.measured < kNothing;
   });

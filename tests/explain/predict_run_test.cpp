@@ -118,7 +118,7 @@ TEST_F(PredictRun, OnAProcessorNeedsItsMeasuredRates) {
   ASSERT_TRUE(known.cluster) << known.missing;
   const StepPrediction some = predict_run(cnn_job(), digits(), known);
   ASSERT_TRUE(some.is_there()) << some.missing;
-  EXPECT_EQ(some.cluster, "desk, measured");
+  EXPECT_EQ(some.cluster, "this machine as measured");
   EXPECT_EQ(some.memory.size(), 2u);
   EXPECT_NEAR(some.parts.step_seconds(), some.step_seconds, 1e-9);
   // Rates of 2 ranks say nothing of those of 4.

@@ -348,6 +348,7 @@ TEST_F(ReportInBrowser, KeepsPredictionsInThePage) {
   look("structure", data_parallel);
   look("layout", pipeline);
   pipeline.timeline.simulated = true;
+  pipeline.prediction->cluster = std::string(200, 'W');
   look("layout", pipeline);
   look("quiet", pipeline);
   pipeline.prediction =

@@ -321,6 +321,14 @@ TEST(Report, CallsNothingOfASimulationMeasured) {
   EXPECT_TRUE(contains(page, "Simulated: step "));
   EXPECT_TRUE(contains(page, "simulated run"));
   EXPECT_TRUE(contains(page, "<h2>Prediction</h2>"));
+  // Of ranks that are alike one is shown.
+  input.prediction->memory = {{.rank = 0}, {.rank = 1}, {.rank = 2}};
+  for (auto& rank : input.prediction->memory) rank.memory.bytes[0] = 1 << 20;
+  input.prediction->memory[1].memory.bytes[0] = 5 << 20;
+  const std::string alike = to_html(input);
+  EXPECT_TRUE(contains(alike, ">rank 0 and 1 other</th>"));
+  EXPECT_TRUE(contains(alike, ">rank 1</th><td>5 MiB</td><td></td>"));
+  EXPECT_FALSE(contains(alike, ">rank 2</th><td>1 MiB</td>"));
 }
 
 TEST(Report, PredictionsOfManyRanksStaySmall) {

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
 
+#include "echelon/cluster/saved_cluster.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/text_file.h"
@@ -113,6 +115,50 @@ TEST(Precision, LayersNormsAreInTheMetrics) {
   EXPECT_THAT(
       read_text_file(run + "/report.html"),
       HasSubstr("bf16, master parameters float32"));
+}
+
+// ------------------------------------------------------------------ the report
+
+// What `echelon bench --save -n 2` might have written.
+const char* const kMeasured = R"(
+name = "this desk"
+[devices.cpu]
+memory = "8 GiB"
+memory_rate = "10 GB/s"
+peak = { fp32 = "0.05 TFLOP/s", fp64 = "0.025 TFLOP/s" }
+[[nodes]]
+device = "cpu"
+devices = 2
+inside = { name = "shared memory", rate = "3 GB/s", latency = "20 us" }
+)";
+
+TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
+  TempFolder folder;
+  const std::string run = folder.path() + "/run";
+  const Words processors = {
+      "CUDA_VISIBLE_DEVICES=", "XDG_CONFIG_HOME=" + folder.path()};
+  const Words command =
+      train(run, 12) + Words{"-n", "2", "--set", "train.overwrite=true"};
+  Command before(command, processors);
+  ASSERT_EQ(before.wait(), 0) << before.err();
+  std::string page = read_text_file(run + "/report.html");
+  EXPECT_THAT(page, HasSubstr("`echelon bench --save -n 2` measures them"));
+  EXPECT_EQ(page.find("id=\"prediction\""), std::string::npos);
+
+  ::setenv("XDG_CONFIG_HOME", folder.path().c_str(), 1);
+  const fs::path saved = saved_cluster_path(2);
+  ::unsetenv("XDG_CONFIG_HOME");
+  fs::create_directories(saved.parent_path());
+  std::ofstream(saved) << kMeasured;
+  for (const char* layout : {"dp=2", "pp=2"}) {
+    Command after(command + Words{"--layout", layout}, processors);
+    ASSERT_EQ(after.wait(), 0) << after.err();
+    page = read_text_file(run + "/report.html");
+    EXPECT_THAT(page, HasSubstr("On this machine as measured a step was predicted to "));
+    EXPECT_NE(page.find("id=\"prediction\""), std::string::npos);
+    EXPECT_NE(page.find(">rank 1</th><td>"), std::string::npos);
+  }
+  EXPECT_NE(page.find(">waiting for other stages</th><td>"), std::string::npos);
 }
 
 // ------------------------------------------------------- in three dimensions
