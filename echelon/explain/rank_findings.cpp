@@ -78,21 +78,25 @@ Slow how_slow(const RankHistory& rank, const RunTimes& times, const Work& work) 
   const auto peers = peers_of(rank, times);
   if (peers.empty()) return slow;
   double usual = 0;
+  double waits = 0;  // of the others, in all
   for (size_t step = 0; step < rank.steps.size(); ++step) {
-    std::vector<double> others;
+    std::vector<double> others, whole;
     for (const RankHistory* peer : peers) {
       others.push_back(work.of(*peer, peer->steps[step]));
+      whole.push_back(others.back() * work.samples(*peer));
     }
     const double own = work.of(rank, rank.steps[step]);
     const double theirs = median(others);
     if (own > theirs * (1 + kLeastExcess / 2)) slow.steps += 1;
     slow.seconds += (own - theirs) * work.samples(rank);
     usual += theirs * work.samples(rank);
+    waits += own * work.samples(rank) - median(whole);
   }
   const auto count = static_cast<double>(rank.steps.size());
   slow.steps /= count;
   slow.excess = usual > 0 ? slow.seconds / usual : 0;
-  slow.seconds /= count;
+  // Few samples take more time each; nobody waits for them.
+  slow.seconds = std::min(slow.seconds, waits) / count;
   return slow;
 }
 
