@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -50,9 +51,10 @@ class ExplainRuns : public testing::Test {
     words.insert(words.end(), more.begin(), more.end());
     Command command(words);
     if (meanwhile) meanwhile(command);
-    EXPECT_EQ(command.wait(), 0) << command.err();
-    return explain_run(run);
+    failure_ = command.wait() == 0 ? "" : "failed: " + command.err();
+    return failure_.empty() ? explain_run(run) : RunExplanation{};
   }
+  void TearDown() override { EXPECT_EQ(failure_, ""); }
 
   static std::optional<RunFinding>
   find(const RunExplanation& run, Fault fault) {
@@ -72,9 +74,16 @@ class ExplainRuns : public testing::Test {
   }
 
   TempFolder folder_;
+  std::string failure_;  // of the last run
 };
 
-// A busy machine can hold any run back; it has three tries.
+bool is_busy() {
+  double load = 0;
+  return ::getloadavg(&load, 1) == 1 &&
+         load > 0.5 * std::thread::hardware_concurrency() + 1;
+}
+
+// What else a machine does can hold any run back: it has three tries.
 TEST_F(ExplainRuns, AHealthyOne) {
   RunExplanation run;
   for (int tries = 0; tries < 3; ++tries) {
@@ -83,6 +92,10 @@ TEST_F(ExplainRuns, AHealthyOne) {
     EXPECT_GT(run.recorded_steps, 10);
     if (run.findings.empty()) return;
   }
+  // Ranks that are stopped for a moment wait for each other, and that is told.
+  const bool waits = run.findings.size() == 1 &&
+                     run.findings[0].fault == Fault::rank_imbalance;
+  if (is_busy() && waits) GTEST_SKIP() << "the machine is busy: " << told(run);
   ADD_FAILURE() << told(run);
 }
 
@@ -194,8 +207,13 @@ TEST_F(ExplainRuns, MemoryNearItsLimit) {
   for (const auto& sample : free.timeline.memory[0].samples) {
     peak = std::max(peak, sample.memory.total());
   }
-  const auto run = trained(
-      {model[0], "memory.limit_bytes=" + std::to_string(peak * 107 / 100)});
+  // The first steps, which are not recorded, may hold a little more.
+  RunExplanation run;
+  for (const int64_t percent : {103, 104, 105, 106, 107}) {
+    const int64_t limit = peak * percent / 100;
+    run = trained({model[0], "memory.limit_bytes=" + std::to_string(limit)});
+    if (failure_.empty()) break;
+  }
   const auto found = find(run, Fault::memory_pressure);
   ASSERT_TRUE(found) << told(run);
   EXPECT_THAT(found->ranks, ElementsAre(0));
