@@ -5,6 +5,7 @@
 
 #include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/overlap.h"
+#include "echelon/cost/sharing_axes.h"
 
 namespace echelon {
 namespace {
@@ -35,28 +36,14 @@ struct Weights {
   GroupPlace copies;  // who else sums their gradients
 };
 
-Weights dense(const StageContext& context, double elements, int64_t rank) {
-  const Strategy& s = context.strategy;
-  if (s.zero_stage == 0) {
-    return {elements, {},
-            place_of(s, context.cluster,
-                     {Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep}, rank)};
-  }
-  return {elements,
-          place_of(s, context.cluster, {Axis::dp_shard, Axis::cp, Axis::ep}, rank),
-          place_of(s, context.cluster, Axis::dp_replicate, rank)};
-}
-
-Weights of_experts(const StageContext& context, double elements, int64_t rank) {
+Weights weights_of(
+    const StageContext& context, double elements, bool experts, int64_t rank) {
   if (elements <= 0) return {};
-  const Strategy& s = context.strategy;
-  if (s.zero_stage == 0) {
-    return {elements, {},
-            place_of(s, context.cluster,
-                     {Axis::dp_replicate, Axis::dp_shard, Axis::cp}, rank)};
-  }
-  return {elements, place_of(s, context.cluster, {Axis::dp_shard, Axis::cp}, rank),
-          place_of(s, context.cluster, Axis::dp_replicate, rank)};
+  const SharingAxes axes =
+      sharing_axes(context.strategy, context.stack, experts);
+  return {
+      elements, place_of(context.strategy, context.cluster, axes.shards, rank),
+      place_of(context.strategy, context.cluster, axes.copies, rank)};
 }
 
 /// Summing the gradients of `weights`, in buckets.
@@ -78,8 +65,8 @@ double gradient_seconds(const StageContext& context, const Weights& weights, int
 }
 
 double gradient_seconds(const StageContext& context, const Elements& all, int64_t rank) {
-  return gradient_seconds(context, dense(context, all.dense, rank), rank) +
-      gradient_seconds(context, of_experts(context, all.experts, rank), rank);
+  return gradient_seconds(context, weights_of(context, all.dense, false, rank), rank) +
+      gradient_seconds(context, weights_of(context, all.experts, true, rank), rank);
 }
 
 double gather_seconds(const StageContext& context, const Weights& weights, int64_t rank) {
@@ -89,8 +76,8 @@ double gather_seconds(const StageContext& context, const Weights& weights, int64
 }
 
 double gather_seconds(const StageContext& context, const Elements& all, int64_t rank) {
-  return gather_seconds(context, dense(context, all.dense, rank), rank) +
-      gather_seconds(context, of_experts(context, all.experts, rank), rank);
+  return gather_seconds(context, weights_of(context, all.dense, false, rank), rank) +
+      gather_seconds(context, weights_of(context, all.experts, true, rank), rank);
 }
 
 /// What is not exposed slows the computation beside it.
@@ -233,8 +220,8 @@ double own_elements(
   double elements = 0;
   for (const LayerWork* layer : layers) {
     const Elements all = elements_of(*layer);
-    const Weights weights = dense(context, all.dense, rank);
-    const Weights experts = of_experts(context, all.experts, rank);
+    const Weights weights = weights_of(context, all.dense, false, rank);
+    const Weights experts = weights_of(context, all.experts, true, rank);
     elements += static_cast<double>(layer->repeat) *
         (weights.elements / static_cast<double>(weights.shards.ranks) +
          experts.elements / static_cast<double>(experts.shards.ranks));

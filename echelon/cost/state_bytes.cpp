@@ -4,6 +4,7 @@
 #include <string>
 
 #include "echelon/cost/activation_bytes.h"
+#include "echelon/cost/sharing_axes.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
 
@@ -107,16 +108,24 @@ double optimizer_states(std::string_view optimizer) {
   return 2;
 }
 
+namespace {
+
+double shards_of(const Strategy& strategy, const Stack& stack, bool experts) {
+  double shards = 1;
+  for (const Axis axis : sharing_axes(strategy, stack, experts).shards) {
+    shards *= as_double(strategy.layout.degree(axis));
+  }
+  return shards;
+}
+
+}  // namespace
+
 double dense_shards(const Strategy& strategy, const Stack& stack) {
-  if (strategy.zero_stage == 0) return 1;
-  const Layout& layout = strategy.layout;
-  return as_double(
-      layout.dp_shard * layout.ep * (stack.memory.shards_over_cp ? layout.cp : 1));
+  return shards_of(strategy, stack, false);
 }
 
 double expert_shards(const Strategy& strategy, const Stack& stack) {
-  return dense_shards(strategy, stack) / as_double(
-      strategy.zero_stage == 0 ? 1 : strategy.layout.ep);
+  return shards_of(strategy, stack, true);
 }
 
 StateBytes state_bytes(

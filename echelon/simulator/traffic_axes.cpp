@@ -1,6 +1,9 @@
 #include "echelon/simulator/traffic_axes.h"
 
 #include <algorithm>
+#include <span>
+
+#include "echelon/cost/sharing_axes.h"
 
 namespace echelon::simulator {
 namespace {
@@ -20,14 +23,14 @@ void add_axes(std::vector<AxisMask>& all, AxisMask axes) {
 }  // namespace
 
 Sharing sharing_of(const Strategy& strategy, bool experts) {
-  AxisMask cut = mask_of(Axis::dp_shard) | mask_of(Axis::cp);
-  if (!experts) cut |= mask_of(Axis::ep);
-  const AxisMask copies = mask_of(Axis::dp_replicate);
-  const Layout& layout = strategy.layout;
-  if (strategy.zero_stage == 0) {
-    return {0, only_split(cut | copies, layout)};
-  }
-  return {only_split(cut, layout), only_split(copies, layout)};
+  const SharingAxes axes =
+      sharing_axes(strategy, find_stack(strategy.stack), experts);
+  const auto split = [&](std::span<const Axis> list) {
+    AxisMask mask = 0;
+    for (const Axis axis : list) mask |= mask_of(axis);
+    return only_split(mask, strategy.layout);
+  };
+  return {split(axes.shards), split(axes.copies)};
 }
 
 std::vector<AxisMask> launched_axes(const Strategy& strategy) {

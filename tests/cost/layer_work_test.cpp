@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <numeric>
+#include <algorithm>
 
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/transformer_work.h"
@@ -55,6 +55,65 @@ TEST(LayerWork, WhatIsNotTiedIsNoCopy) {
   EXPECT_EQ(copied_embedding(*llama.transformer, strategy, stack), 0);
   EXPECT_NEAR(
       elements(layer_work(llama, strategy, stack)), llama.num_parameters(), 1);
+}
+
+// 4 h d L^2 forwards, half of it behind a causal mask; 2.5 times that backwards.
+TEST(LayerWork, AttentionComputesWhatTheMaskLeaves) {
+  ModelShape gpt2 = find_model("gpt2");
+  const auto flops = [&](const Operations& operations) {
+    double sum = 0;
+    for (const Operation& one : operations) {
+      if (one.kind == OperationKind::attention) sum += one.flops;
+    }
+    return sum;
+  };
+  Strategy strategy = pipeline(1, "1f1b");
+  const double all = 4.0 * 768 * 1024 * 1024;
+  for (const bool causal : {true, false}) {
+    gpt2.transformer->causal = causal;
+    const LayerWork block =
+        layer_work(gpt2, strategy, find_stack("echelon"))[1];
+    const double forward = all * (causal ? 0.5 : 1);
+    EXPECT_EQ(flops(block.forward), forward);
+    EXPECT_EQ(flops(block.backward_input), 2.5 * forward);
+  }
+}
+
+TEST(LayerWork, CountedLayersComputeWhatTheModelDoes) {
+  const ModelShape resnet = find_model("resnet50");
+  Strategy strategy = pipeline(1, "1f1b");
+  strategy.microbatch_size = 3;
+  double flops = 0;
+  for (const LayerWork& layer :
+       layer_work(resnet, strategy, find_stack("echelon"))) {
+    for (const auto* pass :
+         {&layer.forward, &layer.backward_input, &layer.backward_weight}) {
+      for (const Operation& one : *pass) flops += one.flops;
+    }
+  }
+  const double all = 3 * resnet.model_flops(0, false);
+  EXPECT_NEAR(flops, all, 1e-6 * all);
+}
+
+TEST(LayerWork, OnlySoManyLayersOfAStageComputeAgain) {
+  const Stack& stack = find_stack("echelon");
+  Strategy strategy = pipeline(3, "1f1b");
+  strategy.recompute = Recompute::all;
+  for (const int64_t most : {0, 1, 3, 9}) {
+    strategy.recompute_layers = most;
+    const auto stages = stage_work(
+        layer_work(find_model("gpt2"), strategy, stack), strategy, stack);
+    for (const auto& stage : stages) {
+      int64_t again = 0, blocks = 0;
+      for (const LayerWork& layer : stage) {
+        if (layer.name != "block") continue;
+        blocks += layer.repeat;
+        if (!layer.again.empty()) again += layer.repeat;
+      }
+      EXPECT_EQ(blocks, 4);
+      EXPECT_EQ(again, std::min<int64_t>(most, 4));
+    }
+  }
 }
 
 }  // namespace

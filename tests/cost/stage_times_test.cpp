@@ -51,6 +51,68 @@ TEST(StageTimes, ExpertsAreSummedByThoseThatHaveThem) {
   EXPECT_LT(gradients({.ep = 8}, 64), gradients({.dp_replicate = 8}, 64) / 8);
 }
 
+TEST(StageTimes, AStackThatBlocksSendsInItsOwnTime) {
+  Strategy strategy = strategy_of({.tp = 4, .pp = 4}, 32);
+  strategy.stack = "megatron-2021";
+  const StageTimes times = times_of("gpt3-2.7b", strategy, "a100-80gb:2x8");
+  const auto pp = static_cast<size_t>(Axis::pp);
+  for (size_t stage = 0; stage < 4; ++stage) {
+    EXPECT_EQ(times.stages[stage].transfer, 0);
+    // The last has no output to send, the first no gradient of an input.
+    EXPECT_EQ(times.forward[stage].exposed[pp] > 0, stage < 3);
+    EXPECT_EQ(times.backward_input[stage].exposed[pp] > 0, stage > 0);
+    const double forward = times.forward[stage].total();
+    const double backward = times.again[stage].total() +
+        times.backward_input[stage].total() +
+        times.backward_weight[stage].total();
+    EXPECT_NEAR(times.stages[stage].forward, forward, 1e-12);
+    EXPECT_NEAR(times.stages[stage].backward, backward, 1e-12);
+    EXPECT_NEAR(
+        times.stages[stage].backward_input + times.stages[stage].backward_weight,
+        backward, 1e-12);
+  }
+}
+
+TEST(StageTimes, ParametersAreGatheredTwiceForAMicrobatchButTheLastLayersOnce) {
+  Strategy strategy = strategy_of({.dp_shard = 8}, 32);  // 4 microbatches
+  const auto gathers = [&](int64_t stage, bool once) {
+    strategy.zero_stage = stage;
+    strategy.gather_once = once;
+    return times_of("llama2-7b", strategy, "h100-sxm:1x8").after[0].parameters;
+  };
+  const Cluster cluster = find_cluster("h100-sxm:1x8");
+  const double head = collective_seconds(
+      CollectiveKind::all_gather, 2.0 * (32000 + 1) * 4096,
+      {.ranks = 8, .ranks_per_node = 8}, cluster.node_of(0), cluster,
+      find_stack("echelon"));
+  const double all = gathers(1, false);
+  EXPECT_GT(all, 10 * head);
+  EXPECT_NEAR(gathers(2, false), all, 1e-12);
+  EXPECT_NEAR(gathers(3, true), all, 1e-12);
+  EXPECT_NEAR(gathers(3, false), 4 * (2 * all - head), 1e-9);
+}
+
+TEST(StepEstimate, SaysWhetherItFits) {
+  const Device device = find_device("a100-80gb");
+  EXPECT_LT(usable_bytes(device), device.memory_bytes);
+  EXPECT_GT(usable_bytes(device), 0.95 * device.memory_bytes);
+  const Strategy strategy = strategy_of({.tp = 8}, 8);
+  const auto fits = [&](const char* model) {
+    return estimate_step(
+               find_model(model), strategy, find_cluster("a100-80gb:1x8"))
+        .fits;
+  };
+  EXPECT_TRUE(fits("gpt3-6.7b"));
+  EXPECT_FALSE(fits("gpt3-175b"));
+  // Two thirds more than there is.
+  Cluster cluster = find_cluster("a100-80gb:1x8");
+  const ModelShape model = find_model("gpt3-6.7b");
+  const double peak =
+      estimate_step(model, strategy, cluster).memory.peak_bytes();
+  cluster.groups[0].node.device.memory_bytes = 0.6 * peak;
+  EXPECT_FALSE(estimate_step(model, strategy, cluster).fits);
+}
+
 TEST(StageTimes, AnOptimizerUpdatesItsPartAlone) {
   Strategy whole = strategy_of({.dp_replicate = 8});
   Strategy part = strategy_of({.dp_shard = 8});

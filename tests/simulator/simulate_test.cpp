@@ -126,6 +126,7 @@ TEST(Simulate, AgreesWithTheFormula) {
       {"gpt2", "h100-sxm:2x8", with({.dp_shard = 4, .tp = 4}, 64), 1e-6},
       {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 2, .dp_shard = 8}, 64), 1e-6},
       {"mixtral-8x7b", "h100-sxm:2x8", with({.ep = 8}, 64), 1e-6},
+      {"llama2-7b", "h100-sxm:2x8", with({.dp_shard = 4, .cp = 4}, 16), 0.002},
   };
   cases[5].strategy.schedule = "interleaved";
   cases[10].strategy.zero_stage = 1;
@@ -134,6 +135,7 @@ TEST(Simulate, AgreesWithTheFormula) {
   cases[12].strategy.stack = "fsdp";
   cases[13].strategy.zero_stage = 1;
   cases[14].strategy.zero_stage = 1;
+  cases[16].strategy.zero_stage = 2;
   for (const auto& one : cases) {
     const ModelShape model = find_model(one.model);
     const Cluster cluster = find_cluster(one.cluster);
