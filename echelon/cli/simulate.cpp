@@ -49,6 +49,8 @@ Flags said_by_rows(const SimulateArguments& arguments) {
       {"--cluster", arguments.cluster},
       {"--layout", arguments.layout},
       {"CONFIG", arguments.config},
+      {"--layers", arguments.layers},
+      {"--count", arguments.count ? "given" : ""},
       {"--batch", arguments.batch},
       {"--microbatch", arguments.microbatch},
       {"--seq-len", arguments.seq_len},
@@ -101,11 +103,11 @@ void add_simulate(CLI::App& app, Action& action) {
       "say how long a step takes on devices that are not here, where the time goes "
       "and whether it fits");
   command->footer(
-      "echelon simulate --model gpt2-xl --cluster a100-80gb:8 --layout dp=8 --batch 64\n"
+      "echelon simulate --model gpt2 --cluster a100-80gb:8 --layout dp=8 --batch 64\n"
       "echelon simulate first.toml --cluster h100-sxm:1x8 --layout fsdp=8\n"
       "echelon simulate first.toml --cluster h100-sxm:1x8 --run runs/simulated\n"
       "echelon simulate first.toml --cluster h100-sxm:8x8 --stragglers 1 --hours 168\n"
-      "echelon simulate --table steps.csv           how far predictions are from steps\n"
+      "echelon simulate --table steps.csv           how far predictions are off\n"
       "echelon simulate --table steps.csv --json    every row's time and memory");
   auto arguments = std::make_shared<SimulateArguments>();
   command

@@ -94,6 +94,14 @@ TEST_F(SimulateCommand, SaysTimeMemoryAndWhereTheStepGoes) {
   }
 }
 
+TEST_F(SimulateCommand, ItsHelpFitsATerminal) {
+  const Outcome outcome = run("--help");
+  EXPECT_EQ(outcome.exit_code, 0);
+  for (const std::string& line : lines_of(outcome.out)) {
+    EXPECT_LE(width_of(line), 80u) << line;
+  }
+}
+
 TEST_F(SimulateCommand, PrintsJsonWhosePartsAreTheStep) {
   const Outcome outcome =
       run(std::string(kSmall) + "--steps 5 --jitter 0.05 --hours 24 --json");
@@ -305,7 +313,8 @@ TEST_F(SimulateCommand, RefusesTablesThatAreNone) {
   refuses("--table quote.csv", 3, HasSubstr("quote.csv"));
   write("steps.csv", kTable);
   for (const char* beside :
-       {"--model gpt2", "--batch 4", "--run x", "--hours 3", "--jitter 0.1"}) {
+       {"--model gpt2", "--batch 4", "--run x", "--hours 3", "--jitter 0.1",
+        "--layers x.json"}) {
     refuses(std::string("--table steps.csv ") + beside, 2,
             AllOf(HasSubstr(beside), HasSubstr("leave one out")));
   }
