@@ -1,7 +1,6 @@
 #include "echelon/explain/predict_run.h"
 
 #include <algorithm>
-#include <exception>
 
 #include "echelon/cluster/local_machine.h"
 #include "echelon/cluster/saved_cluster.h"
@@ -32,13 +31,6 @@ std::vector<PredictedMemory> memory_of(
     list.push_back({static_cast<int32_t>(rank), estimate.ranks[stage]});
   }
   return list;
-}
-
-void check_can_be_simulated(const Job& job) {
-  if (!job.model.devices.empty()) {
-    throw ConfigError(
-        "[model] devices: a rank with several devices is not simulated");
-  }
 }
 
 }  // namespace
@@ -91,17 +83,6 @@ StepPrediction predict_step(const Configured& what, const Cluster& cluster) {
       what.model, what.strategy, cluster,
       {.timeline_ranks = std::min(ranks, kMostRanks)});
   return prediction_of(run, what.strategy, cluster);
-}
-
-StepPrediction predict_run(
-    const Job& job, const JobFacts& facts, const RunCluster& where) {
-  if (!where.cluster) return {.missing = where.missing};
-  try {
-    check_can_be_simulated(job);
-    return predict_step(configured(job, facts), *where.cluster);
-  } catch (const std::exception& error) {  // it may not cost the report
-    return {.missing = std::string("Nothing is predicted: ") + error.what()};
-  }
 }
 
 }  // namespace echelon

@@ -11,7 +11,6 @@
 #include "echelon/simulator/simulate.h"
 #include "echelon/timeline/prediction_section.h"
 #include "echelon/timeline/timeline.h"
-#include "echelon/train/job.h"
 
 namespace echelon {
 
@@ -37,10 +36,5 @@ StepPrediction predict_step(const Configured& what, const Cluster& cluster);
 /// are to be compared.
 StepPrediction prediction_of(
     const SimulatedRun& run, const Strategy& strategy, const Cluster& cluster);
-
-/// A step of a job that ran, with what its data told. Whatever keeps it from being
-/// predicted is in `missing`: nothing is thrown for a wrong or unknown job.
-StepPrediction predict_run(
-    const Job& job, const JobFacts& facts, const RunCluster& where);
 
 }  // namespace echelon

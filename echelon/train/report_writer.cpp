@@ -2,7 +2,6 @@
 
 #include <cstdio>
 
-#include "echelon/explain/predict_run.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/timeline/report.h"
@@ -125,21 +124,6 @@ std::vector<std::pair<std::string, std::string>> facts(
   return list;
 }
 
-// The simulator knows the network inside a host, of a cluster that it is told, and
-// nothing of the one between hosts of this run.
-StepPrediction prediction(
-    const Job& job, const World& world, const JobFacts& facts) {
-  if (world.local_size() != world.size()) {
-    return {
-        .missing =
-            "The links between the hosts of this run are not known, so that nothing "
-            "is predicted. `echelon explain RUN --cluster FILE` takes a file that "
-            "says them."};
-  }
-  const bool on_processor = world.device().is_cpu();
-  return predict_run(job, facts, cluster_of_run(world.size(), on_processor));
-}
-
 }  // namespace
 
 void write_run_report(
@@ -164,9 +148,7 @@ void write_run_report(
   input.tensor = summary.tensor;
   input.total_seconds = summary.seconds;
   input.outcome = summary.outcome;
-  if (summary.facts) {
-    input.prediction = prediction(job, world, *summary.facts);
-  }
+  if (summary.predict) input.prediction = summary.predict();
   write_chrome_trace(folder / "timeline.json", input.timeline);
   write_report(folder / "report.html", input);
 }

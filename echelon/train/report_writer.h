@@ -3,15 +3,15 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "echelon/comm/world.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/timeline/prediction_section.h"
 #include "echelon/timeline/tensor_cut.h"
 #include "echelon/timeline/timeline.h"
-#include "echelon/train/check_job.h"
 #include "echelon/train/job.h"
 
 namespace echelon {
@@ -30,9 +30,7 @@ struct RunSummary {
   int64_t checkpoints = 0;                     // that were begun
   double checkpoint_seconds = 0;               // that training stood still for them
   std::string resumed;                         // "step 69 (dp=2)"; empty: anew
-  /// What data and model are, for the prediction; nothing when the model is a
-  /// program's own.
-  std::optional<JobFacts> facts;
+  std::function<StepPrediction()> predict;     // called by rank 0; may be empty
 };
 
 /// Brings the ranks' spans together and writes timeline.json and report.html

@@ -17,6 +17,7 @@
 #include "echelon/models/parameter_list.h"
 #include "echelon/train/describe_cut.h"
 #include "echelon/train/memory_watch.h"
+#include "echelon/train/predict_step_here.h"
 #include "echelon/train/report_writer.h"
 #include "echelon/train/resume.h"
 #include "echelon/train/saver.h"
@@ -111,7 +112,7 @@ class Loop {
   Loader loader_;
   int64_t total_steps_;
   ModelSource source_;
-  bool own_model_;                   // a program's, not the configuration's
+  bool own_layers_;                  // a program's, not the configuration's
   std::vector<std::string> layers_;  // names
   std::string samples_;  // what they are
   Resume resume_;
@@ -172,7 +173,7 @@ Loop::Loop(
       source_(
           layers ? model_source(job, layers, data_.train->spec())
                  : model_source(job, data_.train->spec())),
-      own_model_(layers != nullptr),
+      own_layers_(layers != nullptr),
       layers_(source_.layers.names()),
       samples_(describe_samples(
           job, static_cast<int64_t>(data_.train_samples.size()),
@@ -585,12 +586,9 @@ void Loop::finish() {
   summary.memory = memory_.measured();
   summary.num_parameters = source_.num_parameters();
   if (first()) summary.tensor = describe_cut(job_, source_);
-  if (!own_model_) {
-    summary.facts.emplace();
-    summary.facts->data.sample_shape = source_.sample.input_shape;
-    summary.facts->classes = source_.classes;
-    summary.facts->num_parameters = source_.num_parameters();
-  }
+  summary.predict = [&] {
+    return predict_step_here(job_, source_, world_, own_layers_);
+  };
   keeping(folder_, [&] {
     write_run_report(job_, world_, folder_, recorder_->take(), summary);
   });

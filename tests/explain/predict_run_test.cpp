@@ -109,15 +109,12 @@ TEST_F(PredictRun, OnAProcessorNeedsItsMeasuredRates) {
   const RunCluster unknown = cluster_of_run(2, true);
   EXPECT_FALSE(unknown.cluster);
   EXPECT_THAT(unknown.missing, HasSubstr("`echelon bench --save -n 2`"));
-  const StepPrediction none = predict_run(cnn_job(), digits(), unknown);
-  EXPECT_FALSE(none.is_there());
-  EXPECT_EQ(none.missing, unknown.missing);
 
   save(2, kMeasured);
   const RunCluster known = cluster_of_run(2, true);
   ASSERT_TRUE(known.cluster) << known.missing;
-  const StepPrediction some = predict_run(cnn_job(), digits(), known);
-  ASSERT_TRUE(some.is_there()) << some.missing;
+  const StepPrediction some =
+      predict_step(configured(cnn_job(), digits()), *known.cluster);
   EXPECT_EQ(some.cluster, "this machine as measured");
   EXPECT_EQ(some.memory.size(), 2u);
   EXPECT_NEAR(some.parts.step_seconds(), some.step_seconds, 1e-9);
@@ -130,18 +127,7 @@ TEST_F(PredictRun, SaysWhatKeepsItFromPredicting) {
   const RunCluster broken = cluster_of_run(2, true);
   EXPECT_FALSE(broken.cluster);
   EXPECT_THAT(broken.missing, HasSubstr(saved_cluster_path(2).string()));
-
-  const RunCluster known{
-      .cluster = parse_cluster(kMeasured, "test"), .missing = {}};
-  for (const char* more :
-       {"[layout]\ndp = 4\n", "[model]\ndevices = [\"cpu\", \"cpu\"]\n"}) {
-    const Job job = parse_job(
-        std::string("[data]\nname = \"digits\"\n[train]\nsteps = 2\n") + more,
-        "test.toml");
-    const StepPrediction none = predict_run(job, digits(), known);
-    EXPECT_FALSE(none.is_there()) << more;
-    EXPECT_THAT(none.missing, StartsWith("Nothing is predicted: ")) << more;
-  }
+  EXPECT_THAT(broken.missing, StartsWith("Nothing is predicted: "));
 }
 
 TEST_F(PredictRun, TheNamesOfRanksSayWhereTheyComputed) {

@@ -146,10 +146,10 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
   EXPECT_EQ(page.find("id=\"prediction\""), std::string::npos);
 
   ::setenv("XDG_CONFIG_HOME", folder.path().c_str(), 1);
-  const fs::path saved = saved_cluster_path(2);
+  fs::create_directories(saved_cluster_path(1).parent_path());
+  std::ofstream(saved_cluster_path(1)) << kMeasured;
+  std::ofstream(saved_cluster_path(2)) << kMeasured;
   ::unsetenv("XDG_CONFIG_HOME");
-  fs::create_directories(saved.parent_path());
-  std::ofstream(saved) << kMeasured;
   for (const char* layout : {"dp=2", "pp=2"}) {
     Command after(command + Words{"--layout", layout}, processors);
     ASSERT_EQ(after.wait(), 0) << after.err();
@@ -159,6 +159,15 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
     EXPECT_NE(page.find(">rank 1</th><td>"), std::string::npos);
   }
   EXPECT_NE(page.find(">waiting for other stages</th><td>"), std::string::npos);
+
+  Command devices(
+      train(run, 12) + Words{"-n", "1", "--set", "train.overwrite=true", "--set",
+                             "model.devices=[\"cpu\", \"cpu\"]"},
+      processors);
+  ASSERT_EQ(devices.wait(), 0) << devices.err();
+  EXPECT_THAT(
+      read_text_file(run + "/report.html"),
+      HasSubstr("Nothing is predicted: [model] devices: "));
 }
 
 // ------------------------------------------------------- in three dimensions
