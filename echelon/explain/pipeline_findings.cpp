@@ -52,11 +52,14 @@ RunFinding uneven_stages(
       "with stages that take the same, end after " + format_seconds(costs.even) +
       ", not " + format_seconds(costs.as_they_are) + ".";
   const auto& job = evidence.run.job;
-  if (job && !job->model.cut.empty()) {
+  if (!job) {
+    found.reason.fix = "Cut the model where the times of its stages are even "
+                       "(model.balance, model.cut).";
+  } else if (!job->model.cut.empty()) {
     found.settings = {"model.cut=[]", "model.balance=\"measured\""};
     found.reason.fix = "Cut the model where its measured times are even, not at the "
                        "layers that model.cut names.";
-  } else if (job && job->model.balance != "measured") {
+  } else if (job->model.balance != "measured") {
     found.settings = {"model.balance=\"measured\""};
     found.reason.fix = "Cut the model by the time that its layers take here, not by " +
                        std::string(
