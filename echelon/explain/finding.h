@@ -1,7 +1,6 @@
 // One thing that held a run back.
 #pragma once
 
-#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
