@@ -17,48 +17,89 @@ Shape shape_of(const MatrixRate& rate) {
           std::log(static_cast<double>(rate.k))};
 }
 
-/// A weighted mean of what was measured near `at`.
+/// A plane through the logarithms of the rates near `at`, each weighed by its distance
+/// to the fourth power.
 class NearbyRates {
  public:
-  explicit NearbyRates(const Shape& at) : at_(at) {}
-
-  /// Outside of the box of all shapes, its border is asked.
-  void clamp(const Device& device, ProductKind kind, Precision precision) {
-    Shape low, high;
-    low.fill(std::numeric_limits<double>::infinity());
-    high.fill(-std::numeric_limits<double>::infinity());
-    for (const MatrixRate& rate : device.matrix_rates) {
-      if (rate.kind != kind || rate.precision != precision) continue;
-      const Shape shape = shape_of(rate);
-      for (size_t i = 0; i < shape.size(); ++i) {
-        low[i] = std::min(low[i], shape[i]);
-        high[i] = std::max(high[i], shape[i]);
-      }
-    }
-    for (size_t i = 0; i < at_.size(); ++i) {
-      if (low[i] <= high[i]) at_[i] = std::clamp(at_[i], low[i], high[i]);
-    }
+  explicit NearbyRates(const Shape& at) : at_(at) {
+    low_.fill(std::numeric_limits<double>::infinity());
+    high_.fill(-std::numeric_limits<double>::infinity());
   }
 
   void add(const MatrixRate& rate) {
     const Shape shape = shape_of(rate);
-    double distance = 0;  // squared
     for (size_t i = 0; i < shape.size(); ++i) {
-      distance += (shape[i] - at_[i]) * (shape[i] - at_[i]);
+      low_[i] = std::min(low_[i], shape[i]);
+      high_[i] = std::max(high_[i], shape[i]);
     }
-    constexpr double kSame = 1e-9;
-    const double weight = 1 / std::max(kSame, distance * distance);
-    weights_ += weight;
-    sum_ += weight * std::log(rate.flops_per_second);
+    points_.push_back({shape, std::log(rate.flops_per_second)});
   }
 
-  bool any() const { return weights_ > 0; }
-  double rate() const { return std::exp(sum_ / weights_); }
+  bool any() const { return !points_.empty(); }
+
+  /// Outside of the box of all shapes, that of its border.
+  double rate() {
+    for (size_t i = 0; i < at_.size(); ++i) {
+      at_[i] = std::clamp(at_[i], low_[i], high_[i]);
+    }
+    double least = points_.front().rate, most = least;
+    for (const Point& point : points_) {
+      fit_.add(distances(point), weight(point), point.rate);
+      least = std::min(least, point.rate);
+      most = std::max(most, point.rate);
+    }
+    return std::exp(std::clamp(fit_.at_origin(), least, most));
+  }
 
  private:
-  Shape at_;
-  double weights_ = 0;
-  double sum_ = 0;
+  struct Point {
+    Shape shape;
+    double rate = 0;  // logarithm
+  };
+
+  /// Weighted least squares; slopes are held near 0 where few points tell them.
+  class Plane {
+   public:
+    void add(const Shape& x, double weight, double y) {
+      const std::array<double, 4> row = {1, x[0], x[1], x[2]};
+      for (size_t i = 0; i < 4; ++i) {
+        for (size_t k = 0; k < 4; ++k) sums_[i][k] += weight * row[i] * row[k];
+        sums_[i][4] += weight * row[i] * y;
+      }
+    }
+
+    double at_origin() {
+      for (size_t i = 1; i < 4; ++i) sums_[i][i] += kHeld * sums_[0][0];
+      for (size_t i = 3; i > 0; --i) {  // eliminates slopes
+        for (size_t row = 0; row < i; ++row) {
+          const double factor = sums_[row][i] / sums_[i][i];
+          for (size_t k = 0; k < 5; ++k) sums_[row][k] -= factor * sums_[i][k];
+        }
+      }
+      return sums_[0][4] / sums_[0][0];
+    }
+
+   private:
+    static constexpr double kHeld = 0.01;
+    std::array<std::array<double, 5>, 4> sums_{};
+  };
+
+  Shape distances(const Point& point) const {
+    Shape x;
+    for (size_t i = 0; i < x.size(); ++i) x[i] = point.shape[i] - at_[i];
+    return x;
+  }
+
+  double weight(const Point& point) const {
+    double distance = 0;  // squared
+    for (const double x : distances(point)) distance += x * x;
+    constexpr double kSame = 1e-9;
+    return 1 / std::max(kSame, distance * distance);
+  }
+
+  Shape at_, low_, high_;
+  std::vector<Point> points_;
+  Plane fit_;
 };
 
 /// Rates of one operator by size, of equal name; empty: it was not measured.
@@ -83,7 +124,6 @@ std::optional<double> measured_product_seconds(
   if (flops <= 0) return 0.0;
   for (const ProductKind asked : {kind, ProductKind::product}) {
     NearbyRates nearby({std::log(m), std::log(n), std::log(k)});
-    nearby.clamp(device, asked, precision);
     for (const MatrixRate& rate : device.matrix_rates) {
       if (rate.kind == asked && rate.precision == precision) nearby.add(rate);
     }

@@ -9,11 +9,11 @@
 
 namespace echelon {
 
-/// `count` products of one kind. The rate is that of the measured shapes nearby: the
-/// mean of their logarithms, each weighed by its distance in log m, n, k to the
-/// fourth power (Shepard, 1968); outside of what was measured, that of its border.
-/// Kinds that were not measured are taken for products. None: nothing of this
-/// precision was.
+/// `count` products of one kind. The rate is that of the measured shapes nearby: a
+/// plane through the logarithms of rate and m, n, k, to which each shape counts by its
+/// distance to the fourth power (Cleveland, 1979: local regression); outside of what
+/// was measured, that of its border. Kinds that were not measured are taken for
+/// products. None: nothing of this precision was.
 std::optional<double> measured_product_seconds(
     const Device& device, ProductKind kind, Precision precision, double m, double n,
     double k, double count = 1);

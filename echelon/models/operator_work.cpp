@@ -63,6 +63,29 @@ class Call {
     return work;
   }
 
+  // A sum over all but the channels.
+  OperatorWork bias_gradient() const {
+    OperatorWork work;
+    work.name = name_ + order_of_images();
+    const at::Tensor& gradient = arguments_[0].toTensor();
+    work.bytes = static_cast<double>(gradient.numel()) *
+        static_cast<double>(gradient.element_size());
+    work.for_weight = true;
+    return work;
+  }
+
+  // Kernels of images differ by the order of their memory.
+  std::string order_of_images() const {
+    for (const IValue& argument : arguments_) {
+      if (!argument.isTensor() || argument.toTensor().dim() != 4) continue;
+      const at::Tensor& images = argument.toTensor();
+      const bool last = images.is_contiguous(at::MemoryFormat::ChannelsLast) &&
+          !images.is_contiguous();
+      return last ? " channels last" : "";
+    }
+    return "";
+  }
+
   // The scores of each head, once: what else there is has the same shape.
   OperatorWork attention(
       size_t query, size_t key, const char* product) const {
@@ -146,6 +169,7 @@ std::vector<OperatorWork> convolution_gradients(const Call& call) {
     both.push_back(call.convolution(weight, y, "convolution weights"));
     both.back().for_weight = true;
   }
+  if (call.wanted(2)) both.push_back(call.bias_gradient());
   return both;
 }
 
@@ -171,7 +195,9 @@ std::vector<OperatorWork> operator_work(
                      : call.attention(0, 1, "attention")};
   }
   OperatorWork moves;
-  moves.name = name;
+  const bool of_images = name.find("pool") != std::string::npos ||
+      name.find("batch_norm") != std::string::npos;
+  moves.name = name + (of_images ? call.order_of_images() : "");
   if (!calls_others(name) && !only_allocates(name)) moves.bytes = call.bytes();
   return {moves};
 }

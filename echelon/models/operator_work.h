@@ -12,7 +12,9 @@ namespace echelon {
 
 /// Views and what only asks for shapes have neither product nor bytes.
 struct OperatorWork {
-  std::string name;  // "mm", without "aten::"
+  /// "mm", without "aten::"; of images whose channels lie together, "max_pool2d …
+  /// channels last".
+  std::string name;
   /// "product", "convolution", "attention" and their gradients, as
   /// cluster/device.h names what a rate was measured of; empty: it moves `bytes`.
   std::string product;

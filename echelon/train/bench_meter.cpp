@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <numeric>
 #include <vector>
@@ -17,11 +18,23 @@ constexpr double kRoundSeconds = 0.005;
 // A call that takes as long is measured fewer times.
 constexpr double kLongSeconds = 0.05;
 constexpr int64_t kLongRounds = 2;
+constexpr size_t kTurns = 15;
+// Calls that take turns take less than this, or more.
+constexpr std::array<double, 2> kGroupSeconds = {200e-6, 3e-3};
 
 std::vector<int> ranks_of(const World& world) {
   std::vector<int> ranks(static_cast<size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
+}
+
+double median(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  return times[(times.size() - 1) / 2];
+}
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 }  // namespace
@@ -38,8 +51,45 @@ double BenchMeter::seconds_of(const std::function<void()>& call) {
   const int64_t rounds = agreed(once > kLongSeconds ? kLongRounds : kRounds);
   std::vector<double> times;
   for (int64_t i = 0; i < rounds; ++i) times.push_back(round(call, calls));
-  std::sort(times.begin(), times.end());
-  return average(times[(times.size() - 1) / 2]);
+  return average(median(std::move(times)));
+}
+
+std::vector<double>
+BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
+  std::vector<double> seconds;
+  if (on_gpu()) {
+    for (const auto& call : calls) seconds.push_back(seconds_of(call));
+    return seconds;
+  }
+  seconds.resize(calls.size());
+  for (const auto& group : alike_in_time(calls)) {
+    std::vector<std::vector<double>> times(calls.size());
+    for (size_t turn = 0; turn < kTurns; ++turn) {
+      all_.barrier();
+      for (const size_t i : group) {
+        const auto begin = Clock::now();
+        calls[i]();
+        times[i].push_back(seconds_since(begin));
+      }
+    }
+    for (const size_t i : group) seconds[i] = average(median(std::move(times[i])));
+  }
+  return seconds;
+}
+
+// A network's operators are about as large as each other: what a large one leaves in
+// the caches is nothing that a small one would find.
+std::vector<std::vector<size_t>> BenchMeter::alike_in_time(
+    const std::vector<std::function<void()>>& calls) {
+  std::vector<std::vector<size_t>> groups(kGroupSeconds.size() + 1);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    calls[i]();
+    const double once = average(round(calls[i], 1));
+    size_t group = 0;
+    while (group < kGroupSeconds.size() && once > kGroupSeconds[group]) ++group;
+    groups[group].push_back(i);
+  }
+  return groups;
 }
 
 void BenchMeter::finish() const {
@@ -53,8 +103,7 @@ double BenchMeter::round(const std::function<void()>& call, int64_t calls) {
   const auto begin = Clock::now();
   for (int64_t i = 0; i < calls; ++i) call();
   finish();
-  return std::chrono::duration<double>(Clock::now() - begin).count() /
-         static_cast<double>(calls);
+  return seconds_since(begin) / static_cast<double>(calls);
 }
 
 double BenchMeter::average(double value) const {

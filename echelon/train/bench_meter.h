@@ -5,25 +5,34 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "echelon/comm/world.h"
 
 namespace echelon {
 
-/// Collective: every rank of the world makes one and asks it the same.
+/// Collective: every rank of the world makes one and asks it the same, in the same
+/// order. Ranks begin each round together, so that cores, memory and links are shared
+/// as they are in training; figures are medians over rounds, averaged over the ranks.
 class BenchMeter {
  public:
   explicit BenchMeter(World& world);
 
-  /// Seconds of one call: the median over rounds that all ranks begin together,
-  /// averaged over the ranks, so that cores, memory and links are shared as they
-  /// are in training.
+  /// Seconds of one call, of many that follow each other.
   double seconds_of(const std::function<void()>& call);
+
+  /// Seconds of each call. On a processor they take turns, as the operators of a
+  /// network do: between two of one kind the caches have seen all others. A GPU is
+  /// kept busy with each for some time.
+  std::vector<double>
+  seconds_of(const std::vector<std::function<void()>>& calls);
 
   torch::Device device() const { return world_.device(); }
   bool on_gpu() const { return device().is_cuda(); }
 
  private:
+  std::vector<std::vector<size_t>>
+  alike_in_time(const std::vector<std::function<void()>>& calls);
   void finish() const;
   double round(const std::function<void()>& call, int64_t calls);
   double average(double value) const;

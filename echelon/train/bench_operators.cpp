@@ -41,19 +41,25 @@ class Operators {
   Operators(BenchMeter& meter, double start_seconds)
       : meter_(meter), start_seconds_(start_seconds) {}
 
-  std::vector<OperatorRate> take() { return std::move(rates_); }
-
-  // As operators are counted.
-  void add(const std::function<void()>& call) {
-    const OperatorWork work = largest_of(call);
-    add(work.name, work.bytes, call);
+  // Measured.
+  std::vector<OperatorRate> rates() {
+    const auto seconds = meter_.seconds_of(calls_);
+    for (size_t i = 0; i < rates_.size(); ++i) {
+      rates_[i].bytes_per_second =
+          rates_[i].bytes / std::max(seconds[i] - start_seconds_, seconds[i] / 4);
+    }
+    return std::move(rates_);
   }
 
-  void add(
-      const std::string& name, double bytes, const std::function<void()>& call) {
-    const double seconds = meter_.seconds_of(call);
-    rates_.push_back(
-        {name, bytes, bytes / std::max(seconds - start_seconds_, seconds / 4)});
+  // As operators are counted.
+  void add(std::function<void()> call) {
+    const OperatorWork work = largest_of(call);
+    add(work.name, work.bytes, std::move(call));
+  }
+
+  void add(const std::string& name, double bytes, std::function<void()> call) {
+    rates_.push_back({name, bytes, 0});
+    calls_.push_back(std::move(call));
   }
 
   Tensor filled(at::IntArrayRef sizes) const {
@@ -64,22 +70,23 @@ class Operators {
   BenchMeter& meter_;
   double start_seconds_;
   std::vector<OperatorRate> rates_;
+  std::vector<std::function<void()>> calls_;
 };
 
 // One by one, of `numel` elements.
 void add_elementwise(Operators& operators, int64_t numel) {
   const Tensor a = operators.filled({numel}), b = operators.filled({numel});
-  operators.add([&] { a + b; });
-  operators.add([&] { a * b; });
-  operators.add([&] { a.clone(); });
-  operators.add([&] { at::relu(a); });
-  operators.add([&] { at::threshold_backward(a, b, 0); });
-  operators.add([&] { at::gelu(a, "tanh"); });
-  operators.add([&] { at::gelu_backward(a, b, "tanh"); });
-  operators.add([&] { at::silu(a); });
-  operators.add([&] { at::silu_backward(a, b); });
-  operators.add([&] { at::tanh(a); });
-  operators.add([&] { at::exp(a); });
+  operators.add([=] { a + b; });
+  operators.add([=] { a * b; });
+  operators.add([=] { a.clone(); });
+  operators.add([=] { at::relu(a); });
+  operators.add([=] { at::threshold_backward(a, b, 0); });
+  operators.add([=] { at::gelu(a, "tanh"); });
+  operators.add([=] { at::gelu_backward(a, b, "tanh"); });
+  operators.add([=] { at::silu(a); });
+  operators.add([=] { at::silu_backward(a, b); });
+  operators.add([=] { at::tanh(a); });
+  operators.add([=] { at::exp(a); });
 }
 
 // Rows of `width`, `numel` elements in all.
@@ -88,46 +95,53 @@ void add_by_rows(Operators& operators, int64_t numel, int64_t width) {
   const Tensor x = operators.filled({rows, width});
   const Tensor g = operators.filled({rows, width});
   const Tensor w = operators.filled({width});
-  operators.add([&] { x.sum(0, /*keepdim=*/true); });
+  operators.add([=] { x.sum(0, /*keepdim=*/true); });
   const auto [y, mean, scale] = at::native_layer_norm(x, {width}, w, w, 1e-5);
-  operators.add([&] { at::native_layer_norm(x, {width}, w, w, 1e-5); });
-  operators.add([&, &mean = mean, &scale = scale] {
+  operators.add([=] { at::native_layer_norm(x, {width}, w, w, 1e-5); });
+  operators.add([=, mean = mean, scale = scale] {
     at::native_layer_norm_backward(
         g, x, {width}, mean, scale, w, w, {true, true, true});
   });
   const Tensor logarithms = at::_log_softmax(x, 1, false);
-  operators.add([&] { at::_log_softmax(x, 1, false); });
-  operators.add([&] {
+  operators.add([=] { at::_log_softmax(x, 1, false); });
+  operators.add([=] {
     at::_log_softmax_backward_data(g, logarithms, 1, torch::kFloat32);
   });
   const Tensor table = operators.filled({256, width});
   const Tensor words = torch::arange(rows, torch::device(x.device())) % 256;
-  operators.add([&] { at::embedding(table, words); });
+  operators.add([=] { at::embedding(table, words); });
   operators.add(
-      [&] { at::embedding_dense_backward(x, words, 256, -1, false); });
+      [=] { at::embedding_dense_backward(x, words, 256, -1, false); });
 }
 
-// Images of 16 channels, which lie together; `numel` elements in all.
-void add_by_images(Operators& operators, int64_t numel) {
+// Images of 16 channels, in either order of memory; `numel` elements in all.
+void add_by_images(
+    Operators& operators, int64_t numel, torch::MemoryFormat order) {
   const int64_t side = 16;
   const Tensor x = operators.filled({numel / (16 * side * side), 16, side, side})
-                       .contiguous(torch::MemoryFormat::ChannelsLast);
+                       .contiguous(order);
   const auto [y, places] = at::max_pool2d_with_indices(x, 2);
-  operators.add([&] { at::max_pool2d_with_indices(x, 2); });
-  operators.add([&, &y = y, &places = places] {
+  operators.add([=] { at::max_pool2d_with_indices(x, 2); });
+  operators.add([=, y = y, places = places] {
     at::max_pool2d_with_indices_backward(
         y, x, {2, 2}, {2, 2}, {0, 0}, {1, 1}, false, places);
   });
-  const Tensor images = x.contiguous(), g = images.clone();
-  const Tensor w = operators.filled({16}), mean = operators.filled({16});
-  const auto [z, own_mean, own_scale] = at::native_batch_norm(
-      images, w, w, mean, mean, true, 0.1, 1e-5);
-  operators.add([&] {
-    at::native_batch_norm(images, w, w, mean, mean, true, 0.1, 1e-5);
+  const Tensor weight = operators.filled({16, 16, 1, 1});
+  operators.add([=] {  // of the bias alone
+    at::convolution_backward(
+        x, x, weight, std::nullopt, {1, 1}, {0, 0}, {1, 1}, false, {0, 0}, 1,
+        {false, false, true});
   });
-  operators.add([&, &own_mean = own_mean, &own_scale = own_scale] {
+  const Tensor g = x.clone();
+  const Tensor w = operators.filled({16}), mean = operators.filled({16});
+  const auto [z, own_mean, own_scale] =
+      at::native_batch_norm(x, w, w, mean, mean, true, 0.1, 1e-5);
+  operators.add([=] {
+    at::native_batch_norm(x, w, w, mean, mean, true, 0.1, 1e-5);
+  });
+  operators.add([=, own_mean = own_mean, own_scale = own_scale] {
     at::native_batch_norm_backward(
-        g, images, w, mean, mean, own_mean, own_scale, true, 1e-5,
+        g, x, w, mean, mean, own_mean, own_scale, true, 1e-5,
         {true, true, true});
   });
 }
@@ -138,12 +152,12 @@ void add_optimizers(Operators& operators, int64_t numel) {
   const Tensor m = operators.filled({numel}), v = operators.filled({numel});
   const Tensor step = torch::ones({}, p.options());
   const double bytes = static_cast<double>(p.nbytes());
-  operators.add("optimizer adamw", 7 * bytes, [&] {
+  operators.add("optimizer adamw", 7 * bytes, [=] {
     at::_fused_adamw_(
         {p}, {g}, {m}, {v}, {}, {step}, 1e-9, 0.9, 0.99, 0.0, 1e-8, false, false);
   });
   const std::vector<Tensor> parameters = {p}, gradients = {g};
-  operators.add("optimizer sgd", 3 * bytes, [&] {
+  operators.add("optimizer sgd", 3 * bytes, [=] {
     at::_foreach_add_(parameters, gradients, 1e-9);
   });
 }
@@ -171,10 +185,11 @@ bench_operators(BenchMeter& meter, double start_seconds) {
   for (int64_t numel : {1 << 14, 1 << 18, 1 << 22}) {
     add_elementwise(operators, numel);
     add_by_rows(operators, numel, 256);
-    add_by_images(operators, numel);
+    add_by_images(operators, numel, torch::MemoryFormat::Contiguous);
+    add_by_images(operators, numel, torch::MemoryFormat::ChannelsLast);
     add_optimizers(operators, numel);
   }
-  return operators.take();
+  return operators.rates();
 }
 
 double bench_start(BenchMeter& meter) {

@@ -3,7 +3,10 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <tuple>
+#include <utility>
 
 namespace echelon {
 namespace {
@@ -17,13 +20,24 @@ const std::vector<int64_t> kLowProcessorRows = {128, 1024};
 const std::vector<int64_t> kLowProcessorSides = {64, 256};
 const std::vector<int64_t> kGpuRows = {128, 512, 2048, 8192};
 const std::vector<int64_t> kGpuSides = {128, 512, 2048, 8192};
+constexpr int64_t kLargestOfProcessor = 8192 * 1024;  // elements of a matrix
+constexpr int64_t kLargestOfGpu = 8192 * 8192;
 
 class Products {
  public:
   Products(BenchMeter& meter, double start_seconds)
       : meter_(meter), start_seconds_(start_seconds) {}
 
-  std::vector<MatrixRate> take() { return std::move(rates_); }
+  // Measured.
+  std::vector<MatrixRate> rates() {
+    const auto seconds = meter_.seconds_of(calls_);
+    for (size_t i = 0; i < rates_.size(); ++i) {
+      // What each has computed so far, over what it took.
+      rates_[i].flops_per_second /=
+          std::max(seconds[i] - start_seconds_, seconds[i] / 4);
+    }
+    return std::move(rates_);
+  }
 
   void products(
       Precision precision, torch::Dtype dtype, const std::vector<int64_t>& rows,
@@ -32,10 +46,13 @@ class Products {
     for (int64_t m : rows) {
       for (int64_t n : sides) {
         for (int64_t k : sides) {
-          const Tensor a = torch::full({m, k}, 0.5, options);
-          const Tensor b = torch::full({n, k}, 0.5, options).t();
-          Tensor c = torch::empty({m, n}, options);
-          add({precision, m, n, k}, 1, [&] { torch::mm_out(c, a, b); });
+          const Tensor a = room(0, {m, k}, options);
+          const Tensor b = room(1, {n, k}, options).t();
+          const Tensor c = room(2, {m, n}, options);
+          add({precision, m, n, k}, 1, [a, b, c] {
+            Tensor out = c;
+            torch::mm_out(out, a, b);
+          });
         }
       }
     }
@@ -54,10 +71,10 @@ class Products {
     const Tensor weight = torch::full({out, in, 3, 3}, 0.5, meter_.device());
     const MatrixRate shape{
         Precision::fp32, images * side * side, out, in * 9};
-    add(shape, 1, [&] { torch::conv2d(x, weight, {}, 1, 1); },
+    add(shape, 1, [=] { torch::conv2d(x, weight, {}, 1, 1); },
         ProductKind::convolution);
     for (const bool inputs : {true, false}) {
-      const auto gradients = [&] {
+      const auto gradients = [=] {
         torch::convolution_backward(
             y, x, weight, std::nullopt, {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1,
             {inputs, !inputs, false});
@@ -76,12 +93,12 @@ class Products {
     const auto [y, sums] =
         at::_scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, true);
     add(shape, heads,
-        [&] {
+        [=] {
           at::_scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, true);
         },
         ProductKind::attention);
     add(shape, heads,
-        [&, &y = y, &sums = sums] {
+        [x, y = y, sums = sums] {
           at::_scaled_dot_product_flash_attention_for_cpu_backward(
               x, x, x, x, y, sums, 0.0, true);
         },
@@ -90,22 +107,35 @@ class Products {
 
  private:
   void add(
-      MatrixRate rate, int64_t count, const std::function<void()>& call,
+      MatrixRate rate, int64_t count, std::function<void()> call,
       ProductKind kind = ProductKind::product) {
-    const double seconds = meter_.seconds_of(call);
     rate.kind = kind;
     rate.flops_per_second =
         static_cast<double>(count) *
         product_flops(
             kind, static_cast<double>(rate.m), static_cast<double>(rate.n),
-            static_cast<double>(rate.k)) /
-        std::max(seconds - start_seconds_, seconds / 4);
+            static_cast<double>(rate.k));
     rates_.push_back(rate);
+    calls_.push_back(std::move(call));
+  }
+
+  // All products lie in the same memory, one after the other.
+  Tensor room(
+      size_t which, at::IntArrayRef sizes, const torch::TensorOptions& options) {
+    Tensor& all = rooms_[which][options.dtype() == torch::kFloat32 ? 0 : 1];
+    const int64_t numel = c10::multiply_integers(sizes);
+    if (!all.defined() || all.dtype() != options.dtype()) {
+      all = torch::full(
+          {meter_.on_gpu() ? kLargestOfGpu : kLargestOfProcessor}, 0.5, options);
+    }
+    return all.narrow(0, 0, numel).view(sizes);
   }
 
   BenchMeter& meter_;
   double start_seconds_;
+  std::array<std::array<Tensor, 2>, 3> rooms_;
   std::vector<MatrixRate> rates_;
+  std::vector<std::function<void()>> calls_;
 };
 
 }  // namespace
@@ -119,7 +149,7 @@ std::vector<MatrixRate> bench_products(BenchMeter& meter, double start_seconds) 
           std::tuple(Precision::fp16, torch::kFloat16)}) {
       products.products(precision, dtype, kGpuRows, kGpuSides);
     }
-    return products.take();
+    return products.rates();
   }
   products.products(
       Precision::fp32, torch::kFloat32, kProcessorRows, kProcessorSides);
@@ -128,7 +158,7 @@ std::vector<MatrixRate> bench_products(BenchMeter& meter, double start_seconds) 
   for (const auto& [in, out] :
        {std::tuple(1, 16), std::tuple(3, 16), std::tuple(16, 32),
         std::tuple(64, 64), std::tuple(256, 256)}) {
-    for (int64_t side : {8, 28, 112}) {
+    for (int64_t side : {4, 8, 28, 112}) {
       if (in == 256 && side == 112) continue;
       products.convolution(16, in, out, side);
     }
@@ -136,7 +166,7 @@ std::vector<MatrixRate> bench_products(BenchMeter& meter, double start_seconds) 
   for (int64_t length : {64, 256, 1024}) {
     for (int64_t size : {32, 128}) products.attention(8, length, size);
   }
-  return products.take();
+  return products.rates();
 }
 
 }  // namespace echelon

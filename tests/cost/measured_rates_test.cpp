@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <tuple>
 
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/cost/operation_time.h"
@@ -59,6 +60,30 @@ TEST(MeasuredRates, BetweenTwoShapesTheRateIsBetween) {
   // Halfway in the logarithm of m: the geometric mean of 10 and 40.
   EXPECT_NEAR(product(256, 64, 64), 2 * 256.0 * 64 * 64 / 20e9, 1e-12);
   EXPECT_LT(product(200, 64, 64) / 200, product(100, 64, 64) / 100);
+}
+
+// Rates that are powers of the sides are found between few shapes.
+TEST(MeasuredRates, APlaneOfLogarithmsIsFound) {
+  const auto rate = [](double m, double n, double k) {
+    return 1e9 * std::pow(m, 0.5) * std::pow(n, 0.25) / std::pow(k, 0.125);
+  };
+  Device device;
+  for (const int64_t m : {16, 256}) {
+    for (const int64_t n : {16, 256}) {
+      for (const int64_t k : {16, 256}) {
+        const double here = rate(
+            static_cast<double>(m), static_cast<double>(n), static_cast<double>(k));
+        device.matrix_rates.push_back({Precision::fp32, m, n, k, here});
+      }
+    }
+  }
+  for (const auto& [m, n, k] : {std::tuple(64.0, 64.0, 64.0), std::tuple(32.0, 100.0, 20.0)}) {
+    const double seconds =
+        measured_product_seconds(
+            device, ProductKind::product, Precision::fp32, m, n, k)
+            .value();
+    EXPECT_NEAR(2 * m * n * k / seconds / rate(m, n, k), 1, 0.05);
+  }
 }
 
 TEST(MeasuredRates, BeyondWhatWasMeasuredTheBordersRateCounts) {

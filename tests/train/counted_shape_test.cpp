@@ -117,6 +117,17 @@ TEST(CountedShape, ConvolutionsAreTheirProducts) {
   EXPECT_EQ(weights->m, 8 * 32 * 32);
   EXPECT_EQ(weights->n, 32);
   EXPECT_EQ(weights->k, 16 * 9);
+  const auto named = [&](const std::string& name) {
+    return std::find_if(backward.begin(), backward.end(), [&](const auto& one) {
+      return one.name == name && one.product.empty();
+    });
+  };
+  const auto bias = named("convolution_backward channels last");
+  ASSERT_NE(bias, backward.end());
+  EXPECT_TRUE(bias->for_weight);
+  EXPECT_EQ(bias->bytes, 8 * 32 * 32 * 32 * 4);
+  EXPECT_NE(
+      named("max_pool2d_with_indices_backward channels last"), backward.end());
 }
 
 // A pass through memory: read and written once, of 32-bit elements.
