@@ -178,6 +178,20 @@ void read_configuration(const SimulateArguments& arguments, SimulateCase& made) 
   }
 }
 
+// Counts are of what one rank computes.
+void refuse_cut_layers(
+    const SimulateArguments& arguments, const SimulateCase& made) {
+  if (!arguments.count && arguments.layers.empty()) return;
+  for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {
+    const int64_t degree = made.strategy.layout.degree(axis);
+    if (degree == 1) continue;
+    throw ConfigError(
+        std::string(to_string(axis)) + "=" + std::to_string(degree) +
+        ": ranks that compute a layer together talk within it, which counted layers "
+        "do not say; leave --count and --layers out, formulas do");
+  }
+}
+
 void refuse_layers(const SimulateArguments& arguments) {
   const std::string given = arguments.count ? "--count"
                             : arguments.layers.empty()
@@ -212,6 +226,7 @@ SimulateCase read_case(const SimulateArguments& arguments) {
   }
   made.cluster = find_cluster(arguments.cluster);
   read_strategy(flags, made.strategy);
+  refuse_cut_layers(arguments, made);
   read_options(flags, made);
   return made;
 }
