@@ -13,7 +13,7 @@
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/config/nearest.h"
-#include "echelon/cost/calibration.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/error.h"
 #include "echelon/planner/configuration.h"

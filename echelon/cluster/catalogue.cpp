@@ -1,7 +1,9 @@
 // Dense peaks, memory as the driver reports it, and links in one direction, from the
 // vendors' data sheets: V100 (2018), A100 (2021), H100, H200, GH200, HGX B200 and
 // B300, GB200 and GB300 NVL72, L4, L40S, Ada architecture (RTX 4090: fp16 and bf16
-// with fp32 sums), MI300X. What software reaches of them is in cost/calibration.cpp.
+// with fp32 sums), MI300X. Hosts' memory: channels of the processors that the vendors'
+// guides to these systems name, of two usual ones where there is none. What software
+// reaches of them is in cost/device_rates.cpp.
 #include "echelon/cluster/catalogue.h"
 
 #include <algorithm>
@@ -94,44 +96,45 @@ struct NodeRow {
   Link network;
   Link host;
   double host_gib;
+  double host_gb_per_second;  // of the node: sockets * channels * transfers * 8 bytes
 };
 
 const std::vector<NodeRow>& nodes() {
   static const std::vector<NodeRow> rows = {
       {"dgx-1", "v100", 8, kNvlink2, true, false,
-       network("4 InfiniBand EDR", 4 * 100, 8), kPcie3, 512},
+       network("4 InfiniBand EDR", 4 * 100, 8), kPcie3, 512, 153.6},
       {"dgx-1-16gb", "v100-16gb", 8, kNvlink2, true, false,
-       network("4 InfiniBand EDR", 4 * 100, 8), kPcie3, 512},
+       network("4 InfiniBand EDR", 4 * 100, 8), kPcie3, 512, 153.6},
       {"dgx-a100-40gb", "a100-40gb", 8, kNvlink3, true, false,
-       network("8 InfiniBand HDR", 8 * 200, 8), kPcie4, 1024},
+       network("8 InfiniBand HDR", 8 * 200, 8), kPcie4, 1024, 409.6},
       {"dgx-a100", "a100-80gb", 8, kNvlink3, true, false,
-       network("8 InfiniBand HDR", 8 * 200, 8), kPcie4, 2048},
+       network("8 InfiniBand HDR", 8 * 200, 8), kPcie4, 2048, 409.6},
       {"dgx-h100", "h100-sxm", 8, kNvlink4, true, true,
-       network("8 InfiniBand NDR", 8 * 400, 8), kPcie5, 2048},
+       network("8 InfiniBand NDR", 8 * 400, 8), kPcie5, 2048, 614.4},
       {"grand-teton", "h100-96gb", 8, kNvlink4, true, true,
-       network("8 RoCE 400", 8 * 400, 8), kPcie5, 2048},
+       network("8 RoCE 400", 8 * 400, 8), kPcie5, 2048, 614.4},
       {"h100-pcie-8", "h100-pcie", 8, kPcie5, false, false,
-       network("4 InfiniBand NDR", 4 * 400, 8), kPcie5, 1024},
+       network("4 InfiniBand NDR", 4 * 400, 8), kPcie5, 1024, 614.4},
       {"dgx-h200", "h200", 8, kNvlink4, true, true,
-       network("8 InfiniBand NDR", 8 * 400, 8), kPcie5, 2048},
+       network("8 InfiniBand NDR", 8 * 400, 8), kPcie5, 2048, 614.4},
       {"gh200-1", "gh200", 1, {}, true, false,
-       network("InfiniBand NDR", 400, 1), kChipToChip, 480},
+       network("InfiniBand NDR", 400, 1), kChipToChip, 480, 384},
       {"dgx-b200", "b200", 8, kNvlink5, true, true,
-       network("8 InfiniBand NDR", 8 * 400, 8), kPcie5, 4096},
+       network("8 InfiniBand NDR", 8 * 400, 8), kPcie5, 4096, 716.8},
       {"gb200-nvl72", "gb200", 72, kNvlink5, true, true,
-       network("72 InfiniBand NDR", 72 * 400, 72), kGraceShared, 17280},
+       network("72 InfiniBand NDR", 72 * 400, 72), kGraceShared, 17280, 18432},
       {"dgx-b300", "b300", 8, kNvlink5, true, true,
-       network("8 InfiniBand XDR", 8 * 800, 8), kPcie5, 4096},
+       network("8 InfiniBand XDR", 8 * 800, 8), kPcie5, 4096, 819.2},
       {"gb300-nvl72", "gb300", 72, kNvlink5, true, true,
-       network("72 InfiniBand XDR", 72 * 800, 72), kGraceShared, 17280},
+       network("72 InfiniBand XDR", 72 * 800, 72), kGraceShared, 17280, 18432},
       {"l4-8", "l4", 8, kPcie4, false, false,
-       network("Ethernet 100", 100, 8), kPcie4, 384},
+       network("Ethernet 100", 100, 8), kPcie4, 384, 409.6},
       {"l40s-8", "l40s", 8, kPcie4, false, false,
-       network("4 Ethernet 100", 4 * 100, 8), kPcie4, 1024},
+       network("4 Ethernet 100", 4 * 100, 8), kPcie4, 1024, 409.6},
       {"rtx-4090-8", "rtx-4090", 8, kPcie4, false, false,
-       network("Ethernet 100", 100, 8), kPcie4, 512},
+       network("Ethernet 100", 100, 8), kPcie4, 512, 409.6},
       {"mi300x-8", "mi300x", 8, kInfinityFabric, true, false,
-       network("8 RoCE 400", 8 * 400, 8), kPcie5, 2048},
+       network("8 RoCE 400", 8 * 400, 8), kPcie5, 2048, 921.6},
   };
   return rows;
 }
@@ -184,6 +187,8 @@ Node usual_node(std::string_view device) {
     node.network = row.network;
     node.host = row.host;
     node.host_memory_bytes = row.host_gib * kGiB;
+    node.host_memory_bytes_per_second =
+        row.host_gb_per_second * kGB / static_cast<double>(row.devices);
     return node;
   }
   throw Error("no usual node of device " + node.device.name);

@@ -110,6 +110,7 @@ class Check {
     link("network", node.network);
     link("host", node.host);
     at_least("host_memory", node.host_memory_bytes, 0);
+    at_least("host_memory_rate", node.host_memory_bytes_per_second, 0);
     if (node.num_devices > 1) {
       above_zero(
           "inside rate",

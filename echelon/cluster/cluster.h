@@ -32,6 +32,8 @@ struct Node {
   Link network;
   Link host;  // of one device to its host's memory
   double host_memory_bytes = 0;
+  /// Of the host's memory, one device's share of the channels' rate; 0: not known.
+  double host_memory_bytes_per_second = 0;
 
   bool operator==(const Node&) const = default;
 };

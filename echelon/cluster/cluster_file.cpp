@@ -258,6 +258,7 @@ class Reader {
     if (!made.like.empty()) made.device = find_device(made.like);
     Device& device = made.device;
     device.name = member.name;
+    if (made.like != member.name) device.like = made.like;
     table.read("memory", device.memory_bytes, Unit::bytes);
     table.read(
         "memory_rate", device.memory_bytes_per_second, Unit::bytes_per_second);
@@ -341,6 +342,10 @@ class Reader {
     table.read("switched", node.switched);
     table.read("reduces_in_switch", node.reduces_in_switch);
     table.read("host_memory", node.host_memory_bytes, Unit::bytes);
+    table.read(
+        "host_memory_rate",
+        node.host_memory_bytes_per_second,
+        Unit::bytes_per_second);
     read_link(table, "inside", node.inside);
     read_link(table, "network", node.network);
     read_link(table, "host", node.host);

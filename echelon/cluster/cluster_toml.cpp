@@ -83,11 +83,13 @@ std::string operator_rates_text(const Device& device) {
 
 std::string device_text(const Device& device) {
   std::string text = "\n[devices." + key_text(device.name) + "]\n";
+  const std::string& kind = device.like.empty() ? device.name : device.like;
+  if (!device.like.empty()) text += line("like", quoted(device.like));
   text += line("memory", quantity(device.memory_bytes, Unit::bytes));
   text += line(
       "memory_rate",
       quantity(device.memory_bytes_per_second, Unit::bytes_per_second));
-  text += line("peak", peaks_text(device, known_device(device.name)));
+  text += line("peak", peaks_text(device, known_device(kind)));
   if (device.price_per_hour != 0) {
     text += line("price_per_hour", toml_text(device.price_per_hour));
   }
@@ -120,6 +122,11 @@ std::string node_text(const NodeGroup& group) {
   text += line("network", link_text(node.network));
   text += line("host", link_text(node.host));
   text += line("host_memory", quantity(node.host_memory_bytes, Unit::bytes));
+  if (node.host_memory_bytes_per_second > 0) {
+    text += line(
+        "host_memory_rate",
+        quantity(node.host_memory_bytes_per_second, Unit::bytes_per_second));
+  }
   return text;
 }
 

@@ -69,6 +69,9 @@ struct OperatorRate {
 
 struct Device {
   std::string name;  // "h100-sxm", as the catalogue and cluster files spell it
+  /// The device of the catalogue whose shares of its peaks this one reaches, as a
+  /// cluster file declares it; empty: the one of its own name, if there is one.
+  std::string like;
   double memory_bytes = 0;
   double memory_bytes_per_second = 0;
   /// Dense peaks by precision; 0: the device has none.
@@ -77,7 +80,7 @@ struct Device {
   double price_per_hour = 0;
   std::string source;  // where the figures are from
   /// Measured; empty for devices of the catalogue, whose share of the peak is in
-  /// cost/calibration.h.
+  /// cost/device_rates.h.
   std::vector<MatrixRate> matrix_rates;
   std::vector<OperatorRate> operator_rates;
   double launch_seconds = 0;  // of one operator, measured; 0: not measured

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "echelon/cost/model_shape.h"
-#include "echelon/cost/calibration.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/strategy.h"
 
 namespace echelon {

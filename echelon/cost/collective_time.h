@@ -1,6 +1,6 @@
 // Seconds of a collective, by algorithm and by where its ranks lie.
 // Sources: Thakur et al., 2005 (rings and trees); Hu et al., 2025, arXiv:2507.04786
-// (what NCCL does); constants: calibration.cpp.
+// (what NCCL does); constants: device_rates.cpp.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,9 @@
 #include <span>
 
 #include "echelon/cluster/cluster.h"
-#include "echelon/cost/calibration.h"
+#include "echelon/cost/device_rates.h"
 #include "echelon/cost/operation.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/strategy.h"
 
 namespace echelon {

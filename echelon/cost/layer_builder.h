@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "echelon/cost/calibration.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/operation.h"
 #include "echelon/cost/strategy.h"
 

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "echelon/cluster/device.h"
-#include "echelon/cost/calibration.h"
+#include "echelon/cost/stack.h"
 
 namespace echelon {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "echelon/cost/calibration.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/stage_activations.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/cost/state_bytes.h"

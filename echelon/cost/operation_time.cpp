@@ -137,6 +137,14 @@ size_t index(Axis axis) {
       std::find(kAxes.begin(), kAxes.end(), axis) - kAxes.begin());
 }
 
+/// Ranks that meet in a layer's collectives wait for the slowest of their hosts: the
+/// largest of n normal draws is half a standard deviation further for each doubling.
+double slowest_host(double seconds, const Strategy& strategy, const Stack& stack) {
+  const Layout& layout = strategy.layout;
+  const double ranks = static_cast<double>(layout.tp * layout.cp * layout.ep);
+  return seconds * (1 + 0.5 * stack.host_spread * std::log2(ranks));
+}
+
 }  // namespace
 
 double matrix_seconds(
@@ -256,9 +264,12 @@ PassSeconds pass_seconds(
   const double launch =
       device.launch_seconds > 0 ? device.launch_seconds : stack.host_seconds;
   const double host = launches * launch + waits + stack.layer_host_seconds;
-  // Collectives wait for the slowest rank's host, so they do not catch up on it. A
-  // processor launches and computes one after the other.
-  pass.host = device.processor ? host : std::max(0.0, host - pass.computation());
+  // The host runs ahead of the device, also while that is in a collective. A processor
+  // launches and computes one after the other.
+  const double hidden = stack.launches_wait ? 0 : pass.total();
+  pass.host = device.processor
+      ? host
+      : std::max(0.0, slowest_host(host, strategy, stack) - hidden);
   return pass;
 }
 

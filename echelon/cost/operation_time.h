@@ -1,6 +1,6 @@
 // Seconds of one operation on one device, and of one pass through a layer.
 // Source: Williams et al., 2009 (roofline); tiles and waves: the CUDA C++ best
-// practices of matrix products. Constants: calibration.cpp.
+// practices of matrix products. Constants: device_rates.cpp.
 #pragma once
 
 #include <array>

@@ -4,9 +4,9 @@
 #include <array>
 #include <vector>
 
-#include "echelon/cost/calibration.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/cost/operation_time.h"
+#include "echelon/cost/stack.h"
 
 namespace echelon {
 

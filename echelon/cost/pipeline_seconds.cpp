@@ -3,7 +3,7 @@
 #include <map>
 #include <tuple>
 
-#include "echelon/cost/layer_work.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/schedule/options.h"
@@ -37,7 +37,13 @@ double timed(
   options.ranks = static_cast<int32_t>(strategy.layout.pp);
   options.microbatches = static_cast<int32_t>(microbatches);
   options.stages_per_rank = static_cast<int32_t>(stages_per_rank(strategy));
-  return time_schedule(remembered(options), stages).makespan;
+  const Timing timing = time_schedule(remembered(options), stages);
+  if (!find_stack(strategy.stack).validates_afterwards) return timing.makespan;
+  double longest = 0;
+  for (const RankTiming& rank : timing.ranks) {
+    longest = std::max(longest, rank.end - rank.begin);
+  }
+  return longest;
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 #include <span>
 
-#include "echelon/cost/calibration.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/strategy.h"
 
 namespace echelon {

@@ -1,5 +1,5 @@
 // What a training software keeps in memory, and how long: the part of a Stack
-// (calibration.h) that memory_estimate.h reads, beside whether attention is fused and
+// (stack.h) that memory_estimate.h reads, beside whether attention is fused and
 // whether there is dropout.
 #pragma once
 

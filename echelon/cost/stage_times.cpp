@@ -44,15 +44,24 @@ double tied_seconds(const StageContext& context) {
       cluster.node_of(first), cluster, context.stack);
 }
 
+/// Gradients to the host, parameters back; between them the update reads and writes
+/// masters and two moments in the host's memory, no faster than the link to it where
+/// the cluster does not say how fast that is.
+double offloaded_optimizer_seconds(
+    const StageContext& context, double elements, const Node& node) {
+  const double memory = node.host_memory_bytes_per_second > 0
+      ? node.host_memory_bytes_per_second * rates_of(node.device).host_memory_share
+      : node.host.bytes_per_second;
+  return elements *
+      ((context.stack.gradient_bytes + element_bytes(context.strategy.precision)) /
+           node.host.bytes_per_second +
+       28 / memory);
+}
+
 double optimizer_seconds(const StageContext& context, double elements, int64_t rank) {
   const Node& node = context.cluster.node_of(rank);
   if (context.strategy.offload_optimizer) {
-    // Gradients to the host, parameters back; the update reads and writes masters
-    // and two moments in host memory.
-    const double host_memory = 20e9;  // of one device's share of the host
-    return elements * (context.stack.gradient_bytes +
-                       element_bytes(context.strategy.precision)) /
-        node.host.bytes_per_second + elements * 28 / host_memory;
+    return offloaded_optimizer_seconds(context, elements, node);
   }
   const auto measured = measured_update_seconds(
       node.device, context.strategy.optimizer, elements,

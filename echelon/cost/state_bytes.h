@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "echelon/cost/model_shape.h"
-#include "echelon/cost/calibration.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/memory/memory_kind.h"
 

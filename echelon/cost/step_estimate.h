@@ -72,7 +72,8 @@ StepEstimate estimate_step(
 StepEstimate estimate_time(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
 
-/// From the first forward to the last backward of a step. Long schedules are timed
+/// From the first forward to the last backward of a step, of a stack that validates
+/// afterwards those of one rank, the longest. Long schedules are timed
 /// by their beginning: once the pipeline is full, each further round of microbatches
 /// takes the same.
 double pipeline_seconds(

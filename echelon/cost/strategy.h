@@ -38,7 +38,7 @@ struct Strategy {
   bool offload_optimizer = false;
   bool offload_activations = false;
   /// The software whose ways and constants count: a name of stack_names()
-  /// (calibration.h).
+  /// (stack.h).
   std::string stack = "echelon";
 
   /// Ranks that see different samples. The ranks among which a layer's experts are

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "echelon/cost/calibration.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/cost/operation.h"
 #include "echelon/cost/strategy.h"

@@ -45,6 +45,7 @@ devices = 4
 name = "our box"
 switched = false
 host_memory = "512 GiB"
+host_memory_rate = "40 GB/s"
 inside = { name = "bus", rate = "64 GB/s", latency = "3 us" }
 network = { rate = "100 Gbit/s" }
 )";
@@ -77,6 +78,7 @@ TEST(ClusterFile, ReadsEveryKey) {
   EXPECT_EQ(ours.network, (Link{"", 12.5e9, 0}));
   EXPECT_EQ(ours.device.peak(Precision::bf16), 200e12);
   EXPECT_EQ(ours.device.launch_seconds, 4e-6);
+  EXPECT_EQ(ours.host_memory_bytes_per_second, 40e9);
   ASSERT_EQ(ours.device.matrix_rates.size(), 1u);
   EXPECT_EQ(
       ours.device.matrix_rates[0],
@@ -104,6 +106,8 @@ TEST(ClusterFile, WhatIsWrittenReadsBackIdentically) {
   changed.name = "quote \" newline \n, slash \\ é";
   again(changed);
   changed.groups[0].node.device.name = "odd [name].\"x\"";
+  again(changed);
+  changed.groups[0].node.device.like = "b200";
   again(changed);
 }
 

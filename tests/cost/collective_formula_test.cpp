@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "echelon/cluster/catalogue.h"
-#include "echelon/cost/calibration.h"
 #include "echelon/cost/operation_time.h"
+#include "echelon/cost/stack.h"
 
 namespace echelon {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "echelon/cluster/catalogue.h"
-#include "echelon/cost/calibration.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/operation_time.h"
 #include "echelon/cost/state_bytes.h"
 

@@ -87,5 +87,75 @@ TEST(PipelineSeconds, BubbleOf1F1BIsTheFormulasAlsoWhereItIsExtrapolated) {
   }
 }
 
+TEST(PipelineSeconds, AStackThatValidatesAfterwardsTakesAsLongAsItsLongestRank) {
+  Strategy strategy = strategy_on({.pp = 4}, 16);
+  strategy.schedule = "zb-h2";
+  const std::vector<StageCost> stages(4);  // 1 for each of F, I and W
+  strategy.stack = "zero-bubble";
+  EXPECT_NEAR(pipeline_seconds(strategy, stages), 3.0 * 16, 1e-9);
+  strategy.stack = "zero-bubble-synchronous";
+  EXPECT_NEAR(pipeline_seconds(strategy, stages), 3.0 * 16 + 3, 1e-9);
+  // Rank 0 of 1F1B works from the step's begin to its end.
+  strategy.schedule = "1f1b";
+  const double waits = pipeline_seconds(strategy, stages);
+  strategy.stack = "zero-bubble";
+  EXPECT_EQ(pipeline_seconds(strategy, stages), waits);
+}
+
+/// Ten operators and a collective among four ranks.
+Operations ten_and_a_sum(double collective_bytes) {
+  Operations operations;
+  for (int i = 0; i < 10; ++i) {
+    Operation operation;
+    operation.bytes = 1e3;
+    operations.push_back(operation);
+  }
+  Operation sum;
+  sum.kind = OperationKind::collective;
+  sum.axis = Axis::tp;
+  sum.bytes = collective_bytes;
+  operations.push_back(sum);
+  return operations;
+}
+
+TEST(PassSeconds, TheHostLaunchesAheadOfCollectivesUnlessLaunchesWait) {
+  const Cluster cluster = find_cluster("a100-80gb:1x8");
+  Strategy strategy = strategy_on({.tp = 4}, 1);
+  Stack stack = find_stack("echelon");
+  stack.host_seconds = 1e-3;
+  stack.host_spread = 0;
+  const double launches = 11e-3;
+  const auto pass = [&](double bytes) {
+    return pass_seconds(ten_and_a_sum(bytes), strategy, cluster, stack);
+  };
+  EXPECT_NEAR(pass(1e3).total(), launches, 1e-9);  // the host is all there is
+  const PassSeconds large = pass(1e10);
+  EXPECT_GT(large.exposed[5], launches);
+  EXPECT_EQ(large.host, 0);
+  stack.launches_wait = true;
+  EXPECT_NEAR(pass(1e10).host, launches, 1e-9);
+  EXPECT_NEAR(pass(1e10).total(), large.total() + launches, 1e-9);
+  // Of four hosts the slowest is a standard deviation behind.
+  stack.host_spread = 0.1;
+  EXPECT_NEAR(pass(1e10).host, 1.1 * launches, 1e-9);
+}
+
+TEST(StageTimes, ATiedHeadIsUpdatedOnceWhereTheEmbeddingIsOnItsRank) {
+  const Cluster cluster = find_cluster("a100-80gb:1x8");
+  const auto optimizer = [&](const std::string& schedule, int64_t pp, bool tied) {
+    ModelShape model = find_model("gpt2");
+    model.transformer->tied = tied;
+    Strategy strategy = strategy_on({.pp = pp}, 8);
+    strategy.schedule = schedule;
+    const StageTimes times = stage_times(model, strategy, cluster);
+    double sum = 0;
+    for (const auto& after : times.after) sum += after.optimizer;
+    return sum;
+  };
+  EXPECT_LT(optimizer("1f1b", 1, true), 0.8 * optimizer("1f1b", 1, false));
+  EXPECT_EQ(optimizer("1f1b", 2, true), optimizer("1f1b", 2, false));
+  EXPECT_LT(optimizer("zb-v", 2, true), 0.8 * optimizer("zb-v", 2, false));
+}
+
 }  // namespace
 }  // namespace echelon
