@@ -78,6 +78,11 @@ Flags of_one_step(const SimulateArguments& arguments) {
 }
 
 int run_simulate(const SimulateArguments& arguments) {
+  if (arguments.planned && (arguments.table.empty() || !arguments.json)) {
+    throw ConfigError(
+        "echelon simulate: --planned is of the rows of --table FILE.csv, with --json; "
+        "give both, or ask echelon plan");
+  }
   if (arguments.table.empty()) return simulate_one(arguments);
   const std::string beside = " beside --table " + arguments.table;
   for (const auto& [flag, value] : said_by_rows(arguments)) {
@@ -92,7 +97,7 @@ int run_simulate(const SimulateArguments& arguments) {
         "echelon simulate: " + std::string(flag) + " " + value + beside +
         ": rows are predicted by the formula alone; leave one out");
   }
-  return simulate_table(arguments.table, arguments.json);
+  return simulate_table(arguments.table, arguments.json, arguments.planned);
 }
 
 }  // namespace
@@ -165,6 +170,8 @@ void add_simulate(CLI::App& app, Action& action) {
          "write timeline.json, metrics.jsonl and report.html there");
   option("--table", arguments->table, "F.csv",
          "predict every row of a table of measured steps instead (doc/published.md)");
+  command->add_flag("--planned", arguments->planned,
+                    "with --table and --json: what the planner says of each row's layout");
   command->add_flag("--json", arguments->json, "print JSON");
   command->callback([&action, arguments] {
     action = [arguments] { return run_simulate(*arguments); };

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "echelon/cli/table.h"
+#include "echelon/step_table/planned.h"
 #include "echelon/step_table/predict.h"
 #include "echelon/step_table/table_errors.h"
 
@@ -46,6 +47,13 @@ Json row_json(const RowPrediction& one) {
         {"other", parts.other}};
   }
   return json;
+}
+
+void add_planned(const std::vector<RowPrediction>& predictions, Json& rows) {
+  const auto seconds = planned_seconds(predictions);
+  for (size_t i = 0; i < seconds.size(); ++i) {
+    rows[i]["planned_step_seconds"] = seconds[i] ? Json(*seconds[i]) : Json(nullptr);
+  }
 }
 
 Json errors_json(const TableErrors& errors) {
@@ -103,7 +111,7 @@ void print_text(const std::vector<TableErrors>& files) {
 
 }  // namespace
 
-int simulate_table(const std::string& path, bool json) {
+int simulate_table(const std::string& path, bool json, bool planned) {
   const auto predictions = predict_table(path);
   const auto files = errors_by_file(predictions);
   if (!json) {
@@ -112,6 +120,7 @@ int simulate_table(const std::string& path, bool json) {
   }
   Json out = {{"table", path}, {"rows", Json::array()}, {"files", Json::array()}};
   for (const auto& one : predictions) out["rows"].push_back(row_json(one));
+  if (planned) add_planned(predictions, out["rows"]);
   for (const auto& one : files) out["files"].push_back(errors_json(one));
   std::cout << out.dump(1, ' ', false, Json::error_handler_t::replace) << "\n";
   return 0;

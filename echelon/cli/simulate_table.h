@@ -6,8 +6,9 @@
 namespace echelon::cli {
 
 /// Prints, for people, each file's errors and what was excluded; with `json` every row
-/// in the file's order, and the same errors. Returns the exit code. Throws DataError
+/// in the file's order, and the same errors. `planned`: also what the planner's search
+/// says of each row's layout. Returns the exit code. Throws DataError
 /// for a table that cannot be read.
-int simulate_table(const std::string& path, bool json);
+int simulate_table(const std::string& path, bool json, bool planned);
 
 }  // namespace echelon::cli

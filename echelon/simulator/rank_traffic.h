@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "echelon/cluster/cluster.h"
-#include "echelon/cost/calibration.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/operation.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/simulator/rank_grid.h"

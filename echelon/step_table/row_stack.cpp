@@ -53,7 +53,13 @@ std::string torchtitan(const std::string& text) {
   if (text.find("torch.compile=0") != std::string::npos) return "torchtitan-eager";
   const bool asynchronous = text.find("async_tp=1") != std::string::npos ||
       text.find("asynctp+") != std::string::npos;
-  return asynchronous ? "torchtitan-async-tp" : "torchtitan";
+  if (asynchronous) return "torchtitan-async-tp";
+  // By the date in a page's name: "llama3_h100_202506_torchtitan.md".
+  static const std::regex date(R"(_20(\d\d)-?(\d\d)_)");
+  std::smatch found;
+  if (!std::regex_search(text, found, date)) return "torchtitan";
+  const int month = 12 * std::stoi(found[1]) + std::stoi(found[2]);
+  return month >= 12 * 25 + 4 ? "torchtitan-2025" : "torchtitan";
 }
 
 /// By the container's age: "26.06.01 NeMo Container".
@@ -64,6 +70,14 @@ std::string megatron_bridge(const std::string& text) {
   const int month = 12 * std::stoi(found[1]) + std::stoi(found[2]);
   if (month >= 12 * 26 + 6) return "megatron-bridge-26.06";
   return month < 12 * 26 ? "megatron-bridge-25" : "megatron-bridge";
+}
+
+/// The authors' own schedules; those of Megatron-LM run as it runs them.
+std::string zero_bubble(const StepRow& row) {
+  const std::string schedule = lower(row.schedule);
+  if (schedule.starts_with("1f1b")) return "megatron-2023";
+  const bool waits = schedule.find("all-reduce sync") != std::string::npos;
+  return waits ? "zero-bubble-synchronous" : "zero-bubble";
 }
 
 bool since_hopper(const StepRow& row) {
@@ -99,6 +113,7 @@ std::string stack_of(const StepRow& row) {
     if (text.find(rule.word) == std::string::npos) continue;
     const std::string stack = rule.stack;
     if (stack == "torchtitan") return torchtitan(text);
+    if (stack == "zero-bubble") return zero_bubble(row);
     return stack == "megatron-bridge" ? megatron_bridge(text) : stack;
   }
   return usual_stack(row);

@@ -31,7 +31,7 @@ bool is_nemo(const std::string& stack) {
 }
 
 bool is_megatron(const std::string& stack) {
-  return is_nemo(stack) || stack.starts_with("megatron") || stack == "zero-bubble";
+  return is_nemo(stack) || stack.starts_with("megatron") || stack.starts_with("zero-bubble");
 }
 
 constexpr int64_t kMostStages = 1024;

@@ -247,5 +247,27 @@ TEST(RowStrategy, StacksByWordsElseByWhatIsUsual) {
   EXPECT_EQ(stack("a blog", "V100", ""), "megatron-2021");
 }
 
+TEST(RowStrategy, StacksByScheduleAndAge) {
+  StepRow row = dense();
+  row.source = "arXiv:2401.10241 (Zero Bubble …";
+  for (const auto& [schedule, stack] : std::vector<std::pair<std::string, std::string>>{
+           {"1F1B", "megatron-2023"},
+           {"1F1B-I", "megatron-2023"},
+           {"ZB-2p", "zero-bubble"},
+           {"ZB-V", "zero-bubble"},
+           {"ZB-2p + all-reduce sync", "zero-bubble-synchronous"}}) {
+    row.schedule = schedule;
+    EXPECT_EQ(stack_of(row), stack) << schedule;
+  }
+  for (const auto& [page, stack] : std::vector<std::pair<std::string, std::string>>{
+           {"llama3_h100_202412_torchtitan.md", "torchtitan"},
+           {"llama3-8b_h200_202506_torchtitan.md", "torchtitan-2025"},
+           {"h100_2025-03_torchtitan.md", "torchtitan"},
+           {"h100_2025-04_torchtitan.md async_tp=1", "torchtitan-async-tp"}}) {
+    row.source = page;
+    EXPECT_EQ(stack_of(row), stack) << page;
+  }
+}
+
 }  // namespace
 }  // namespace echelon
