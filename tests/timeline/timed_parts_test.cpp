@@ -96,12 +96,15 @@ TEST(TimedParts, RanksOfAPipelineWaitForOtherStages) {
       .compute(0, "optimizer", SpanKind::optimizer, 12, 13);
   made.compute(1, "1F0", SpanKind::forward, 2, 4)
       .compute(1, "1B0", SpanKind::backward, 4, 8)
-      .compute(1, "optimizer", SpanKind::optimizer, 8, 9);
+      .compute(1, "optimizer", SpanKind::optimizer, 8, 9)
+      .add(1, "comm", "all_reduce figures", kComm, 9, 11, "world");
   const TimedParts parts = made.parts();
   EXPECT_NEAR(parts.step_seconds(), 13e-3, 1e-12);
   EXPECT_NEAR(parts.forward, 2e-3, 1e-12);
   EXPECT_NEAR(parts.backward, 4e-3, 1e-12);
-  // 6 ms of rank 0, of rank 1 two before its first action, four after its last.
+  // 6 ms of rank 0; of rank 1 two before its first action, four after its last, in
+  // some of which it waits for the figures of the step.
+  EXPECT_TRUE(parts.exposed.empty());
   EXPECT_NEAR(parts.stages, 6e-3, 1e-12);
   EXPECT_NEAR(parts.other, 0, 1e-12);
 }
