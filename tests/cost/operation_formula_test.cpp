@@ -77,7 +77,7 @@ TEST(OperationFormula, WhatFitsTheCacheMovesFaster) {
       10, 0.01);
 }
 
-// The nearest shape's, almost alone.
+// Near a shape that was measured, within 5 % of its rate.
 TEST(OperationFormula, AMeasuredRateReplacesTheFormula) {
   Device device = find_device("a100-80gb");
   device.matrix_rates = {
@@ -85,10 +85,10 @@ TEST(OperationFormula, AMeasuredRateReplacesTheFormula) {
   const DeviceRates rates = plain(1);
   EXPECT_NEAR(
       matrix_seconds(100, 80, 64, Precision::fp32, device, rates),
-      2.0 * 100 * 80 * 64 / 1e9, 1e-5);
+      2.0 * 100 * 80 * 64 / 1e9, 5e-5);
   EXPECT_NEAR(
       matrix_seconds(3000, 3000, 3000, Precision::fp32, device, rates),
-      2.0 * 27e9 / 8e9, 0.01);
+      2.0 * 27e9 / 8e9, 0.35);
 }
 
 TEST(OperationFormula, RanksOfExpertParallelismCutWhatIsNotAnExpert) {
