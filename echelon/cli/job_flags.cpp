@@ -16,7 +16,8 @@ void add_job_flags(CLI::App& command, JobFlags& flags) {
   option("--batch", flags.batch, "SAMPLES", "of one step, over all ranks");
   option("--seq-len", flags.seq_len, "TOKENS", "of a sample (the model's)");
   option("--precision", flags.precision, "PRECISION",
-         "of matrix products: bf16, fp16, fp8, fp32, … (bf16)");
+         "of matrix products: bf16, fp16, fp8, fp32, … (bf16; plan: else what the "
+         "devices have)");
   option("--stack", flags.stack, "SOFTWARE",
          "whose ways and rates count: echelon, megatron-core, fsdp, … (echelon)");
 }

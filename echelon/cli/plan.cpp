@@ -84,9 +84,9 @@ PlanRequest request_of(const PlanArguments& arguments) {
   for (const auto& text : arguments.fix) {
     request.fixed.push_back(parse_fix(text));
   }
-  if (!arguments.precision.empty()) {
-    request.precision = precision_from_name(arguments.precision);
-  }
+  request.precision = arguments.precision.empty()
+                          ? usual_precision(request.cluster)
+                          : precision_from_name(arguments.precision);
   if (!arguments.stack.empty()) {
     request.stack = find_stack(arguments.stack).name;
   }

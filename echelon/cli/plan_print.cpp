@@ -111,7 +111,7 @@ class Printer {
     if (estimate.ranks.empty()) return;
     const auto& fullest =
         estimate.ranks[static_cast<size_t>(estimate.fullest())];
-    const double limit = usable_device_bytes(request_.cluster);
+    const double limit = usable_fullest_bytes(request_, plan);
     const double whole = std::max(limit, estimate.peak_bytes());
     std::vector<Bar> bars;
     for (const MemoryKind kind : kMemoryKinds) {

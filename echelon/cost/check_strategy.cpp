@@ -1,6 +1,7 @@
 #include "echelon/cost/check_strategy.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "echelon/config/nearest.h"
@@ -70,7 +71,36 @@ std::string check_ranks(const Strategy& strategy, const Cluster& cluster) {
          text(devices) + " devices";
 }
 
+std::string numbers(const std::vector<int64_t>& values) {
+  std::string all;
+  for (size_t i = 0; i < values.size() && i < 12; ++i) {
+    all += (i > 0 ? ", " : "") + text(values[i]);
+  }
+  return all + (values.size() > 12 ? ", …" : "");
+}
+
+// Of data-parallel ranks that take batches of different sizes.
+std::string check_rank_batches(const Strategy& strategy) {
+  const auto& sizes = strategy.rank_microbatch;
+  const auto entries = static_cast<int64_t>(sizes.size());
+  if (strategy.layout.ep > 1 || entries != strategy.layout.data_degree()) {
+    return "there are " + text(entries) + " sizes of microbatches for " +
+           text(strategy.data_ranks()) + " data-parallel ranks; there must be one "
+           "for each of dp * fsdp, with ep=1";
+  }
+  const auto [least, most] = std::minmax_element(sizes.begin(), sizes.end());
+  if (*least < 1 || *most != strategy.microbatch_size) {
+    return "microbatches of " + numbers(sizes) +
+           " samples: each must be 1 or more, and microbatch_size=" +
+           text(strategy.microbatch_size) + " the largest";
+  }
+  if (strategy.global_batch % strategy.round_samples() == 0) return {};
+  return "batch " + text(strategy.global_batch) +
+         " does not divide into microbatches of " + numbers(sizes) + " samples";
+}
+
 std::string check_batch(const Strategy& strategy) {
+  if (!strategy.rank_microbatch.empty()) return check_rank_batches(strategy);
   const int64_t data = strategy.data_ranks();
   const int64_t each = data * strategy.microbatch_size;
   if (strategy.global_batch % each == 0) return {};
@@ -142,6 +172,16 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
            stages_text(each) + " cuts the model into " + text(p * each) + " stages, but it has " + text(layers) + " layers" +
            (model.transformer ? ", an embedding and a head" : "") + "; take pp=" +
            text(std::max<int64_t>(1, most / each)) + " or less";
+  }
+  if (!strategy.stage_layers.empty()) {
+    const auto& counts = strategy.stage_layers;
+    const bool all = std::accumulate(counts.begin(), counts.end(), int64_t{0}) == layers;
+    const bool some = std::all_of(
+        counts.begin(), counts.end(), [](int64_t count) { return count > 0; });
+    if (!all || !some || static_cast<int64_t>(counts.size()) != p * each) {
+      return "stages of " + numbers(counts) + " layers: they must be " +
+             text(p * each) + ", each of 1 or more, and sum to " + text(layers);
+    }
   }
   if (strategy.schedule == "interleaved" && m % p != 0) {
     return "schedule interleaved: " + text(m) + " microbatches are no multiple of pp=" +

@@ -190,8 +190,9 @@ std::vector<std::vector<LayerWork>> stage_work(
         " layers; take fewer");
   }
   const std::vector<int64_t> counts =
-      blocks ? blocks_of_stages(spread, stages)
-             : layers_of_stages(flops, stages, counted);
+      !strategy.stage_layers.empty() ? strategy.stage_layers
+      : blocks                       ? blocks_of_stages(spread, stages)
+                                     : layers_of_stages(flops, stages, counted);
 
   std::vector<std::vector<LayerWork>> cut(static_cast<size_t>(stages));
   size_t stage = 0;

@@ -65,12 +65,20 @@ double MemoryEstimate::peak_bytes() const {
          reserved_bytes;
 }
 
+double MemoryEstimate::limit(size_t rank) const {
+  return rank < limits.size() ? limits[rank] : 0;
+}
+
 int MemoryEstimate::fullest() const {
-  const auto most = std::max_element(
-      ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
-        return a.total() < b.total();
-      });
-  return static_cast<int>(most - ranks.begin());
+  const auto fullness = [&](size_t rank) {
+    const double bytes = static_cast<double>(ranks[rank].total()) + reserved_bytes;
+    return limit(rank) > 0 ? bytes / limit(rank) : bytes;
+  };
+  size_t most = 0;
+  for (size_t rank = 1; rank < ranks.size(); ++rank) {
+    if (fullness(rank) > fullness(most)) most = rank;
+  }
+  return static_cast<int>(most);
 }
 
 MemoryEstimate estimate_memory(

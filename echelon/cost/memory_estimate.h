@@ -16,8 +16,13 @@ struct MemoryEstimate {
   std::vector<MemoryByKind> ranks;  // by pipeline rank, at the fullest moment
   double reserved_bytes = 0;  // of each rank beside: context, libraries, fragments
   double host_bytes = 0;      // of each rank: offloaded
-  /// The fullest, with reserved_bytes.
+  /// By pipeline rank, what a job may use of its device; empty: not known.
+  std::vector<double> limits;
+
+  double limit(size_t rank) const;  // 0: not known
+  /// Of the fullest, with reserved_bytes.
   double peak_bytes() const;
+  /// The one with the largest part of its limit.
   int fullest() const;
 };
 

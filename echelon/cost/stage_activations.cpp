@@ -28,7 +28,7 @@ std::vector<ActivationBytes> transformer_activations(
       of(false, Recompute::none), of(mixture, Recompute::none)};
   std::vector<ActivationBytes> parts;
   int64_t layer = 0;
-  for (const int64_t blocks : blocks_of_stages(shape.layers, stages)) {
+  for (const int64_t blocks : stage_layers(model, strategy)) {
     ActivationBytes part;
     for (int64_t i = 0; i < blocks; ++i, ++layer) {
       const bool recomputed =
@@ -55,8 +55,7 @@ std::vector<ActivationBytes> counted_activations(
     const ModelShape& model, const Strategy& strategy) {
   std::vector<ActivationBytes> parts;
   size_t layer = 0;
-  for (const int64_t layers :
-       layers_of_stages(model, num_stages(strategy))) {
+  for (const int64_t layers : stage_layers(model, strategy)) {
     ActivationBytes part;
     for (int64_t i = 0; i < layers; ++i, ++layer) {
       const ActivationBytes one =

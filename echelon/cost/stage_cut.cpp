@@ -25,6 +25,13 @@ bool ends_on_one_rank(const Strategy& strategy) {
   return strategy.layout.pp == 1 || is_v_shaped(strategy);
 }
 
+std::vector<int64_t> stage_layers(const ModelShape& model, const Strategy& strategy) {
+  if (!strategy.stage_layers.empty()) return strategy.stage_layers;
+  const int64_t stages = num_stages(strategy);
+  return model.transformer ? blocks_of_stages(model.transformer->layers, stages)
+                           : layers_of_stages(model, stages);
+}
+
 std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages) {
   std::vector<int64_t> counts(static_cast<size_t>(stages), blocks / stages);
   const int64_t over = blocks % stages;
@@ -55,14 +62,22 @@ std::vector<int64_t> layers_of_stages(
     const std::vector<double>& flops, int64_t stages,
     const std::vector<int64_t>& counted) {
   if (auto counts = counted_stages(counted, stages); !counts.empty()) return counts;
+  return layers_by_weight(
+      flops, std::vector<double>(static_cast<size_t>(stages), 1.0));
+}
+
+std::vector<int64_t> layers_by_weight(
+    const std::vector<double>& flops, const std::vector<double>& weights) {
+  const auto stages = static_cast<int64_t>(weights.size());
   const double all = std::accumulate(flops.begin(), flops.end(), 0.0);
+  std::vector<double> ends(weights.size());
+  std::partial_sum(weights.begin(), weights.end(), ends.begin());
   std::vector<int64_t> counts(static_cast<size_t>(stages), 0);
   auto left = static_cast<int64_t>(flops.size());
   double sum = 0;
   int64_t stage = 0;
   for (const double layer : flops) {
-    const double end =
-        all * static_cast<double>(stage + 1) / static_cast<double>(stages);
+    const double end = all * ends[static_cast<size_t>(stage)] / ends.back();
     const bool full = sum + layer / 2 > end || left < stages - stage;
     if (stage + 1 < stages && counts[static_cast<size_t>(stage)] > 0 && full) {
       ++stage;
@@ -74,14 +89,18 @@ std::vector<int64_t> layers_of_stages(
   return counts;
 }
 
-std::vector<int64_t> layers_of_stages(const ModelShape& model, int64_t stages) {
+std::vector<double> flops_of_layers(const ModelShape& model) {
   std::vector<double> flops;
-  std::vector<int64_t> counted;
   for (const CountedLayer& layer : model.layers) {
     flops.push_back(layer.forward_flops + layer.backward_flops);
-    counted.push_back(layer.stage);
   }
-  return layers_of_stages(flops, stages, counted);
+  return flops;
+}
+
+std::vector<int64_t> layers_of_stages(const ModelShape& model, int64_t stages) {
+  std::vector<int64_t> counted;
+  for (const CountedLayer& layer : model.layers) counted.push_back(layer.stage);
+  return layers_of_stages(flops_of_layers(model), stages, counted);
 }
 
 }  // namespace echelon

@@ -20,6 +20,10 @@ bool is_v_shaped(const Strategy& strategy);
 /// without a pipeline, or in a v-shaped one.
 bool ends_on_one_rank(const Strategy& strategy);
 
+/// Blocks (of counted models: layers) of each stage: what the strategy says, else by
+/// the rules below.
+std::vector<int64_t> stage_layers(const ModelShape& model, const Strategy& strategy);
+
 /// Blocks of each stage: as many each; those that are left over go to the stages in
 /// the middle, which have neither embedding nor head.
 std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages);
@@ -32,5 +36,9 @@ std::vector<int64_t> layers_of_stages(
     const std::vector<int64_t>& counted = {});
 /// The same of the model's layers.
 std::vector<int64_t> layers_of_stages(const ModelShape& model, int64_t stages);
+/// The same in proportion to the stages' weights.
+std::vector<int64_t> layers_by_weight(
+    const std::vector<double>& flops, const std::vector<double>& weights);
+std::vector<double> flops_of_layers(const ModelShape& model);
 
 }  // namespace echelon

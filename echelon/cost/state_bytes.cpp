@@ -48,7 +48,7 @@ std::vector<RankParameters> transformer_stages(
   std::vector<RankParameters> parts(static_cast<size_t>(stages));
   int64_t layer = 0;
   size_t stage = 0;
-  for (const int64_t blocks : blocks_of_stages(shape.layers, stages)) {
+  for (const int64_t blocks : stage_layers(model, strategy)) {
     int64_t with_experts = 0;
     for (const int64_t end = layer + blocks; layer < end; ++layer) {
       with_experts += shape.has_experts(layer);
@@ -79,7 +79,7 @@ std::vector<RankParameters> counted_stages(
   const auto layers = static_cast<int64_t>(model.layers.size());
   check_stages(model, layers, stages);
   std::vector<RankParameters> parts(static_cast<size_t>(stages));
-  const std::vector<int64_t> counts = layers_of_stages(model, stages);
+  const std::vector<int64_t> counts = stage_layers(model, strategy);
   int64_t layer = 0;
   for (size_t stage = 0; stage < parts.size(); ++stage) {
     for (const int64_t end = layer + counts[stage]; layer < end; ++layer) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "echelon/cost/distinct_pipelines.h"
 #include "echelon/cost/layer_work.h"
 #include "echelon/error.h"
 
@@ -57,17 +58,11 @@ void add_utilisation(
   step.full_attention_utilisation = samples * model.model_flops(seq, true) / peak;
 }
 
-}  // namespace
-
-double StepParts::total() const {
-  return std::accumulate(
-      exposed.begin(), exposed.end(),
-      matrix + memory + recompute + bubble + optimizer + other);
-}
-
-StepEstimate estimate_time(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
-  const StageTimes times = stage_times(model, strategy, cluster);
+/// A step of the pipeline that begins at `first_rank`, if the others are like it.
+StepEstimate pipeline_estimate(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    int64_t first_rank) {
+  const StageTimes times = stage_times(model, strategy, cluster, first_rank);
   const double microbatches = static_cast<double>(strategy.num_microbatches());
   const double span = pipeline_seconds(strategy, times.stages);
   // A pipeline rank's gradients begin when its own backward ends, which in all
@@ -109,8 +104,50 @@ StepEstimate estimate_time(
   step.communication[index(Axis::pp)] += after.tied;
   parts.optimizer = after.optimizer;
   parts.other = after.other;
-  add_utilisation(step, model, strategy, cluster);
   return step;
+}
+
+Strategy own_strategy(const Strategy& strategy, const PipelinePlace& pipeline) {
+  return with_microbatch(strategy, microbatch_of(strategy, pipeline.data_index));
+}
+
+double fullness(const MemoryEstimate& memory) {
+  const auto rank = static_cast<size_t>(memory.fullest());
+  return memory.peak_bytes() / memory.limit(rank);
+}
+
+/// Of one pipeline, against what its devices have.
+MemoryEstimate pipeline_memory(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    const PipelinePlace& pipeline) {
+  MemoryEstimate memory =
+      estimate_memory(model, own_strategy(strategy, pipeline), cluster);
+  for (const int64_t group : pipeline.groups) {
+    memory.limits.push_back(
+        usable_bytes(cluster.groups[static_cast<size_t>(group)].node.device));
+  }
+  return memory;
+}
+
+}  // namespace
+
+double StepParts::total() const {
+  return std::accumulate(
+      exposed.begin(), exposed.end(),
+      matrix + memory + recompute + bubble + optimizer + other);
+}
+
+// The slowest of the pipelines: gradients are summed over all of them.
+StepEstimate estimate_time(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+  StepEstimate slowest;
+  for (const auto& pipeline : distinct_pipelines(strategy, cluster)) {
+    const StepEstimate step = pipeline_estimate(
+        model, own_strategy(strategy, pipeline), cluster, pipeline.first_rank);
+    if (step.step_seconds > slowest.step_seconds) slowest = step;
+  }
+  add_utilisation(slowest, model, strategy, cluster);
+  return slowest;
 }
 
 StepEstimate estimate_step(
@@ -119,14 +156,15 @@ StepEstimate estimate_step(
     throw ConfigError(why);
   }
   StepEstimate step = estimate_time(model, strategy, cluster);
-  step.memory = estimate_memory(model, strategy, cluster);
-  for (size_t rank = 0; rank < step.memory.ranks.size(); ++rank) {
-    const double bytes = static_cast<double>(step.memory.ranks[rank].total()) +
-        step.memory.reserved_bytes;
-    const int64_t place = strategy.layout.num_ranks() /
-        static_cast<int64_t>(step.memory.ranks.size()) * static_cast<int64_t>(rank);
-    if (bytes > usable_bytes(cluster.node_of(place).device)) step.fits = false;
+  double most = 0;
+  for (const auto& pipeline : distinct_pipelines(strategy, cluster)) {
+    MemoryEstimate memory = pipeline_memory(model, strategy, cluster, pipeline);
+    const double share = fullness(memory);
+    if (share <= most) continue;
+    most = share;
+    step.memory = std::move(memory);
   }
+  step.fits = most <= 1;
   return step;
 }
 

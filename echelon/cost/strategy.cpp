@@ -1,6 +1,36 @@
 #include "echelon/cost/strategy.h"
 
 namespace echelon {
+namespace {
+
+// "2 x 12, 6": equal neighbours once.
+std::string runs_text(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (size_t i = 0; i < numbers.size();) {
+    size_t end = i;
+    while (end < numbers.size() && numbers[end] == numbers[i]) ++end;
+    text += text.empty() ? "" : ", ";
+    if (end - i > 1) text += std::to_string(end - i) + " x ";
+    text += std::to_string(numbers[i]);
+    i = end;
+  }
+  return text;
+}
+
+// The axes that have ranks, outermost first.
+std::string order_text(const Strategy& strategy, const std::array<Axis, 6>& order) {
+  std::string text;
+  for (const Axis axis : order) {
+    if (strategy.layout.degree(axis) == 1) continue;
+    const std::string_view name = axis == Axis::dp_replicate ? "dp"
+                                  : axis == Axis::dp_shard   ? "fsdp"
+                                                             : to_string(axis);
+    text += (text.empty() ? "" : ",") + std::string(name);
+  }
+  return text;
+}
+
+}  // namespace
 
 std::string to_string(const Strategy& strategy) {
   const char* between = " · ";
@@ -13,7 +43,9 @@ std::string to_string(const Strategy& strategy) {
   if (strategy.microbatch_size > 0 && strategy.data_ranks() > 0) {
     const int64_t count = strategy.num_microbatches();
     add(std::to_string(count) + (count == 1 ? " microbatch of " : " microbatches of ") +
-        std::to_string(strategy.microbatch_size));
+        (strategy.rank_microbatch.empty()
+             ? std::to_string(strategy.microbatch_size)
+             : runs_text(strategy.rank_microbatch)));
   }
   if (strategy.layout.pp > 1) {
     add(strategy.schedule +
@@ -21,6 +53,11 @@ std::string to_string(const Strategy& strategy) {
              ? ", " + std::to_string(strategy.stages_per_rank) + " stages a rank"
              : ""));
   }
+  if (!strategy.stage_layers.empty()) {
+    add("stages of " + runs_text(strategy.stage_layers) + " layers");
+  }
+  const std::string order = order_text(strategy, strategy.order);
+  if (order != order_text(strategy, kAxes)) add("ranks by " + order);
   if (strategy.recompute != Recompute::none) {
     add("recompute " + to_string(strategy.recompute) +
         (strategy.recompute_layers >= 0

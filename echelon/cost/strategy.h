@@ -4,7 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <string>
+#include <vector>
 
 #include "echelon/cluster/device.h"
 #include "echelon/layout/layout.h"
@@ -23,10 +25,16 @@ struct Strategy {
   bool gather_once = false;
 
   int64_t global_batch = 0;     // samples
-  int64_t microbatch_size = 1;  // samples
+  int64_t microbatch_size = 1;  // samples; the largest where ranks differ
+  /// Of each data-parallel rank, where devices of several kinds take microbatches of
+  /// several sizes ([train] rank_batch); empty: each takes microbatch_size.
+  std::vector<int64_t> rank_microbatch;
   int64_t seq_len = 0;          // 0: the model's usual
   std::string schedule = "1f1b";   // one of schedule_kinds(); read when pp > 1
   int64_t stages_per_rank = 0;  // 0: what the schedule takes
+  /// Blocks (of counted models: layers) of each stage, where devices of several kinds
+  /// hold parts of several sizes ([model] cut); empty: as even as can be.
+  std::vector<int64_t> stage_layers;
 
   Recompute recompute = Recompute::none;
   /// Of `recompute`, in this many layers of each stage; the others keep. -1: all.
@@ -46,8 +54,12 @@ struct Strategy {
   /// outside of them they are data parallel.
   int64_t data_ranks() const { return layout.data_degree() * layout.ep; }
   /// Of one of them in a step.
-  int64_t num_microbatches() const {
-    return global_batch / (data_ranks() * microbatch_size);
+  int64_t num_microbatches() const { return global_batch / round_samples(); }
+  /// Of all of them together, a microbatch each.
+  int64_t round_samples() const {
+    if (rank_microbatch.empty()) return data_ranks() * microbatch_size;
+    return std::accumulate(
+        rank_microbatch.begin(), rank_microbatch.end(), int64_t{0});
   }
 };
 

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <vector>
+
+#include "echelon/cost/distinct_pipelines.h"
 
 namespace echelon {
 namespace {
@@ -54,6 +58,20 @@ class Table {
   void number(const std::string& key, int64_t value) {
     line(key, std::to_string(value));
   }
+  void numbers(const std::string& key, const std::vector<int64_t>& values) {
+    std::string list;
+    for (const int64_t value : values) {
+      list += (list.empty() ? "" : ", ") + std::to_string(value);
+    }
+    line(key, "[" + list + "]");
+  }
+  void words(const std::string& key, const std::vector<std::string>& values) {
+    std::string list;
+    for (const auto& value : values) {
+      list += (list.empty() ? "\"" : ", \"") + value + "\"";
+    }
+    line(key, "[" + list + "]");
+  }
   void yes(const std::string& key) { line(key, "true"); }
   void comment(const std::string& text) { lines_ += "# " + text + "\n"; }
   // Degrees of 1 are left out.
@@ -101,7 +119,45 @@ void put_transformer(Table& table, const PlanRequest& request) {
   if (!gpt && shape.tied) table.yes("tie_embeddings");
 }
 
-std::string model_table(const PlanRequest& request) {
+// The layer that each stage but the first begins with, as the trainer calls it.
+std::vector<std::string> first_layers(
+    const ModelShape& model, const std::vector<int64_t>& stage_layers) {
+  std::vector<std::string> names;
+  int64_t begin = 0;
+  for (size_t stage = 0; stage + 1 < stage_layers.size(); ++stage) {
+    begin += stage_layers[stage];
+    if (!model.transformer) {
+      names.push_back(model.layers[static_cast<size_t>(begin)].name);
+    } else {
+      names.push_back(
+          (is_gpt(*model.transformer) ? "transformer.h." : "model.layers.") +
+          std::to_string(begin));
+    }
+  }
+  return names;
+}
+
+// Of each pipeline rank, the smallest that it has in any pipeline.
+std::vector<int64_t> device_bytes(const Strategy& strategy, const Cluster& cluster) {
+  std::vector<int64_t> bytes(
+      static_cast<size_t>(strategy.layout.pp), std::numeric_limits<int64_t>::max());
+  for (const auto& pipeline : distinct_pipelines(strategy, cluster)) {
+    for (size_t rank = 0; rank < bytes.size(); ++rank) {
+      const auto group = static_cast<size_t>(pipeline.groups[rank]);
+      const double memory = cluster.groups[group].node.device.memory_bytes;
+      bytes[rank] = std::min(bytes[rank], static_cast<int64_t>(memory));
+    }
+  }
+  return bytes;
+}
+
+void put_cut(Table& table, const Strategy& strategy, const PlanRequest& request) {
+  if (strategy.stage_layers.empty()) return;
+  table.words("cut", first_layers(request.model, strategy.stage_layers));
+  table.numbers("device_bytes", device_bytes(strategy, request.cluster));
+}
+
+std::string model_table(const Strategy& strategy, const PlanRequest& request) {
   Table table("model");
   if (!is_trained_here(request.model)) {
     table.comment(
@@ -113,6 +169,7 @@ std::string model_table(const PlanRequest& request) {
     table.word("name", request.model.name);
   }
   if (request.precision == Precision::fp64) table.word("dtype", "float64");
+  put_cut(table, strategy, request);
   return table.text();
 }
 
@@ -194,6 +251,11 @@ std::string train_table(const Strategy& strategy) {
   if (strategy.layout.pp == 1 && strategy.num_microbatches() > 1) {
     table.number("accumulate", strategy.num_microbatches());
   }
+  if (!strategy.rank_microbatch.empty()) {
+    std::vector<int64_t> batches = strategy.rank_microbatch;
+    for (int64_t& batch : batches) batch *= strategy.num_microbatches();
+    table.numbers("rank_batch", batches);
+  }
   table.comment("steps = …  # yours");
   return table.text();
 }
@@ -209,7 +271,7 @@ bool is_trained_here(const ModelShape& model) {
 }
 
 std::string to_configuration(const Plan& plan, const PlanRequest& request) {
-  std::string text = model_table(request) + data_table(request) +
+  std::string text = model_table(plan.strategy, request) + data_table(request) +
                      layout_table(plan.strategy) + shard_table(plan.strategy) +
                      memory_table(plan) + precision_table(plan.strategy) +
                      train_table(plan.strategy);

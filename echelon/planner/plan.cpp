@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "echelon/error.h"
+#include "echelon/planner/device_sizes.h"
 #include "echelon/planner/impossible.h"
 #include "echelon/planner/reasons.h"
 #include "echelon/planner/search.h"
@@ -46,6 +47,9 @@ SearchJob job_of(const PlanRequest& request, int64_t devices) {
       .precision = request.precision,
       .stack = request.stack,
       .constraints = Constraints(request.fixed),
+      .speeds = device_speeds(
+          request.model, request.cluster, request.seq_len, request.precision,
+          request.stack),
       .coarse = request.coarse};
 }
 
@@ -239,6 +243,15 @@ void compare_with_textbook(const PlanRequest& request, PlanResult& result) {
   }
 }
 
+std::string precisions_of(const Device& device) {
+  std::string text;
+  for (const Precision precision : kPrecisions) {
+    if (device.peak(precision) <= 0) continue;
+    text += (text.empty() ? "" : ", ") + std::string(to_string(precision));
+  }
+  return text;
+}
+
 void check_request(const PlanRequest& request) {
   check(request.model);
   check(request.cluster);
@@ -256,6 +269,14 @@ void check_request(const PlanRequest& request) {
         ": echelon train computes in bf16, fp16, fp32 or fp64; take one of these, "
         "or another --stack");
   }
+  for (const auto& group : request.cluster.groups) {
+    const Device& device = group.node.device;
+    if (device.peak(request.precision) > 0) continue;
+    throw ConfigError(
+        "--precision " + std::string(to_string(request.precision)) + ": " +
+        device.name + " does not compute in it; it does in " +
+        precisions_of(device));
+  }
   if (request.keep < 1) throw ConfigError("at least 1 plan must be kept");
 }
 
@@ -269,6 +290,17 @@ std::string bound_text(const PlanRequest& request) {
 }
 
 }  // namespace
+
+Precision usual_precision(const Cluster& cluster) {
+  for (const Precision precision : {Precision::bf16, Precision::fp16}) {
+    const bool all = std::all_of(
+        cluster.groups.begin(), cluster.groups.end(), [&](const NodeGroup& group) {
+          return group.node.device.peak(precision) > 0;
+        });
+    if (all) return precision;
+  }
+  return Precision::fp32;
+}
 
 PlanResult plan(const PlanRequest& request) {
   check_request(request);

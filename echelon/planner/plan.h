@@ -69,6 +69,9 @@ struct PlanResult {
   std::string bound;         // both, in words
 };
 
+/// bf16, else fp16 where all devices have it, else fp32.
+Precision usual_precision(const Cluster& cluster);
+
 /// 1,024 devices in under 2 s. Throws ConfigError for a batch that no layout
 /// divides and for contradictory constraints, both named.
 PlanResult plan(const PlanRequest& request);

@@ -17,11 +17,14 @@ std::string bytes_text(double bytes) {
   return format_bytes(static_cast<int64_t>(bytes));
 }
 
+// One pipeline rank's.
 StackedRow memory_row(
-    const std::string& name, const MemoryByKind& memory, double reserved) {
+    const std::string& name, const MemoryEstimate& estimate, size_t rank) {
+  const MemoryByKind& memory = estimate.ranks[rank];
+  const double reserved = estimate.reserved_bytes;
   constexpr std::array<const char*, 7> colors = {
       "mp", "mg", "mo", "ma", "mu", "mc", "mw"};
-  StackedRow row{name, {}, {}};
+  StackedRow row{name, {}, {}, estimate.limit(rank)};
   for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
     const double bytes = static_cast<double>(memory[kMemoryKinds[i]]);
     row.parts.push_back(
@@ -35,9 +38,7 @@ StackedRow memory_row(
 
 StackedRow fullest_row(const std::string& name, const Plan& plan) {
   const auto& memory = plan.step.memory;
-  return memory_row(
-      name, memory.ranks[static_cast<size_t>(memory.fullest())],
-      memory.reserved_bytes);
+  return memory_row(name, memory, static_cast<size_t>(memory.fullest()));
 }
 
 std::string short_name(const Plan& plan) { return to_string(plan.strategy.layout); }
@@ -53,7 +54,7 @@ void add_pipeline_rows(
     bars.rows.push_back(memory_row(
         ranks == 1 ? name + ": " + short_name(plan)
                    : name + ", pipeline rank " + std::to_string(rank),
-        memory.ranks[rank], memory.reserved_bytes));
+        memory, rank));
   }
 }
 
@@ -89,9 +90,11 @@ void draw_memory_bars(
             " devices: " + short_name(*result.smallest),
         *result.smallest));
   }
-  double most = bars.limit;
+  double limit = bars.limit;
+  for (const auto& row : bars.rows) limit = std::max(limit, row.limit);
+  double most = limit;
   for (const auto& row : bars.rows) most = std::max(most, row.sum());
-  bars.whole = std::min(most, kMostOverLimit * bars.limit);
+  bars.whole = std::min(most, kMostOverLimit * limit);
   for (auto& row : bars.rows) {
     if (row.sum() > bars.whole) row.total += ", cut off here";
   }
@@ -118,7 +121,8 @@ void draw_part_bars(
          {"ex", "communication not hidden", communication, {}},
          {"idle", "bubble", parts.bubble, {}},
          {"op", "optimizer", parts.optimizer, {}},
-         {"ot", "other", parts.other, {}}}};
+         {"ot", "other", parts.other, {}}},
+        0};
     for (auto& part : row.parts) part.text = format_seconds(part.value);
     bars.rows.push_back(row);
   }

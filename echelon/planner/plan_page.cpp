@@ -42,7 +42,7 @@ const Plan& shown_plan(const PlanResult& result) {
 void draw_tiles(Markup& page, const PlanPage& input) {
   const Plan& best = input.result.plans.front();
   const StepEstimate& step = best.step;
-  const double limit = usable_device_bytes(input.request.cluster);
+  const double limit = usable_fullest_bytes(input.request, best);
   page.open("dl", {{"class", "tiles"}});
   draw_tile(
       page, "A step", format_seconds(step.step_seconds),
@@ -67,7 +67,7 @@ void draw_tiles(Markup& page, const PlanPage& input) {
 void draw_what_is_missing(Markup& page, const PlanPage& input) {
   const auto& smallest = input.result.smallest;
   const double needed = input.result.closest->step.memory.peak_bytes();
-  const double limit = usable_device_bytes(input.request.cluster);
+  const double limit = usable_fullest_bytes(input.request, *input.result.closest);
   page.open("dl", {{"class", "tiles"}});
   draw_tile(
       page, "The closest needs", bytes_text(needed), "of each device");

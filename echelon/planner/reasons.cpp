@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "echelon/planner/device_sizes.h"
 #include "echelon/planner/search_space.h"
 #include "echelon/timeline/units.h"
 
@@ -66,6 +67,8 @@ double whole_state_bytes(const PlanRequest& request, const Plan& plan) {
   whole.gather_once = false;
   whole.offload_optimizer = false;
   whole.stages_per_rank = 0;
+  whole.stage_layers.clear();
+  whole.rank_microbatch.clear();
   whole.global_batch = whole.microbatch_size;
   return least_bytes(request.model, whole);
 }
@@ -190,11 +193,38 @@ std::string why_data(const Plan& best) {
   return text;
 }
 
+// On a cluster of several kinds: who gets what.
+std::string why_sizes(const PlanRequest& request, const Plan& best) {
+  const Strategy& strategy = best.strategy;
+  const auto& groups = request.cluster.groups;
+  const auto speeds = device_speeds(
+      request.model, request.cluster, request.seq_len, request.precision,
+      request.stack);
+  if (speeds.empty()) return "";
+  std::string text = "The devices differ: ";
+  for (size_t group = 0; group < groups.size(); ++group) {
+    text += (group == 0 ? "" : ", ") + groups[group].node.device.name + " does " +
+            format_percent(speeds[group]);
+  }
+  text += " of what the fastest does. ";
+  const bool stages = !strategy.stage_layers.empty();
+  const bool batches = !strategy.rank_microbatch.empty();
+  if (!stages && !batches) {
+    return text + "All take equal parts, and the slowest sets the pace. ";
+  }
+  text += stages && batches ? "Stages and batches are"
+          : stages          ? "Stages are"
+                            : "Batches of the data-parallel ranks are";
+  return text + " sized to them. ";
+}
+
 std::string why_memory(const PlanRequest& request, const Plan& best) {
   const Strategy& strategy = best.strategy;
-  const double usable = usable_device_bytes(request.cluster);
+  const double usable = usable_fullest_bytes(request, best);
   const double peak = best.step.memory.peak_bytes();
-  std::string text = "A device holds " + bytes_text(peak) + " of " +
+  std::string text = (request.cluster.mixed() ? "The fullest device holds "
+                                              : "A device holds ") +
+                     bytes_text(peak) + " of " +
                      bytes_text(usable);
   if (strategy.recompute == Recompute::none && !uses_host(strategy)) {
     return text + ", so nothing is computed twice.";
@@ -226,6 +256,13 @@ double computing_share(const StepEstimate& step) {
   return step.step_seconds > 0 ? computing / step.step_seconds : 0;
 }
 
+double usable_fullest_bytes(const PlanRequest& request, const Plan& plan) {
+  const auto& memory = plan.step.memory;
+  const double limit =
+      memory.ranks.empty() ? 0 : memory.limit(static_cast<size_t>(memory.fullest()));
+  return limit > 0 ? limit : usable_device_bytes(request.cluster);
+}
+
 double usable_device_bytes(const Cluster& cluster) {
   double least = usable_bytes(cluster.groups.front().node.device);
   for (const auto& group : cluster.groups) {
@@ -239,7 +276,7 @@ Reason explain_best(const PlanRequest& request, const Plan& best) {
   reason.diagnosis = state_sentence(request, best) + limits_sentence(best);
   reason.fix = to_string(best.strategy);
   reason.why = why_tensor(request, best) + why_pipeline(request, best) +
-               why_data(best) + why_memory(request, best);
+               why_sizes(request, best) + why_data(best) + why_memory(request, best);
   return reason;
 }
 
@@ -273,7 +310,7 @@ std::string explain_slower(const Plan& slower, const Plan& best) {
 std::string explain_unfit(const PlanRequest& request, const Plan& plan) {
   const auto& memory = plan.step.memory;
   std::string text = "needs " + bytes_text(memory.peak_bytes()) + " of the " +
-                     bytes_text(usable_device_bytes(request.cluster)) +
+                     bytes_text(usable_fullest_bytes(request, plan)) +
                      " that a device has for a job";
   if (memory.ranks.empty()) return text;
   const auto& fullest = memory.ranks[static_cast<size_t>(memory.fullest())];

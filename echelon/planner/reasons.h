@@ -25,6 +25,9 @@ std::string explain_unfit(const PlanRequest& request, const Plan& plan);
 /// The share of the step that computes what the model asks for.
 double computing_share(const StepEstimate& step);
 
+/// Bytes that a job may use of the plan's fullest device.
+double usable_fullest_bytes(const PlanRequest& request, const Plan& plan);
+
 /// Bytes that a device of the cluster may use: of the smallest kind.
 double usable_device_bytes(const Cluster& cluster);
 

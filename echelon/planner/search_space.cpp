@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "echelon/cost/step_estimate.h"
+#include "echelon/planner/device_sizes.h"
 #include "echelon/schedule/options.h"
 
 namespace echelon {
@@ -93,7 +94,8 @@ class Lister {
 
   void data_axes(int64_t data) {
     if (!job_.constraints.allow("data", data)) return;
-    if (job_.global_batch % (data * layout_.ep) != 0) return;
+    const bool sized = !job_.speeds.empty() && layout_.ep == 1;
+    if (!sized && job_.global_batch % (data * layout_.ep) != 0) return;
     over("fsdp", !rules_.zero_stages.empty(), data, [&](int64_t shard, int64_t rest) {
       if (!job_.constraints.allow("dp", rest)) return;
       layout_.dp_shard = shard;
@@ -128,7 +130,34 @@ class Lister {
     }
   }
 
-  void microbatches(Strategy strategy) {
+  void microbatches(const Strategy& strategy) {
+    if (job_.global_batch % strategy.data_ranks() == 0) {
+      equal_microbatches(strategy);
+    }
+    const auto speeds = data_rank_speeds(job_, strategy);
+    if (!speeds.empty()) sized_microbatches(strategy, speeds);
+  }
+
+  // In proportion to what the ranks' devices do.
+  void sized_microbatches(Strategy strategy, const std::vector<double>& speeds) {
+    const auto ranks = static_cast<int64_t>(speeds.size());
+    for (const int64_t count : divisors(job_.global_batch)) {
+      const int64_t round = job_.global_batch / count;
+      if (round < ranks) return;
+      const bool half = (count & (count - 1)) == 0;
+      if (round > kMostSmallMicrobatch * ranks && !half) continue;
+      strategy.rank_microbatch = share_out(round, speeds);
+      const auto [least, most] = std::minmax_element(
+          strategy.rank_microbatch.begin(), strategy.rank_microbatch.end());
+      if (*least == *most) continue;
+      if (!job_.constraints.allow("microbatch", *most)) continue;
+      if (!job_.constraints.allow("microbatches", count)) continue;
+      strategy.microbatch_size = *most;
+      if (any_variant(strategy)) groups_.push_back(strategy);
+    }
+  }
+
+  void equal_microbatches(Strategy strategy) {
     // Ranks of ep have samples of their own too.
     const int64_t rank_batch = job_.global_batch / strategy.data_ranks();
     bool first = true;
@@ -172,6 +201,10 @@ with_schedules(const SearchJob& job, const StackRules& rules, const Strategy& gr
       variant.schedule = schedule;
       variant.stages_per_rank = stages;
       variants.push_back(variant);
+      for (auto& layers : sized_stages(job, variant)) {
+        variant.stage_layers = std::move(layers);
+        variants.push_back(variant);
+      }
     }
   }
   return variants;

@@ -24,6 +24,9 @@ struct SearchJob {
   Precision precision = Precision::bf16;
   std::string stack = "echelon";
   Constraints constraints;
+  /// Of one device of each group of nodes (device_sizes.h). Empty: all alike; then
+  /// stages and batches have equal sizes.
+  std::vector<double> speeds;
   /// 1F1B and interleaved schedules of 2 and 4 stages a rank, microbatches of powers
   /// of 2, sequence parallelism wherever it can be, stages 1 and 3.
   bool coarse = false;
@@ -41,6 +44,8 @@ int64_t num_layers(const ModelShape& model);
 /// the batch leave none.
 ///
 /// Sizes of microbatches: the divisors of a rank's batch up to 32, and its halves.
+/// Where data-parallel ranks have devices of different speed, batches in proportion
+/// to them too.
 std::vector<Strategy> list_groups(const SearchJob& job);
 
 /// The variants of a group: schedule and stages of a rank, stage of ZeRO, when

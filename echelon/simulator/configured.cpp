@@ -1,10 +1,16 @@
 #include "echelon/simulator/configured.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "echelon/cost/convolution_shapes.h"
 #include "echelon/cost/model_catalogue.h"
+#include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
+#include "echelon/layout/partition.h"
+#include "echelon/models/language_model.h"
+#include "echelon/models/parameter_list.h"
 #include "echelon/train/pipeline_schedule.h"
 
 namespace echelon {
@@ -102,6 +108,32 @@ Precision precision_of(const Job& job) {
   return job.model.dtype == "float64" ? Precision::fp64 : Precision::fp32;
 }
 
+// Blocks of each stage where the configuration says where they begin; embeddings and
+// the last norm and head go with their neighbours.
+std::vector<int64_t> stage_layers_of(const Job& job, size_t stages) {
+  if (job.layout.pp == 1 || job.model.cut.empty()) return {};
+  const auto names = list_layers(job.model);
+  const bool language = is_language_model(job.model);
+  const bool gpt = job.model.name.rfind("gpt", 0) == 0;
+  const int64_t before = !language ? 0 : gpt ? 2 : 1;  // words, positions
+  const int64_t after = language ? 2 : 0;              // norm, head
+  const int64_t blocks = static_cast<int64_t>(names.size()) - before - after;
+  std::vector<int64_t> layers;
+  int64_t begin = 0;
+  for (const size_t boundary : cut_at(names, job.model.cut, stages)) {
+    const int64_t end =
+        std::clamp<int64_t>(static_cast<int64_t>(boundary) - before, 0, blocks);
+    if (boundary > 0) layers.push_back(end - begin);
+    begin = end;
+  }
+  return layers;
+}
+
+int64_t num_layers_of(const ModelShape& model) {
+  return model.transformer ? model.transformer->layers
+                           : static_cast<int64_t>(model.layers.size());
+}
+
 Recompute recompute_of(const Job& job) {
   if (job.memory.recompute == "all") return Recompute::all;
   if (job.memory.recompute == "selective") return Recompute::selective;
@@ -111,7 +143,17 @@ Recompute recompute_of(const Job& job) {
 }  // namespace
 
 Configured configured(const Job& job, const JobFacts& facts) {
-  return {.model = model_of(job, facts), .strategy = configured_strategy(job)};
+  Configured made{
+      .model = model_of(job, facts), .strategy = configured_strategy(job)};
+  auto layers =
+      stage_layers_of(job, static_cast<size_t>(num_stages(made.strategy)));
+  // A stage of embeddings alone is none of the formulas'.
+  if (std::count(layers.begin(), layers.end(), 0) > 0) return made;
+  if (std::accumulate(layers.begin(), layers.end(), int64_t{0}) ==
+      num_layers_of(made.model)) {
+    made.strategy.stage_layers = std::move(layers);
+  }
+  return made;
 }
 
 Strategy configured_strategy(const Job& job) {
@@ -132,6 +174,11 @@ Strategy configured_strategy(const Job& job) {
       job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
   strategy.microbatch_size = std::max<int64_t>(
       1, job.train.batch / (strategy.data_ranks() * passes));
+  for (const int64_t batch : job.train.rank_batch) {
+    strategy.rank_microbatch.push_back(std::max<int64_t>(1, batch / passes));
+    strategy.microbatch_size = *std::max_element(
+        strategy.rank_microbatch.begin(), strategy.rank_microbatch.end());
+  }
   strategy.schedule = job.pipeline.schedule;
   strategy.stages_per_rank = job.pipeline.stages_per_rank;
   strategy.sequence_parallel = job.tensor.sequence_parallel;

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "echelon/cost/distinct_pipelines.h"
 #include "echelon/cost/layer_work.h"
 #include "echelon/cost/measured_rates.h"
 #include "echelon/cost/operation_time.h"
@@ -58,13 +59,15 @@ class JobBuilder {
         options_(options),
         stack_(stack_on(
             find_stack(strategy.stack), cluster.groups.front().node.device)),
-        work_(stage_work(layer_work(model, strategy, stack_), strategy, stack_)),
         copied_(
             model.transformer
                 ? copied_embedding(*model.transformer, strategy, stack_)
                 : 0),
         axes_(traffic_axes(strategy, copied_ > 0)),
-        built_{.grid = RankGrid(strategy.layout, strategy.order)} {}
+        built_{.grid = RankGrid(strategy.layout, strategy.order)} {
+    if (strategy.rank_microbatch.empty()) add_size(strategy.microbatch_size);
+    for (const int64_t samples : strategy.rank_microbatch) add_size(samples);
+  }
 
   ModelJob build() {
     SimulatedJob& job = built_.job;
@@ -84,6 +87,28 @@ class JobBuilder {
   }
 
  private:
+  // What the ranks compute whose microbatches have one size.
+  struct Sized {
+    Strategy strategy;
+    std::vector<std::vector<LayerWork>> work;  // by stage
+  };
+
+  void add_size(int64_t samples) {
+    if (sizes_.count(samples) > 0) return;
+    Sized sized{.strategy = with_microbatch(strategy_, samples), .work = {}};
+    sized.work = stage_work(
+        layer_work(model_, sized.strategy, stack_), sized.strategy, stack_);
+    sizes_.emplace(samples, std::move(sized));
+  }
+
+  int64_t microbatch(int64_t rank) const {
+    return microbatch_of(
+        strategy_, grid().coordinate(rank, Axis::dp_replicate) *
+                           strategy_.layout.dp_shard +
+                       grid().coordinate(rank, Axis::dp_shard));
+  }
+  const Sized& sized(int64_t rank) const { return sizes_.at(microbatch(rank)); }
+
   const RankGrid& grid() const { return built_.grid; }
 
   // Which coordinates along pp send to each other.
@@ -126,6 +151,9 @@ class JobBuilder {
   uint64_t program_key(int64_t rank) const {
     const int64_t at = grid().coordinate(rank, Axis::pp);
     uint64_t key = mixed(static_cast<uint64_t>(at), group_index(rank));
+    if (sizes_.size() > 1) {
+      key = mixed(key, static_cast<uint64_t>(microbatch(rank)));
+    }
     const int64_t node = cluster_.node_index(rank);
     for (const int64_t other : neighbours_[static_cast<size_t>(at)]) {
       const int64_t neighbour = grid().moved(rank, Axis::pp, other);
@@ -163,9 +191,9 @@ class JobBuilder {
     built_.job.ranks.push_back(std::move(simulated));
   }
 
-  double bytes_between(int32_t stage, int32_t next) const {
+  double bytes_between(int64_t rank, int32_t stage, int32_t next) const {
     const auto giver = static_cast<size_t>(std::min(stage, next));
-    return work_[giver].back().output_bytes;
+    return sized(rank).work[giver].back().output_bytes;
   }
 
   Message message(size_t c, int64_t rank, int32_t stage, int32_t next) const {
@@ -177,7 +205,8 @@ class JobBuilder {
     const int64_t receiver = grid().moved(rank, Axis::pp, other);
     Message one;
     one.seconds = transfer_seconds(
-        strategy_, cluster_, stack_, bytes_between(stage, next), rank, receiver);
+        strategy_, cluster_, stack_, bytes_between(rank, stage, next), rank,
+        receiver);
     const bool near =
         cluster_.node_index(rank) == cluster_.node_index(receiver);
     const int32_t to = own.neighbours[static_cast<size_t>(other)];
@@ -198,10 +227,11 @@ class JobBuilder {
 
   Program make(int64_t rank) {
     const auto own = static_cast<int32_t>(grid().coordinate(rank, Axis::pp));
+    const Sized& mine = sized(rank);
     const StageTimes times = stage_times(
-        model_, strategy_, cluster_, grid().moved(rank, Axis::pp, 0));
+        model_, mine.strategy, cluster_, grid().moved(rank, Axis::pp, 0));
     StageProgramInput input{
-        .strategy = strategy_,
+        .strategy = mine.strategy,
         .cluster = cluster_,
         .stack = stack_,
         .axes = axes_,
@@ -209,7 +239,7 @@ class JobBuilder {
         .rank = rank};
     const auto stages = built_.job.schedule.stages_of(own);
     for (const int32_t stage : stages) {
-      input.stages.push_back(&work_[static_cast<size_t>(stage)]);
+      input.stages.push_back(&mine.work[static_cast<size_t>(stage)]);
     }
     if (own == 0 || own + 1 == strategy_.layout.pp) {
       input.tied_bytes = copied_ * stack_.gradient_bytes;
@@ -218,7 +248,7 @@ class JobBuilder {
     for (size_t local = 0; local < stages.size(); ++local) {
       if (stages[local] == 0) continue;
       program.stages[local].backward_bytes =
-          bytes_between(stages[local], stages[local] - 1);
+          bytes_between(rank, stages[local], stages[local] - 1);
     }
     return program;
   }
@@ -278,7 +308,7 @@ class JobBuilder {
   const Cluster& cluster_;
   const SimulationOptions& options_;
   const Stack stack_;
-  std::vector<std::vector<LayerWork>> work_;
+  std::map<int64_t, Sized> sizes_;  // by samples of a microbatch
   double copied_;  // elements of the embedding that both ends hold
   std::vector<AxisMask> axes_;
   std::vector<std::vector<int64_t>> neighbours_;

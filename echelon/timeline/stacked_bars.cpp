@@ -8,6 +8,7 @@ namespace echelon {
 namespace {
 
 constexpr int kRowHeight = 34;
+constexpr int kLimitTop = 16;  // below the name of the limit
 constexpr int kBelowBar = 10;  // that the last row does not need
 constexpr double kLeastDrawn = 0.0005;  // of the width
 constexpr double kLeastInLegend = 0.002;
@@ -49,15 +50,28 @@ std::vector<StackedPart> legend_of(const StackedBars& bars, double whole) {
   return kinds;
 }
 
-void draw_limit(Markup& page, const StackedBars& bars, double whole, int height) {
-  const std::string x = coordinate(100 * bars.limit / whole) + "%";
-  page.empty(
-      "line",
-      {{"class", "level limit"}, {"x1", x}, {"x2", x}, {"y1", "16"},
-       {"y2", std::to_string(height)}});
+// A line through all rows; a row's own limit is where it is.
+void draw_limits(
+    Markup& page, const StackedBars& bars, double whole, int top, int height) {
+  const auto place = [&](double limit) {
+    return coordinate(100 * std::min(1.0, limit / whole)) + "%";
+  };
+  int begin = kLimitTop;
+  int end = top + kRowHeight / 2;
+  for (const auto& row : bars.rows) {
+    const std::string x = place(row.limit > 0 ? row.limit : bars.limit);
+    page.empty(
+        "line",
+        {{"class", "level limit"}, {"x1", x}, {"x2", x},
+         {"y1", std::to_string(begin)},
+         {"y2", std::to_string(std::min(end, height))}});
+    begin = end;
+    end += kRowHeight;
+  }
   page.leaf(
       "text",
-      {{"class", "level-name"}, {"x", x}, {"y", "11"}, {"text-anchor", "end"}},
+      {{"class", "level-name"}, {"x", place(bars.limit)}, {"y", "11"},
+       {"text-anchor", "end"}},
       bars.limit_name);
 }
 
@@ -96,7 +110,7 @@ void draw_stacked_bars(Markup& page, const StackedBars& bars) {
     draw_row(page, row, whole, y);
     y += kRowHeight;
   }
-  if (bars.limit > 0) draw_limit(page, bars, whole, height);
+  if (bars.limit > 0) draw_limits(page, bars, whole, top, height);
   page.close().close();
 }
 

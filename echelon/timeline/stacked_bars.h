@@ -20,6 +20,7 @@ struct StackedRow {
   std::string name;
   std::string total;  // beside the name
   std::vector<StackedPart> parts;
+  double limit = 0;  // of this one; 0: that of all
 
   double sum() const;
 };

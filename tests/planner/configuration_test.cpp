@@ -90,6 +90,7 @@ void expect_same(const Strategy& planned, const Strategy& read) {
   EXPECT_EQ(read.global_batch, planned.global_batch);
   EXPECT_EQ(read.microbatch_size, planned.microbatch_size);
   EXPECT_EQ(read.num_microbatches(), planned.num_microbatches());
+  EXPECT_EQ(read.rank_microbatch, planned.rank_microbatch);
   EXPECT_EQ(read.sequence_parallel, planned.sequence_parallel);
   EXPECT_EQ(read.precision, planned.precision);
   EXPECT_EQ(read.master, planned.master);
@@ -102,6 +103,7 @@ void expect_same(const Strategy& planned, const Strategy& read) {
   if (planned.layout.pp == 1) return;
   EXPECT_EQ(read.schedule, planned.schedule);
   EXPECT_EQ(read.stages_per_rank, planned.stages_per_rank);
+  EXPECT_EQ(read.stage_layers, planned.stage_layers);
 }
 
 void expect_accepted(const Case& one) {
@@ -186,6 +188,17 @@ TEST(PlanConfiguration, TrainAcceptsEverySetting) {
   with({{"tp", "2"}, {"sequence_parallel", "false"}});
   with({{"fsdp", "4"}, {"tp", "2"}, {"pp", "2"}});
   with({{"microbatch", "1"}, {"pp", "1"}, {"fsdp", "16"}});
+}
+
+// Stages and batches of several sizes.
+TEST(PlanConfiguration, TrainAcceptsWhatIsPlannedForMixedClusters) {
+  const char* mixed = "a100-80gb:1x8+h100-sxm:1x8";
+  expect_accepted({"llama2-7b", mixed, 96, {{"pp", "2"}, {"tp", "8"}}});
+  expect_accepted({"gpt2-xl", mixed, 96, {{"pp", "4"}, {"schedule", "interleaved"}}});
+  expect_accepted({"llama2-7b", mixed, 96, {{"pp", "1"}, {"tp", "4"}}});
+  expect_accepted({"llama3-8b", "v100:2x8+a100-40gb:1x8", 240, {}, Precision::fp16});
+  expect_accepted({"resnet50", "v100:1x4+a100-40gb:1x4", 256, {{"pp", "2"}},
+                   Precision::fp16});
 }
 
 TEST(PlanConfiguration, TrainAcceptsLongerSequencesThanAModelUsuallyHas) {

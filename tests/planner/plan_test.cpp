@@ -88,6 +88,17 @@ TEST(Plan, ConstraintsThatContradictEachOtherAreNamed) {
   EXPECT_TRUE(has(refusal(request), "1f1b")) << refusal(request);
 }
 
+TEST(Plan, APrecisionThatADeviceHasNotIsRefused) {
+  auto request = request_of("gpt2", "v100:8", 16);
+  const std::string text = refusal(request);
+  EXPECT_TRUE(has(text, "--precision bf16: v100 does not compute in it")) << text;
+  EXPECT_TRUE(has(text, "fp16")) << text;
+  EXPECT_EQ(usual_precision(request.cluster), Precision::fp16);
+  EXPECT_EQ(usual_precision(find_cluster("h100-sxm:8")), Precision::bf16);
+  EXPECT_EQ(
+      usual_precision(find_cluster("h100-sxm:1x8+v100:1x8")), Precision::fp16);
+}
+
 TEST(Plan, TheFewestDevicesAreEnough) {
   auto request = request_of("llama2-7b", "a100-80gb:16", 32);
   request.objective = Objective::devices;

@@ -7,6 +7,7 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
+#include "echelon/planner/time_bounds.h"
 
 namespace echelon {
 namespace {

@@ -1,0 +1,39 @@
+// The pipelines of a job that are not alike: on a cluster of several kinds of
+// devices, what is by what each computes on.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "echelon/cluster/cluster.h"
+#include "echelon/cost/strategy.h"
+
+namespace echelon {
+
+/// Ranks between neighbours along `axis`.
+int64_t stride_along(const Strategy& strategy, Axis axis);
+
+/// The ranks that differ along pp alone. Without a pipeline: one rank.
+struct PipelinePlace {
+  int64_t first_rank = 0;
+  int64_t data_index = 0;  // which data-parallel rank it belongs to
+  std::vector<int64_t> groups;  // of the cluster, by pipeline rank
+};
+
+/// The first of each kind: those that differ in the groups of nodes below them, or
+/// in the size of their microbatches. One alone where all nodes are equal.
+std::vector<PipelinePlace> distinct_pipelines(
+    const Strategy& strategy, const Cluster& cluster);
+
+/// All of them, in order of their first rank.
+std::vector<PipelinePlace> all_pipelines(
+    const Strategy& strategy, const Cluster& cluster);
+
+/// Samples of a microbatch on a data-parallel rank.
+int64_t microbatch_of(const Strategy& strategy, int64_t data_index);
+
+/// The strategy as data-parallel ranks with microbatches of this size see it: as if
+/// all of them had it.
+Strategy with_microbatch(const Strategy& strategy, int64_t samples);
+
+}  // namespace echelon

@@ -1,0 +1,166 @@
+#include "echelon/planner/device_sizes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <queue>
+
+#include "echelon/cost/distinct_pipelines.h"
+#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/step_estimate.h"
+
+namespace echelon {
+namespace {
+
+constexpr double kAlike = 0.005;  // speeds that differ by less are one
+
+bool all_alike(const std::vector<double>& numbers) {
+  const auto [least, most] = std::minmax_element(numbers.begin(), numbers.end());
+  return *least >= (1 - kAlike) * *most;
+}
+
+// Seconds of a sample through all layers of a device that is alone.
+double seconds_alone(
+    const ModelShape& model, const NodeGroup& group, const Strategy& alone) {
+  const Cluster one{.name = {}, .groups = {group}};
+  double seconds = 0;
+  for (const auto& stage : stage_times(model, alone, one).stages) {
+    seconds += stage.forward + stage.backward;
+  }
+  return seconds;
+}
+
+// By stage, the least of its pipeline rank's devices in all pipelines.
+std::vector<double> least_of_stages(
+    const Strategy& strategy, const Cluster& cluster,
+    const std::vector<double>& of_group) {
+  std::vector<double> of_rank(
+      static_cast<size_t>(strategy.layout.pp),
+      std::numeric_limits<double>::infinity());
+  for (const auto& pipeline : distinct_pipelines(strategy, cluster)) {
+    for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+      of_rank[rank] = std::min(
+          of_rank[rank], of_group[static_cast<size_t>(pipeline.groups[rank])]);
+    }
+  }
+  std::vector<double> of_stage;
+  for (const int32_t rank : rank_of_stages(strategy)) {
+    of_stage.push_back(of_rank[static_cast<size_t>(rank)]);
+  }
+  return of_stage;
+}
+
+// What the head computes beside the blocks, in blocks.
+std::vector<double> beside_blocks(const ModelShape& model, size_t stages) {
+  std::vector<double> taken(stages, 0);
+  const TransformerShape& shape = *model.transformer;
+  const double head = static_cast<double>(shape.vocab * shape.hidden);
+  taken.back() = head / block_parameters(shape, false).total();
+  return taken;
+}
+
+std::vector<int64_t> cut_by(
+    const ModelShape& model, const std::vector<double>& weights, bool time) {
+  if (!model.transformer) {
+    return layers_by_weight(flops_of_layers(model), weights);
+  }
+  return share_out(
+      model.transformer->layers, weights,
+      time ? beside_blocks(model, weights.size()) : std::vector<double>{});
+}
+
+int64_t sum_of(const std::vector<int64_t>& shares) {
+  return std::accumulate(shares.begin(), shares.end(), int64_t{0});
+}
+
+// What each gets at least, rounded down; nothing where ones alone are too many.
+void begin_with_whole_parts(
+    int64_t units, const std::vector<double>& weights,
+    std::vector<int64_t>& shares) {
+  const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<int64_t> parts;
+  for (const double weight : weights) {
+    const double part = std::floor(static_cast<double>(units) * weight / all);
+    parts.push_back(std::max<int64_t>(1, static_cast<int64_t>(part)));
+  }
+  if (sum_of(parts) <= units) shares = parts;
+}
+
+}  // namespace
+
+std::vector<double> device_speeds(
+    const ModelShape& model, const Cluster& cluster, int64_t seq_len,
+    Precision precision, const std::string& stack) {
+  if (!cluster.mixed()) return {};
+  Strategy alone;
+  alone.global_batch = 1;
+  alone.seq_len = seq_len;
+  alone.precision = precision;
+  alone.stack = stack;
+  std::vector<double> speeds;
+  for (const auto& group : cluster.groups) {
+    speeds.push_back(1 / seconds_alone(model, group, alone));
+  }
+  if (all_alike(speeds)) return {};
+  const double most = *std::max_element(speeds.begin(), speeds.end());
+  for (double& speed : speeds) speed /= most;
+  return speeds;
+}
+
+std::vector<std::vector<int64_t>>
+sized_stages(const SearchJob& job, const Strategy& strategy) {
+  if (job.speeds.empty() || strategy.layout.pp == 1) return {};
+  std::vector<double> bytes;
+  for (const auto& group : job.cluster.groups) {
+    bytes.push_back(usable_bytes(group.node.device));
+  }
+  std::vector<std::vector<int64_t>> cuts;
+  for (const bool time : {true, false}) {
+    const auto weights =
+        least_of_stages(strategy, job.cluster, time ? job.speeds : bytes);
+    if (all_alike(weights)) continue;
+    const auto cut = cut_by(job.model, weights, time);
+    if (!cut.empty() && (cuts.empty() || cuts[0] != cut)) cuts.push_back(cut);
+  }
+  return cuts;
+}
+
+std::vector<double>
+data_rank_speeds(const SearchJob& job, const Strategy& strategy) {
+  if (job.speeds.empty() || strategy.layout.ep > 1) return {};
+  std::vector<double> speeds(
+      static_cast<size_t>(strategy.layout.data_degree()), 1.0);
+  for (const auto& pipeline : all_pipelines(strategy, job.cluster)) {
+    double& speed = speeds[static_cast<size_t>(pipeline.data_index)];
+    for (const int64_t group : pipeline.groups) {
+      speed = std::min(speed, job.speeds[static_cast<size_t>(group)]);
+    }
+  }
+  return all_alike(speeds) ? std::vector<double>{} : speeds;
+}
+
+std::vector<int64_t> share_out(
+    int64_t units, const std::vector<double>& weights,
+    const std::vector<double>& taken) {
+  if (units < static_cast<int64_t>(weights.size())) return {};
+  std::vector<int64_t> shares(weights.size(), 1);
+  if (taken.empty()) begin_with_whole_parts(units, weights, shares);
+  // What it would be with one more; the least is next, equal ones in order.
+  using Next = std::pair<double, size_t>;
+  std::priority_queue<Next, std::vector<Next>, std::greater<>> next;
+  const auto push = [&](size_t i) {
+    const double there = taken.empty() ? 0 : taken[i];
+    next.emplace((static_cast<double>(shares[i] + 1) + there) / weights[i], i);
+  };
+  for (size_t i = 0; i < weights.size(); ++i) push(i);
+  for (auto left = units - sum_of(shares); left > 0; --left) {
+    const size_t i = next.top().second;
+    next.pop();
+    ++shares[i];
+    push(i);
+  }
+  return shares;
+}
+
+}  // namespace echelon

@@ -1,0 +1,174 @@
+// Stages and batches sized to the devices of a mixed cluster.
+#include "echelon/planner/device_sizes.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/planner/plan.h"
+#include "echelon/simulator/simulate.h"
+
+namespace echelon {
+namespace {
+
+double worst(const std::vector<int64_t>& shares, const std::vector<double>& weights) {
+  double most = 0;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    most = std::max(most, static_cast<double>(shares[i]) / weights[i]);
+  }
+  return most;
+}
+
+// The best of all ways to share out.
+double least_worst(
+    int64_t units, const std::vector<double>& weights, std::vector<int64_t> shares) {
+  if (shares.size() + 1 == weights.size()) {
+    shares.push_back(units);
+    return worst(shares, weights);
+  }
+  double best = 1e300;
+  const auto after = static_cast<int64_t>(weights.size() - shares.size() - 1);
+  for (int64_t share = 1; share <= units - after; ++share) {
+    auto more = shares;
+    more.push_back(share);
+    best = std::min(best, least_worst(units - share, weights, more));
+  }
+  return best;
+}
+
+TEST(ShareOut, IsTheBestOfAllWays) {
+  for (const auto& weights : std::vector<std::vector<double>>{
+           {1, 1, 1}, {1, 0.3, 0.3}, {0.05, 1, 0.7}, {1, 0.31}, {0.2, 0.2, 1, 1}}) {
+    for (int64_t units = static_cast<int64_t>(weights.size()); units < 25; ++units) {
+      const auto shares = share_out(units, weights);
+      EXPECT_EQ(std::accumulate(shares.begin(), shares.end(), int64_t{0}), units);
+      EXPECT_NEAR(worst(shares, weights), least_worst(units, weights, {}), 1e-12);
+    }
+  }
+  EXPECT_TRUE(share_out(2, {1, 1, 1}).empty());
+}
+
+PlanRequest request_of(const std::string& cluster, int64_t batch) {
+  PlanRequest request;
+  request.model = find_model("llama2-13b");
+  request.cluster = find_cluster(cluster);
+  request.global_batch = batch;
+  request.compare = false;
+  return request;
+}
+
+TEST(DeviceSizes, StagesAreInProportionToTheirDevices) {
+  auto request = request_of("a100-80gb:1x8+h100-sxm:1x8", 64);
+  request.fixed = {{"pp", "2"}, {"tp", "8"}, {"schedule", "1f1b"}};
+  const auto result = plan(request);
+  ASSERT_FALSE(result.plans.empty());
+  const Strategy& best = result.plans[0].strategy;
+  ASSERT_EQ(best.stage_layers.size(), 2u);
+  EXPECT_LT(best.stage_layers[0], best.stage_layers[1]);
+  EXPECT_EQ(best.stage_layers[0] + best.stage_layers[1], 40);
+  // Equal stages take longer.
+  Strategy equal = best;
+  equal.stage_layers.clear();
+  EXPECT_GT(
+      estimate_step(request.model, equal, request.cluster).step_seconds,
+      1.1 * estimate_step(request.model, best, request.cluster).step_seconds);
+  EXPECT_NE(result.reason.why.find("The devices differ"), std::string::npos);
+  EXPECT_NE(result.reason.why.find("Stages are sized"), std::string::npos)
+      << result.reason.why;
+}
+
+TEST(DeviceSizes, BatchesAreInProportionToTheirDevices) {
+  auto request = request_of("a100-80gb:1x8+h100-sxm:1x8", 96);
+  request.fixed = {{"pp", "1"}, {"tp", "8"}};
+  const auto result = plan(request);
+  ASSERT_FALSE(result.plans.empty());
+  const Strategy& best = result.plans[0].strategy;
+  ASSERT_EQ(best.rank_microbatch.size(), 2u);
+  EXPECT_LT(best.rank_microbatch[0], best.rank_microbatch[1]);
+  EXPECT_EQ(best.round_samples() * best.num_microbatches(), 96);
+  Strategy equal = best;
+  equal.rank_microbatch.clear();
+  equal.microbatch_size = 1;
+  EXPECT_GT(
+      estimate_step(request.model, equal, request.cluster).step_seconds,
+      1.1 * estimate_step(request.model, best, request.cluster).step_seconds);
+  EXPECT_NE(result.reason.why.find("Batches of"), std::string::npos)
+      << result.reason.why;
+}
+
+// Ranks of two kinds need a batch of no multiple of their number.
+TEST(DeviceSizes, ABatchThatEqualPartsDoNotDivideIsSharedOut) {
+  auto request = request_of("a100-80gb:1x8+h100-sxm:1x8", 7);
+  request.fixed = {{"pp", "1"}, {"tp", "8"}};
+  const auto result = plan(request);
+  ASSERT_FALSE(result.plans.empty());
+  EXPECT_EQ(result.plans[0].strategy.round_samples(), 7);
+}
+
+// A plan on devices of one kind is as it was.
+TEST(DeviceSizes, EqualDevicesTakeEqualParts) {
+  for (const char* cluster : {"a100-80gb:16", "a100-80gb:1x8+a100-80gb:1x4"}) {
+    const auto request = request_of(cluster, 48);
+    EXPECT_TRUE(device_speeds(
+                    request.model, request.cluster, 0, Precision::bf16, "echelon")
+                    .empty())
+        << cluster;
+    for (const auto& found : plan(request).plans) {
+      EXPECT_TRUE(found.strategy.stage_layers.empty());
+      EXPECT_TRUE(found.strategy.rank_microbatch.empty());
+    }
+  }
+}
+
+// The slowest pipeline sets the pace, wherever it lies.
+TEST(DeviceSizes, TheEstimateIsThatOfTheSlowestPipeline) {
+  const ModelShape model = find_model("gpt3-1.3b");
+  Strategy strategy;
+  strategy.layout = {.dp_replicate = 2, .tp = 8};
+  strategy.global_batch = 16;
+  const auto seconds = [&](const char* cluster) {
+    return estimate_step(model, strategy, find_cluster(cluster)).step_seconds;
+  };
+  const double slow_first = seconds("v100:1x8+h100-sxm:1x8");
+  const double slow_last = seconds("h100-sxm:1x8+v100:1x8");
+  EXPECT_GT(slow_last, 1.5 * seconds("h100-sxm:2x8"));
+  EXPECT_NEAR(slow_first, slow_last, 0.2 * slow_first);
+}
+
+// A device's memory counts where the stage lies that it holds.
+TEST(DeviceSizes, EachStageMustFitItsOwnDevice) {
+  const ModelShape model = find_model("gpt3-6.7b");
+  Strategy strategy;
+  strategy.layout = {.dp_replicate = 1, .pp = 2};
+  strategy.global_batch = 8;
+  strategy.recompute = Recompute::all;
+  strategy.stage_layers = {4, 28};
+  const auto fits = [&](const char* cluster) {
+    return estimate_step(model, strategy, find_cluster(cluster)).fits;
+  };
+  EXPECT_TRUE(fits("a100-40gb:1x1+h200:1x1"));
+  EXPECT_FALSE(fits("h200:1x1+a100-40gb:1x1"));
+}
+
+TEST(DeviceSizes, TheSimulatorGivesEachRankItsOwnBatch) {
+  const ModelShape model = find_model("gpt3-1.3b");
+  const Cluster cluster = find_cluster("a100-40gb:1x8+h100-sxm:1x8");
+  Strategy strategy;
+  strategy.layout = {.dp_replicate = 2, .tp = 8};
+  strategy.global_batch = 24;
+  strategy.microbatch_size = 4;
+  strategy.rank_microbatch = {2, 4};
+  ASSERT_EQ(strategy.num_microbatches(), 4);
+  const auto run = simulate(model, strategy, cluster, {.timeline_ranks = 16});
+  const double estimate = estimate_step(model, strategy, cluster).step_seconds;
+  EXPECT_NEAR(run.step.step_seconds, estimate, 0.05 * estimate);
+  strategy.rank_microbatch = {4, 2};
+  const auto other = simulate(model, strategy, cluster, {.timeline_ranks = 0});
+  EXPECT_GT(other.step.step_seconds, 1.2 * run.step.step_seconds);
+}
+
+}  // namespace
+}  // namespace echelon
