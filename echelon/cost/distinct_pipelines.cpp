@@ -18,31 +18,51 @@ class GroupOfRank {
   int64_t of(int64_t rank) const {
     return std::upper_bound(ends_.begin(), ends_.end(), rank) - ends_.begin();
   }
+  /// Ranks from this one on that are in the same group.
+  int64_t left(int64_t rank) const {
+    return ends_[static_cast<size_t>(of(rank))] - rank;
+  }
 
  private:
   std::vector<int64_t> ends_;
 };
 
-// Calls visit with each pipeline; a pipeline's groups are filled in.
+enum class Visits { all, first_of_alike };
+
+// Calls visit with each pipeline in order of its first rank, its groups filled in; or
+// with the first of those that follow each other and are alike.
 template <class Visit>
 void for_each_pipeline(
-    const Strategy& strategy, const Cluster& cluster, const Visit& visit) {
+    const Strategy& strategy, const Cluster& cluster, Visits visits,
+    const Visit& visit) {
   const Layout& layout = strategy.layout;
+  const int64_t ranks = layout.num_ranks();
   const int64_t stride = stride_along(strategy, Axis::pp);
   const int64_t replicate = stride_along(strategy, Axis::dp_replicate);
   const int64_t shard = stride_along(strategy, Axis::dp_shard);
   const GroupOfRank group(cluster);
   PipelinePlace place;
   place.groups.resize(static_cast<size_t>(layout.pp));
-  for (int64_t rank = 0; rank < layout.num_ranks(); ++rank) {
-    if (rank / stride % layout.pp != 0) continue;
-    place.first_rank = rank;
-    place.data_index = rank / replicate % layout.dp_replicate * layout.dp_shard +
-                       rank / shard % layout.dp_shard;
-    for (int64_t at = 0; at < layout.pp; ++at) {
-      place.groups[static_cast<size_t>(at)] = group.of(rank + at * stride);
+  for (int64_t begin = 0; begin < ranks; begin += stride * layout.pp) {
+    const int64_t end = begin + stride;
+    for (int64_t rank = begin; rank < end;) {
+      place.first_rank = rank;
+      place.data_index =
+          rank / replicate % layout.dp_replicate * layout.dp_shard +
+          rank / shard % layout.dp_shard;
+      int64_t alike = end - rank;
+      if (!strategy.rank_microbatch.empty()) {
+        alike = std::min(
+            {alike, replicate - rank % replicate, shard - rank % shard});
+      }
+      for (int64_t at = 0; at < layout.pp; ++at) {
+        const int64_t member = rank + at * stride;
+        place.groups[static_cast<size_t>(at)] = group.of(member);
+        alike = std::min(alike, group.left(member));
+      }
+      visit(place);
+      rank += visits == Visits::all ? 1 : alike;
     }
-    visit(place);
   }
 }
 
@@ -63,7 +83,7 @@ std::vector<PipelinePlace> distinct_pipelines(
                  static_cast<size_t>(strategy.layout.pp), 0)}};
   }
   std::vector<PipelinePlace> distinct;
-  for_each_pipeline(strategy, cluster, [&](const PipelinePlace& place) {
+  for_each_pipeline(strategy, cluster, Visits::first_of_alike, [&](const PipelinePlace& place) {
     const int64_t size = microbatch_of(strategy, place.data_index);
     const bool known = std::any_of(
         distinct.begin(), distinct.end(), [&](const PipelinePlace& one) {
@@ -79,7 +99,8 @@ std::vector<PipelinePlace> all_pipelines(
     const Strategy& strategy, const Cluster& cluster) {
   std::vector<PipelinePlace> all;
   for_each_pipeline(
-      strategy, cluster, [&](const PipelinePlace& place) { all.push_back(place); });
+      strategy, cluster, Visits::all,
+      [&](const PipelinePlace& place) { all.push_back(place); });
   return all;
 }
 
