@@ -35,13 +35,13 @@ std::string drawn_text(
   const std::string rest = others == 1 ? "the other" + std::string(noun)
                                        : "the other " + count(others) + noun + "s";
   const char* each = others == 1 ? " does" : " do";
-  if (request.cluster.mixed()) {
-    return text + "; " + rest + each + " the same work, on devices of other kinds "
-           "in other times.";
-  }
   // One simulated rank for each that is drawn: they do not differ.
   if (run.simulated_ranks <= layout.pp) {
     return text + "; " + rest + each + " the same at the same time.";
+  }
+  if (request.cluster.mixed()) {
+    return text + "; " + rest + each + " the same work, on devices of other kinds "
+           "in other times.";
   }
   return text + "; " + rest + each +
          " the same, at other times only where their links are others.";
