@@ -61,8 +61,9 @@ std::optional<int64_t> typical_pipeline_step(const Timeline& timeline);
 /// those of a replica together, in the order of their stages.
 ///
 /// An action is a span of kind forward or backward on the track "compute",
-/// named as above; waits recorded inside of it (kind communication) are cut
-/// out. Spans that end before they begin are left out. Spans of kind
+/// named as above; waits for other stages recorded inside of it (kind
+/// communication, "wait 0F3") are cut out, those for other axes are part of it.
+/// Spans that end before they begin are left out. Spans of kind
 /// communication on the track "comm" become transfers, cut at the step's ends;
 /// of a message that both of its ends recorded, the receiver's.
 PipelineRows pipeline_rows(const Timeline& timeline, int64_t step);

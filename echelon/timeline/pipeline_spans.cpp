@@ -207,6 +207,8 @@ PipelineRows pipeline_rows(const Timeline& timeline, int64_t step) {
   for (const auto& span : timeline.spans) {
     if (span.step != step || span.track != "compute") continue;
     if (span.kind == SpanKind::communication) {
+      // Ranks that compute a layer together wait within a pass: that is its time.
+      if (!moved_by(span.name)) continue;
       waits[span.rank].push_back({span.begin_ns, span.end_ns});
     } else if (is_action(span)) {
       actions.push_back(&span);

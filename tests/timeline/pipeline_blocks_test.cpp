@@ -120,6 +120,18 @@ TEST(PipelineBlocks, WaitsInsideOfAnActionAreCutOut) {
   EXPECT_NEAR(bubble_fraction(blocks, 2), 1 - 17.0 / (2 * 18), 1e-9);
 }
 
+TEST(PipelineBlocks, WaitsForRanksOfTheSameStageArePartOfAnAction) {
+  Timeline timeline;
+  timeline.spans = {
+      action(0, "0F0", 0, 10),
+      of_kind(
+          action(0, "", 2, 4), SpanKind::communication, "compute",
+          "wait for all_reduce block sum"),
+      action(1, "1F0", 10, 20)};
+  EXPECT_THAT(
+      texts(measured_blocks(timeline, 1)), ElementsAre("0F0@0-10", "1F0@10-20"));
+}
+
 TEST(PipelineBlocks, TransfersAreNoWork) {
   Timeline timeline;
   timeline.spans = {
