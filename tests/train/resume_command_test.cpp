@@ -148,12 +148,13 @@ TEST_F(ResumeCommand, AKilledRunGoesOnFromItsLastCheckpoint) {
 }
 
 TEST_F(ResumeCommand, OneThatWasKilledBeforeItsFirstCheckpointBeginsAgain) {
-  constexpr int64_t kSteps = 500;
+  constexpr int64_t kSteps = 1500;
   Command job(train(kSteps));
   const auto begun = [&] {
     return fs::exists(fs::path(run()) / "metrics.jsonl") && steps().size() >= 2;
   };
   ASSERT_TRUE(Command::until(begun));
+  for (const pid_t pid : job.living()) kill(pid, SIGSTOP);
   Command other(train(kSteps));
   EXPECT_EQ(other.wait(), 3) << "somebody is at work";
   for (const pid_t pid : job.living()) kill(pid, SIGKILL);
