@@ -217,14 +217,18 @@ double PassSeconds::total() const {
   return sum;
 }
 
-PassSeconds& PassSeconds::operator+=(const PassSeconds& other) {
-  matrix += other.matrix;
-  memory += other.memory;
-  host += other.host;
+void PassSeconds::add(double factor, const PassSeconds& other) {
+  matrix += factor * other.matrix;
+  memory += factor * other.memory;
+  host += factor * other.host;
   for (size_t axis = 0; axis < exposed.size(); ++axis) {
-    exposed[axis] += other.exposed[axis];
-    communication[axis] += other.communication[axis];
+    exposed[axis] += factor * other.exposed[axis];
+    communication[axis] += factor * other.communication[axis];
   }
+}
+
+PassSeconds& PassSeconds::operator+=(const PassSeconds& other) {
+  add(1, other);
   return *this;
 }
 

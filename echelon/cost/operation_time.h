@@ -33,6 +33,7 @@ struct PassSeconds {
   double computation() const { return matrix + memory + host; }
   double total() const;
   PassSeconds& operator+=(const PassSeconds& other);
+  void add(double factor, const PassSeconds& other);
 };
 PassSeconds operator*(double factor, PassSeconds pass);
 

@@ -13,9 +13,10 @@ bool alike(const GroupPlace& one, const GroupPlace& other) {
 
 }  // namespace
 
-PassSeconds PassTimes::of(
+const PassSeconds& PassTimes::of(
     const LayerWork& layer, int64_t rank, Operations LayerWork::*pass) {
-  if ((layer.*pass).empty()) return {};
+  static const PassSeconds kNothing;
+  if ((layer.*pass).empty()) return kNothing;
   const size_t here = place(rank);
   for (const Entry& entry : entries_) {
     if (entry.kind == layer.kind && entry.pass == pass && entry.place == here) {
@@ -25,20 +26,21 @@ PassSeconds PassTimes::of(
   const PassSeconds seconds = pass_seconds(
       layer.*pass, context_.strategy, context_.cluster, context_.stack, rank);
   entries_.push_back({layer.kind, pass, here, seconds});
-  return seconds;
+  return entries_.back().seconds;
 }
 
 PassSeconds PassTimes::of(
     const Layers& layers, int64_t rank, Operations LayerWork::*pass) {
   PassSeconds sum;
   for (const LayerWork* layer : layers) {
-    sum += static_cast<double>(layer->repeat) * of(*layer, rank, pass);
+    sum.add(static_cast<double>(layer->repeat), of(*layer, rank, pass));
   }
   return sum;
 }
 
 size_t PassTimes::place(int64_t rank) {
-  if (rank == last_rank_) return last_place_;
+  const bool alike_all = !context_.cluster.mixed() && !places_.empty();
+  if (rank == last_rank_ || alike_all) return last_place_;
   Place here{.node = &context_.cluster.node_of(rank), .groups = {}};
   size_t number = 0;
   for (const Axis axis : {Axis::tp, Axis::cp, Axis::ep}) {

@@ -32,7 +32,8 @@ class PassTimes {
  public:
   explicit PassTimes(const StageContext& context) : context_(context) {}
 
-  PassSeconds of(
+  /// Until it is asked again.
+  const PassSeconds& of(
       const LayerWork& layer, int64_t rank, Operations LayerWork::*pass);
   PassSeconds of(
       const Layers& layers, int64_t rank, Operations LayerWork::*pass);
