@@ -1,14 +1,12 @@
 // `echelon checkpoint` on small checkpoints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "echelon/checkpoint/reader.h"
+#include "tests/cli/typed.h"
 #include "tests/checkpoint/small_save.h"
-#include "tests/support/temp_folder.h"
 
 namespace echelon {
 namespace {
@@ -21,12 +19,6 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
-
-struct Outcome {
-  int exit_code = -1;
-  std::string out;
-  std::string err;
-};
 
 class CheckpointCommand : public testing::Test {
  protected:
@@ -52,13 +44,7 @@ class CheckpointCommand : public testing::Test {
     commit_checkpoint(folder_, manifest, 2);
   }
   Outcome run(const std::string& arguments) {
-    const std::string line = "cd '" + temp_.path() + "' && '" ECHELON_BIN_DIR
-                             "/echelon' checkpoint " + arguments +
-                             " >out 2>err </dev/null";
-    const int status = std::system(line.c_str());
-    return {
-        WIFEXITED(status) ? WEXITSTATUS(status) : 128,
-        read_file(temp_.path("out")), read_file(temp_.path("err"))};
+    return typed(temp_, "checkpoint " + arguments);
   }
   void damage(int64_t step, const std::string& file, size_t from_end) {
     const auto path = (checkpoint_path(folder_, step) / file).string();

@@ -1,17 +1,15 @@
 // `echelon schedule`, as it is typed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "echelon/schedule/check.h"
 #include "echelon/schedule/csv.h"
 #include "echelon/schedule/options.h"
-#include "tests/support/temp_folder.h"
+#include "tests/cli/typed.h"
 
 namespace echelon {
 namespace {
@@ -22,24 +20,10 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-struct Outcome {
-  int exit_code = -1;
-  std::string out;
-  std::string err;
-};
-
 class ScheduleCommand : public testing::Test {
  protected:
-  // In the test's folder; `before` may set limits.
   Outcome run(const std::string& arguments, const std::string& before = "") {
-    const std::string line = "cd '" + folder_.path() + "' && { " + before +
-                             ECHELON_BIN_DIR "/echelon schedule " + arguments +
-                             "\n} >out 2>err </dev/null";
-    const int status = std::system(line.c_str());
-    return {
-        WIFEXITED(status) ? WEXITSTATUS(status) : 128,
-        read_file(folder_.path("out")),
-        read_file(folder_.path("err"))};
+    return typed(folder_, "schedule " + arguments, before);
   }
 
   TempFolder folder_;

@@ -1,16 +1,14 @@
 // `echelon simulate`, as it is typed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "tests/support/temp_folder.h"
+#include "tests/cli/typed.h"
 
 namespace echelon {
 namespace {
@@ -20,12 +18,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
-
-struct Outcome {
-  int exit_code = -1;
-  std::string out;
-  std::string err;
-};
 
 const char* const kSmall =
     "--model gpt2 --cluster h100-sxm:1x8 --layout dp=2,tp=2,pp=2 --batch 16 ";
@@ -45,16 +37,8 @@ size_t width_of(const std::string& line) {
 
 class SimulateCommand : public testing::Test {
  protected:
-  // In the test's folder.
   Outcome run(const std::string& arguments) {
-    const std::string line = "cd '" + folder_.path() +
-                             "' && " ECHELON_BIN_DIR "/echelon simulate " +
-                             arguments + " >out 2>err </dev/null";
-    const int status = std::system(line.c_str());
-    return {
-        WIFEXITED(status) ? WEXITSTATUS(status) : 128,
-        read_file(folder_.path("out")),
-        read_file(folder_.path("err"))};
+    return typed(folder_, "simulate " + arguments);
   }
 
   void write(const std::string& name, const std::string& text) {

@@ -9,6 +9,7 @@
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/cluster/saved_cluster.h"
 #include "echelon/cost/model_catalogue.h"
+#include "tests/support/measured_desk.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
@@ -31,19 +32,6 @@ class PredictRun : public testing::Test {
 
   TempFolder folder_;
 };
-
-// A processor of which 2 ranks have half each.
-const char* const kMeasured = R"(
-name = "desk, measured"
-[devices.cpu]
-memory = "8 GiB"
-memory_rate = "10 GB/s"
-peak = { fp32 = "0.05 TFLOP/s", fp64 = "0.025 TFLOP/s" }
-[[nodes]]
-device = "cpu"
-devices = 2
-inside = { name = "shared memory", rate = "3 GB/s", latency = "20 us" }
-)";
 
 Job cnn_job(const std::string& more = "") {
   return parse_job(
@@ -110,7 +98,7 @@ TEST_F(PredictRun, OnAProcessorNeedsItsMeasuredRates) {
   EXPECT_FALSE(unknown.cluster);
   EXPECT_THAT(unknown.missing, HasSubstr("`echelon bench --save -n 2`"));
 
-  save(2, kMeasured);
+  save(2, kMeasuredDesk);
   const RunCluster known = cluster_of_run(2, true);
   ASSERT_TRUE(known.cluster) << known.missing;
   const StepPrediction some =

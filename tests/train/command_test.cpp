@@ -17,6 +17,7 @@
 #include "echelon/timeline/text_file.h"
 #include "tests/launch/process.h"
 #include "tests/launch/two_hosts.h"
+#include "tests/support/measured_desk.h"
 
 namespace echelon {
 namespace {
@@ -119,19 +120,6 @@ TEST(Precision, LayersNormsAreInTheMetrics) {
 
 // ------------------------------------------------------------------ the report
 
-// What `echelon bench --save -n 2` might have written.
-const char* const kMeasured = R"(
-name = "this desk"
-[devices.cpu]
-memory = "8 GiB"
-memory_rate = "10 GB/s"
-peak = { fp32 = "0.05 TFLOP/s", fp64 = "0.025 TFLOP/s" }
-[[nodes]]
-device = "cpu"
-devices = 2
-inside = { name = "shared memory", rate = "3 GB/s", latency = "20 us" }
-)";
-
 TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
   TempFolder folder;
   const std::string run = folder.path() + "/run";
@@ -147,8 +135,8 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
 
   ::setenv("XDG_CONFIG_HOME", folder.path().c_str(), 1);
   fs::create_directories(saved_cluster_path(1).parent_path());
-  std::ofstream(saved_cluster_path(1)) << kMeasured;
-  std::ofstream(saved_cluster_path(2)) << kMeasured;
+  std::ofstream(saved_cluster_path(1)) << kMeasuredDesk;
+  std::ofstream(saved_cluster_path(2)) << kMeasuredDesk;
   ::unsetenv("XDG_CONFIG_HOME");
   for (const char* layout : {"dp=2", "pp=2"}) {
     Command after(command + Words{"--layout", layout}, processors);

@@ -1,0 +1,33 @@
+// `echelon`, as it is typed in a shell.
+#pragma once
+
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+
+struct Outcome {
+  int exit_code = -1;  // 128: ended by a signal
+  std::string out;
+  std::string err;
+};
+
+/// `echelon ARGUMENTS` in the test's folder, without input; `before` may set limits.
+inline Outcome typed(
+    const TempFolder& folder, const std::string& arguments,
+    const std::string& before = "") {
+  const std::string line = "cd '" + folder.path() + "' && { " + before + "'" +
+                           ECHELON_BIN_DIR "/echelon' " + arguments +
+                           "\n} >out 2>err </dev/null";
+  const int status = std::system(line.c_str());
+  return {
+      WIFEXITED(status) ? WEXITSTATUS(status) : 128,
+      read_file(folder.path("out")),
+      read_file(folder.path("err"))};
+}
+
+}  // namespace echelon
