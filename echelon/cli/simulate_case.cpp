@@ -16,7 +16,7 @@
 #include "echelon/cost/stack.h"
 #include "echelon/error.h"
 #include "echelon/launch/scratch.h"
-#include "echelon/simulator/configured.h"
+#include "echelon/train/configured.h"
 
 namespace echelon::cli {
 namespace {

@@ -7,10 +7,10 @@
 #include <string>
 
 #include "echelon/cluster/cluster.h"
-#include "echelon/simulator/configured.h"
 #include "echelon/simulator/simulate.h"
 #include "echelon/timeline/prediction_section.h"
 #include "echelon/timeline/timeline.h"
+#include "echelon/train/configured.h"
 
 namespace echelon {
 

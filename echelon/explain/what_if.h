@@ -7,8 +7,8 @@
 
 #include "echelon/cluster/cluster.h"
 #include "echelon/explain/run_record.h"
-#include "echelon/simulator/configured.h"
 #include "echelon/simulator/simulate.h"
+#include "echelon/train/configured.h"
 
 namespace echelon {
 

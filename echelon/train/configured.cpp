@@ -1,4 +1,4 @@
-#include "echelon/simulator/configured.h"
+#include "echelon/train/configured.h"
 
 #include <algorithm>
 #include <numeric>

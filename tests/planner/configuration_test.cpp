@@ -9,8 +9,8 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/error.h"
-#include "echelon/simulator/configured.h"
 #include "echelon/train/check_job.h"
+#include "echelon/train/configured.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {

@@ -9,8 +9,8 @@
 
 #include "echelon/cost/convolution_shapes.h"
 #include "echelon/error.h"
-#include "echelon/simulator/configured.h"
 #include "echelon/train/check_job.h"
+#include "echelon/train/configured.h"
 
 namespace echelon {
 namespace {
