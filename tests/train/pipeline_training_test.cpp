@@ -2,23 +2,21 @@
 // data parallelism.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <limits>
 #include <map>
 #include <set>
 
 #include "echelon/checkpoint/tensor_file.h"
 #include "echelon/error.h"
-#include "echelon/schedule/options.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/parallel_model.h"
 #include "echelon/train/pipeline_schedule.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
+#include "tests/train/trained_runs.h"
 
 namespace echelon {
 namespace {
@@ -61,11 +59,7 @@ INSTANTIATE_TEST_SUITE_P(
     Kinds,
     EverySchedule,
     testing::ValuesIn(schedule_kinds()),
-    [](const auto& info) {
-      std::string name = info.param;
-      std::erase(name, '-');
-      return name;
-    });
+    schedule_test_name);
 
 TEST_P(EverySchedule, EqualsOneDevice) {
   for (const int64_t pp : {2, 3, 4}) {
@@ -319,31 +313,7 @@ TEST(VerifyPlacement, WhatDoesNotFitIsRefusedWithNumbers) {
 
 // ------------------------------------------------------------------ training
 
-class PipelineTraining : public testing::Test {
- protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("echelon-pipeline-" + std::to_string(::getpid()) + "-" +
-               testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  std::filesystem::path
-  run(const Job& job,
-      const std::string& name,
-      const LayerList* layers = nullptr) {
-    const auto folder = folder_ / name;
-    std::filesystem::create_directories(folder);
-    run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
-      train(job, world, folder, layers);
-    });
-    return folder;
-  }
-
-  std::filesystem::path folder_;
-};
+using PipelineTraining = TrainedRuns;
 
 TEST_F(PipelineTraining, FollowsTheCurveOfOneDeviceAndSavesTheSameModel) {
   Job one = mlp_job(1, "1f1b");
@@ -351,37 +321,15 @@ TEST_F(PipelineTraining, FollowsTheCurveOfOneDeviceAndSavesTheSameModel) {
   one.train.steps = 30;
   one.optimizer.learning_rate = 3e-3;
   const auto expected = run(one, "one");
-  const auto curve = read_metrics(expected / "metrics.jsonl");
-  const auto weights =
-      load_tensors((expected / "checkpoints/last.safetensors").string());
   for (const auto& [pp, dp, schedule] :
        std::vector<std::tuple<int64_t, int64_t, std::string>>{
            {2, 1, "1f1b"}, {2, 2, "zb-h1"}, {4, 1, "gpipe"}}) {
+    SCOPED_TRACE(schedule);
     Job job = one;
     job.layout.pp = pp;
     job.layout.dp_replicate = dp;
     job.pipeline.schedule = schedule;
-    const auto folder = run(job, schedule);
-    const auto file = read_metrics(folder / "metrics.jsonl");
-    ASSERT_EQ(file.steps.size(), curve.steps.size());
-    for (size_t i = 0; i < curve.steps.size(); ++i) {
-      EXPECT_NEAR(
-          file.steps[i].loss, curve.steps[i].loss, 1e-9 * curve.steps[i].loss);
-    }
-    EXPECT_EQ(file.evaluations.back().samples,
-              curve.evaluations.back().samples);
-    EXPECT_NEAR(file.evaluations.back().loss, curve.evaluations.back().loss,
-                1e-9);
-    EXPECT_EQ(file.evaluations.back().accuracy,
-              curve.evaluations.back().accuracy);
-    const auto saved =
-        load_tensors((folder / "checkpoints/last.safetensors").string());
-    ASSERT_EQ(saved.size(), weights.size());
-    for (size_t i = 0; i < saved.size(); ++i) {
-      EXPECT_EQ(saved[i].first, weights[i].first);
-      EXPECT_TRUE(saved[i].second.allclose(weights[i].second, 1e-8, 1e-10))
-          << saved[i].first;
-    }
+    expect_same_run(run(job, schedule), expected, 1e-9);
   }
 }
 
@@ -446,7 +394,7 @@ TEST_F(PipelineTraining, DevicesOfOneProcessShowInTheTimeline) {
 TEST_F(PipelineTraining, ANanNamesTheStepTheRankAndTheLayer) {
   auto inputs = torch::rand({32, 1, 8, 8});
   inputs[20] = std::numeric_limits<float>::quiet_NaN();
-  const auto path = (folder_ / "data.safetensors").string();
+  const auto path = folder_.path("data.safetensors");
   save_tensors(
       path, {{"inputs", inputs}, {"targets", torch::arange(32) % 4}});
   Job job = mlp_job(2, "1f1b");

@@ -6,7 +6,6 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <mutex>
 #include <set>
@@ -22,6 +21,7 @@
 #include "echelon/train/verify.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/trained_runs.h"
 
 namespace echelon {
 namespace {
@@ -243,19 +243,7 @@ TEST(ShardedTraining, AModelIsCutAsItIsBuilt) {
   }
 }
 
-class ShardedRuns : public testing::Test {
- protected:
-  std::filesystem::path run(const Job& job, const std::string& name) {
-    const std::filesystem::path folder = folder_.path(name);
-    std::filesystem::create_directories(folder);
-    run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
-      train(job, world, folder);
-    });
-    return folder;
-  }
-
-  TempFolder folder_;
-};
+using ShardedRuns = TrainedRuns;
 
 // Losses, norms, accuracy and the file of weights are those of one device. The
 // batch does not divide the held-out samples: the last one has none for some rank.
@@ -269,44 +257,20 @@ TEST_F(ShardedRuns, FollowTheCurveOfOneDeviceAndSaveWholeTensors) {
     return job;
   };
   const auto one = run(job_for({}), "one");
-  const auto expected = read_metrics(one / "metrics.jsonl");
-  const auto weights = (one / "checkpoints/last.safetensors").string();
-  const safetensors::File names(weights);
+  const double first_loss = read_metrics(one / "metrics.jsonl").steps[0].loss;
   for (const Layout& layout :
        {Layout{.dp_shard = 3}, Layout{.dp_replicate = 2, .dp_shard = 2},
         Layout{.dp_shard = 2, .tp = 2}, Layout{.dp_shard = 2, .pp = 2},
         Layout{.dp_shard = 2, .tp = 2, .pp = 2}}) {
+    SCOPED_TRACE(to_string(layout));
     const auto folder = run(job_for(layout), to_string(layout));
-    const auto actual = read_metrics(folder / "metrics.jsonl");
-    ASSERT_EQ(actual.steps.size(), 10U);
-    for (size_t i = 0; i < 10; ++i) {
-      EXPECT_NEAR(actual.steps[i].loss, expected.steps[i].loss, 1e-12);
-      EXPECT_NEAR(
-          actual.steps[i].grad_norm.value(),
-          expected.steps[i].grad_norm.value(), 1e-12);
-    }
-    EXPECT_EQ(
-        actual.evaluations.back().samples,
-        expected.evaluations.back().samples);
-    EXPECT_EQ(
-        actual.evaluations.back().accuracy,
-        expected.evaluations.back().accuracy);
-    const auto saved = (folder / "checkpoints/last.safetensors").string();
-    const safetensors::File file(saved);
-    ASSERT_EQ(file.tensors().size(), names.tensors().size());
-    for (const auto& tensor : names.tensors()) {
-      EXPECT_TRUE(load_tensors(weights, {tensor.name})[0].allclose(
-          load_tensors(saved, {tensor.name})[0], 1e-12, 1e-13))
-          << tensor.name;
-    }
+    expect_same_run(folder, one);
     // A start for another run, cut in another way.
     Job again = job_for({.dp_shard = 2});
     again.train.steps = 1;
-    again.model.weights = saved;
+    again.model.weights = last_weights(folder);
     const auto next = run(again, "again " + to_string(layout));
-    EXPECT_LT(
-        read_metrics(next / "metrics.jsonl").steps[0].loss,
-        expected.steps[0].loss);
+    EXPECT_LT(read_metrics(next / "metrics.jsonl").steps[0].loss, first_loss);
   }
 }
 

@@ -3,27 +3,24 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <set>
 
-#include "echelon/checkpoint/tensor_file.h"
 #include "echelon/comm/world.h"
 #include "echelon/error.h"
 #include "echelon/models/layer_cost.h"
 #include "echelon/parallel/tensor/linear.h"
-#include "echelon/schedule/options.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/describe_cut.h"
 #include "echelon/train/parallel_model.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 #include "tests/support/error_text.h"
+#include "tests/train/trained_runs.h"
 
 namespace echelon {
 namespace {
@@ -148,11 +145,7 @@ INSTANTIATE_TEST_SUITE_P(
     Kinds,
     EverySchedule,
     testing::ValuesIn(schedule_kinds()),
-    [](const auto& info) {
-      std::string name = info.param;
-      std::erase(name, '-');
-      return name;
-    });
+    schedule_test_name);
 
 TEST_P(EverySchedule, EqualsOneDeviceInThreeDimensions) {
   Job job = cut_job({.dp_replicate = 2, .tp = 2, .pp = 2});
@@ -271,26 +264,11 @@ TEST(TensorParallelTraining, EachGradientCountsOnceInTheNorm) {
   }
 }
 
-class TensorTraining : public testing::Test {
+class TensorTraining : public TrainedRuns {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("echelon-tensor-" + std::to_string(::getpid()) + "-" +
-               testing::UnitTest::GetInstance()->current_test_info()->name());
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::filesystem::path run(const Job& job, const std::string& name) {
-    const auto folder = folder_ / name;
-    std::filesystem::create_directories(folder);
-    run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
-      train(job, world, folder, cut_list);
-    });
-    return folder;
+    return TrainedRuns::run(job, name, cut_list);
   }
-
-  std::filesystem::path folder_;
 };
 
 // Losses, norms, accuracy and the file of weights are those of one device.
@@ -303,37 +281,10 @@ TEST_F(TensorTraining, FollowsTheCurveOfOneDeviceAndSavesWholeTensors) {
     return job;
   };
   const auto one = run(job_of({}), "one");
-  const auto expected = read_metrics(one / "metrics.jsonl");
-  const auto names =
-      safetensors::File((one / "checkpoints/last.safetensors").string());
   for (const Layout& layout :
        {Layout{.tp = 3}, Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
-    const auto folder = run(job_of(layout), to_string(layout));
-    const auto actual = read_metrics(folder / "metrics.jsonl");
-    ASSERT_EQ(actual.steps.size(), 10U);
-    for (size_t i = 0; i < 10; ++i) {
-      EXPECT_NEAR(actual.steps[i].loss, expected.steps[i].loss, 1e-12);
-      EXPECT_NEAR(
-          actual.steps[i].grad_norm.value(),
-          expected.steps[i].grad_norm.value(), 1e-12);
-    }
-    EXPECT_EQ(
-        actual.evaluations.back().samples,
-        expected.evaluations.back().samples);
-    EXPECT_EQ(
-        actual.evaluations.back().accuracy,
-        expected.evaluations.back().accuracy);
-    const safetensors::File file(
-        (folder / "checkpoints/last.safetensors").string());
-    ASSERT_EQ(file.tensors().size(), names.tensors().size());
-    for (const auto& tensor : names.tensors()) {
-      const auto whole = load_tensors(
-          (one / "checkpoints/last.safetensors").string(), {tensor.name})[0];
-      const auto gathered = load_tensors(
-          (folder / "checkpoints/last.safetensors").string(),
-          {tensor.name})[0];
-      EXPECT_TRUE(whole.allclose(gathered, 1e-12, 1e-13)) << tensor.name;
-    }
+    SCOPED_TRACE(to_string(layout));
+    expect_same_run(run(job_of(layout), to_string(layout)), one);
   }
 }
 

@@ -1,0 +1,87 @@
+// Whole runs of the training loop in folders of a test's own, and their comparison.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/comm/world.h"
+#include "echelon/schedule/options.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/train/trainer.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+
+class TrainedRuns : public testing::Test {
+ protected:
+  /// Trains `job`, a thread a rank, with the layers that `train` is to be given
+  /// beside it, if any; returns the run's folder.
+  template <typename... Layers>
+  std::filesystem::path
+  run(const Job& job, const std::string& name, const Layers&... layers) {
+    const std::filesystem::path folder = folder_.make_folder(name);
+    run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+      train(job, world, folder, layers...);
+    });
+    return folder;
+  }
+
+  TempFolder folder_;
+};
+
+inline std::string last_weights(const std::filesystem::path& run) {
+  return (run / "checkpoints/last.safetensors").string();
+}
+
+/// Losses, norms of gradients and the last evaluation are those of `expected`, and
+/// the file of weights has the same tensors, whole.
+inline void expect_same_run(
+    const std::filesystem::path& run,
+    const std::filesystem::path& expected,
+    double bound = 1e-12) {
+  const auto actual = read_metrics(run / "metrics.jsonl");
+  const auto curve = read_metrics(expected / "metrics.jsonl");
+  ASSERT_FALSE(curve.steps.empty());
+  ASSERT_EQ(actual.steps.size(), curve.steps.size());
+  for (size_t i = 0; i < curve.steps.size(); ++i) {
+    const StepMetrics& step = curve.steps[i];
+    EXPECT_NEAR(
+        actual.steps[i].loss, step.loss, bound * std::min(1.0, step.loss));
+    ASSERT_EQ(
+        actual.steps[i].grad_norm.has_value(), step.grad_norm.has_value());
+    if (step.grad_norm) {
+      EXPECT_NEAR(
+          *actual.steps[i].grad_norm, *step.grad_norm, bound);
+    }
+  }
+  ASSERT_FALSE(actual.evaluations.empty());
+  const auto& evaluated = curve.evaluations.back();
+  EXPECT_EQ(actual.evaluations.back().samples, evaluated.samples);
+  EXPECT_NEAR(actual.evaluations.back().loss, evaluated.loss, bound);
+  EXPECT_EQ(actual.evaluations.back().accuracy, evaluated.accuracy);
+
+  const auto saved = load_tensors(last_weights(run));
+  const auto weights = load_tensors(last_weights(expected));
+  ASSERT_EQ(saved.size(), weights.size());
+  for (size_t i = 0; i < saved.size(); ++i) {
+    EXPECT_EQ(saved[i].first, weights[i].first);
+    EXPECT_TRUE(
+        saved[i].second.allclose(weights[i].second, bound, bound / 10))
+        << saved[i].first;
+  }
+}
+
+/// For tests of every kind of schedule.
+inline std::string schedule_test_name(
+    const testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  std::erase(name, '-');
+  return name;
+}
+
+}  // namespace echelon
