@@ -1,50 +1,89 @@
 #include "echelon/cost/distinct_pipelines.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace echelon {
 namespace {
 
-// The group of nodes that each rank is in, without looking it up for each.
-class GroupOfRank {
+// Where ranks are, without looking it up for each.
+class Places {
  public:
-  explicit GroupOfRank(const Cluster& cluster) {
-    int64_t end = 0;
+  explicit Places(const Cluster& cluster) {
+    int64_t begin = 0;
     for (const auto& group : cluster.groups) {
-      end += group.count * group.node.num_devices;
-      ends_.push_back(end);
+      const int64_t end = begin + group.count * group.node.num_devices;
+      groups_.push_back({begin, end, group.node.num_devices});
+      begin = end;
     }
   }
-  int64_t of(int64_t rank) const {
-    return std::upper_bound(ends_.begin(), ends_.end(), rank) - ends_.begin();
+  /// The group of nodes.
+  int64_t group(int64_t rank) const {
+    const auto at = std::find_if(
+        groups_.begin(), groups_.end(), [&](const Group& one) { return rank < one.end; });
+    return at - groups_.begin();
   }
-  /// Ranks from this one on that are in the same group.
-  int64_t left(int64_t rank) const {
-    return ends_[static_cast<size_t>(of(rank))] - rank;
+  bool in_one_node(int64_t rank, int64_t later) const {
+    return later < rank + left_in_node(rank);
+  }
+  /// Ranks from this one on that lie like it: in the same group, and where those
+  /// `stride` further on may share its node, in the same node.
+  int64_t alike(int64_t rank, int64_t stride) const {
+    const Group& own = of(rank);
+    return stride < own.devices ? left_in_node(rank) : own.end - rank;
   }
 
  private:
-  std::vector<int64_t> ends_;
+  struct Group {
+    int64_t begin, end, devices;  // its ranks; of a node
+  };
+  const Group& of(int64_t rank) const {
+    return groups_[static_cast<size_t>(group(rank))];
+  }
+  int64_t left_in_node(int64_t rank) const {
+    const Group& own = of(rank);
+    return own.devices - (rank - own.begin) % own.devices;
+  }
+
+  std::vector<Group> groups_;
 };
+
+// First ranks below this one have pipelines of all kinds that there are, where nodes
+// and microbatches are equal: 1 where all pipelines lie on nodes alike.
+int64_t first_ranks_of_equal_nodes(
+    const Strategy& strategy, int64_t stride, int64_t devices) {
+  const int64_t ranks = stride * strategy.layout.pp;  // of neighbouring pipelines
+  const bool whole = devices % stride == 0 &&
+      (ranks % devices == 0 || devices % ranks == 0);
+  if (strategy.layout.pp == 1 || stride >= devices || whole) return 1;
+  return std::lcm(ranks, devices);
+}
 
 enum class Visits { all, first_of_alike };
 
-// Calls visit with each pipeline in order of its first rank, its groups filled in; or
-// with the first of those that follow each other and are alike.
+// Calls visit with each pipeline in order of its first rank, all of its place filled
+// in; or with the first of those that follow each other and are alike.
 template <class Visit>
 void for_each_pipeline(
     const Strategy& strategy, const Cluster& cluster, Visits visits,
     const Visit& visit) {
   const Layout& layout = strategy.layout;
-  const int64_t ranks = layout.num_ranks();
   const int64_t stride = stride_along(strategy, Axis::pp);
   const int64_t replicate = stride_along(strategy, Axis::dp_replicate);
   const int64_t shard = stride_along(strategy, Axis::dp_shard);
-  const GroupOfRank group(cluster);
+  const bool equal = !cluster.mixed() && strategy.rank_microbatch.empty();
+  int64_t first_ranks = layout.num_ranks();
+  if (equal && visits == Visits::first_of_alike) {
+    first_ranks = std::min(
+        first_ranks, first_ranks_of_equal_nodes(
+                         strategy, stride, cluster.groups[0].node.num_devices));
+  }
+  const Places places(cluster);
   PipelinePlace place;
   place.groups.resize(static_cast<size_t>(layout.pp));
-  for (int64_t begin = 0; begin < ranks; begin += stride * layout.pp) {
-    const int64_t end = begin + stride;
+  place.next_in_node.resize(static_cast<size_t>(layout.pp));
+  for (int64_t begin = 0; begin < first_ranks; begin += stride * layout.pp) {
+    const int64_t end = std::min(begin + stride, first_ranks);
     for (int64_t rank = begin; rank < end;) {
       place.first_rank = rank;
       place.data_index =
@@ -57,8 +96,10 @@ void for_each_pipeline(
       }
       for (int64_t at = 0; at < layout.pp; ++at) {
         const int64_t member = rank + at * stride;
-        place.groups[static_cast<size_t>(at)] = group.of(member);
-        alike = std::min(alike, group.left(member));
+        place.groups[static_cast<size_t>(at)] = places.group(member);
+        place.next_in_node[static_cast<size_t>(at)] =
+            at + 1 < layout.pp && places.in_one_node(member, member + stride);
+        alike = std::min(alike, places.alike(member, stride));
       }
       visit(place);
       rank += visits == Visits::all ? 1 : alike;
@@ -78,16 +119,13 @@ int64_t stride_along(const Strategy& strategy, Axis axis) {
 
 std::vector<PipelinePlace> distinct_pipelines(
     const Strategy& strategy, const Cluster& cluster) {
-  if (!cluster.mixed() && strategy.rank_microbatch.empty()) {
-    return {{.groups = std::vector<int64_t>(
-                 static_cast<size_t>(strategy.layout.pp), 0)}};
-  }
   std::vector<PipelinePlace> distinct;
   for_each_pipeline(strategy, cluster, Visits::first_of_alike, [&](const PipelinePlace& place) {
     const int64_t size = microbatch_of(strategy, place.data_index);
     const bool known = std::any_of(
         distinct.begin(), distinct.end(), [&](const PipelinePlace& one) {
           return one.groups == place.groups &&
+                 one.next_in_node == place.next_in_node &&
                  microbatch_of(strategy, one.data_index) == size;
         });
     if (!known) distinct.push_back(place);

@@ -1,5 +1,5 @@
 // The pipelines of a job that are not alike: on a cluster of several kinds of
-// devices, what is by what each computes on.
+// devices, by what each computes on; and where nodes end within some of them.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,11 @@ struct PipelinePlace {
   int64_t first_rank = 0;
   int64_t data_index = 0;  // which data-parallel rank it belongs to
   std::vector<int64_t> groups;  // of the cluster, by pipeline rank
+  std::vector<bool> next_in_node;  // by pipeline rank: so is the one after it
 };
 
-/// The first of each kind: those that differ in the groups of nodes below them, or
-/// in the size of their microbatches. One alone where all nodes are equal.
+/// The first of each kind: those that differ in the groups of nodes below them, in
+/// where nodes end between neighbours, or in the size of their microbatches.
 std::vector<PipelinePlace> distinct_pipelines(
     const Strategy& strategy, const Cluster& cluster);
 
