@@ -18,7 +18,6 @@ int32_t SharedLinks::start(
       .left = seconds,
       .since = now,
       .version = transfer.version + 1,
-      .moving = true,
       .links = &links};
   for (const int32_t link : links) {
     links_[static_cast<size_t>(link)].push_back(number);
@@ -39,7 +38,6 @@ int32_t SharedLinks::take_end() {
   const End end = ends_.top();
   ends_.pop();
   Transfer& transfer = transfers_[static_cast<size_t>(end.transfer)];
-  transfer.moving = false;
   for (const int32_t link : *transfer.links) {
     std::erase(links_[static_cast<size_t>(link)], end.transfer);
   }
@@ -76,7 +74,7 @@ void SharedLinks::drop_stale() {
   while (!ends_.empty()) {
     const End& end = ends_.top();
     const Transfer& transfer = transfers_[static_cast<size_t>(end.transfer)];
-    if (transfer.moving && transfer.version == end.version) return;
+    if (transfer.version == end.version) return;
     ends_.pop();
   }
 }

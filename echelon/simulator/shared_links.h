@@ -31,8 +31,7 @@ class SharedLinks {
     double left = 0;   // seconds alone
     double pace = 0;   // of them in a second
     double since = 0;  // when `left` was true
-    uint32_t version = 0;
-    bool moving = false;
+    uint32_t version = 0;  // of its End that counts; goes on when it is used again
     const std::vector<int32_t>* links = nullptr;
   };
   struct End {

@@ -277,6 +277,21 @@ TEST(EventRun, EachRankByItselfGivesTheSame) {
   }
 }
 
+// Errors of operations that are drawn one by one add up as squares do.
+TEST(EventRun, ComputingThatMeetsKeepsTheSpreadOfItsOperations) {
+  Instructions list;
+  for (int i = 0; i < 4; ++i) append(list, computing(3));
+  add_compute(list, Work::memory, 8);
+  ASSERT_EQ(list.size(), 1u);
+  EXPECT_DOUBLE_EQ(list[0].spread_seconds, 10);  // 4 of 3 squared, one of 8
+  EXPECT_DOUBLE_EQ(list[0].seconds[static_cast<size_t>(Work::matrix)], 12);
+  EXPECT_DOUBLE_EQ(list[0].seconds[static_cast<size_t>(Work::memory)], 8);
+  append(list, {meet(0, 1)});
+  append(list, computing(2));
+  ASSERT_EQ(list.size(), 3u);
+  EXPECT_DOUBLE_EQ(list[2].spread_seconds, 2);
+}
+
 TEST(EventRun, JitterDependsOnSeedAndStepAlone) {
   const std::vector<Program> programs = {unit_program(1)};
   const Setting setting{{.tp = 2}, made("1f1b", 1, 4), {}, false};

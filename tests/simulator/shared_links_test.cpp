@@ -58,6 +58,21 @@ TEST(SharedLinks, TheMostCrowdedLinkSetsThePace) {
   EXPECT_EQ(links.take_end(), wide);
 }
 
+// What was expected of the one before it, with its number, is forgotten.
+TEST(SharedLinks, ANumberMayBeUsedAgain) {
+  SharedLinks links(1);
+  links.start(0, 5, kFirst);
+  links.start(1, 1, kFirst);  // the first would have ended at 5
+  EXPECT_DOUBLE_EQ(links.next_end(), 3);
+  const int32_t number = links.take_end();
+  EXPECT_EQ(links.start(3, 10, kFirst), number);
+  EXPECT_DOUBLE_EQ(links.next_end(), 9);  // 3 s of the first, at half the pace
+  EXPECT_NE(links.take_end(), number);
+  EXPECT_DOUBLE_EQ(links.next_end(), 16);
+  EXPECT_EQ(links.take_end(), number);
+  EXPECT_EQ(links.next_end(), std::numeric_limits<double>::infinity());
+}
+
 TEST(SharedLinks, NothingToMoveEndsAtOnce) {
   SharedLinks links(1);
   links.start(2, 0, kFirst);

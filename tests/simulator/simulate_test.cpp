@@ -316,6 +316,38 @@ TEST(Simulate, WithoutAPipelineSpansAreForwardAndBackward) {
                   .timeline.spans.empty());
 }
 
+TEST(Simulate, OnlyTheFirstStepsAreDrawn) {
+  const SimulatedRun run = simulate(
+      find_model("gpt2"), with({.dp_replicate = 2, .tp = 2}, 8),
+      find_cluster("h100-sxm:1x4"),
+      {.steps = 5, .jitter = 0.02, .timeline_steps = 2});
+  std::set<int64_t> drawn;
+  for (const Span& span : run.timeline.spans) drawn.insert(span.step);
+  EXPECT_THAT(drawn, testing::ElementsAre(0, 1));
+  EXPECT_EQ(run.step_seconds.size(), 5u);
+}
+
+// Whatever the formula said of the step, rates are those of the simulated one.
+TEST(Simulate, RatesAreOfTheSimulatedStep) {
+  const ModelShape model = find_model("gpt2");
+  const SimulatedRun run = simulate(
+      model, with({.dp_replicate = 2, .tp = 2}, 8),
+      find_cluster("h100-sxm:1x4"), {.stragglers = 1, .straggler_factor = 3});
+  EXPECT_LT(
+      relative(
+          run.step.tokens_per_second,
+          8 * static_cast<double>(model.seq_len) / run.step.step_seconds),
+      1e-9);
+  EXPECT_EQ(run.step.step_seconds, run.step_seconds[0]);
+  const StepEstimate even = estimate_step(
+      model, with({.dp_replicate = 2, .tp = 2}, 8), find_cluster("h100-sxm:1x4"));
+  EXPECT_LT(
+      relative(
+          run.step.model_flops_utilisation * run.step.step_seconds,
+          even.model_flops_utilisation * even.step_seconds),
+      1e-9);
+}
+
 TEST(Simulate, WrongStrategiesAndOptionsAreNamed) {
   const ModelShape model = find_model("gpt2");
   const Cluster cluster = find_cluster("h100-sxm:1x8");
