@@ -187,7 +187,7 @@ Finding find_local_cluster() {
         Level::ok,
         "local = " + std::to_string(node.num_devices) + " x " +
             node.device.name + " of " + bytes_text(node.device.memory_bytes) +
-            ", as `echelon doctor --cluster` writes it",
+            " (" + cluster.name + "), as `echelon doctor --cluster` writes it",
         ""};
   } catch (const Error& error) {
     return {

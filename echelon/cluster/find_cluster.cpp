@@ -5,7 +5,7 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
-#include "echelon/cluster/local_machine.h"
+#include "echelon/cluster/local_cluster.h"
 #include "echelon/config/nearest.h"
 #include "echelon/config/value.h"
 #include "echelon/error.h"
@@ -109,9 +109,9 @@ Cluster find_cluster(const std::string& text) {
         "cluster: no name; give DEVICE:NODESxDEVICES, as in h100-sxm:64x8, or "
         "a cluster file");
   }
-  if (text == "local") return cluster_of(look_at_machine());
+  if (text == "local") return local_cluster(0).cluster;
   if (text.rfind("local:", 0) == 0) {
-    return cluster_of(look_at_machine(), count_in(text, text.substr(6)));
+    return local_cluster(count_in(text, text.substr(6))).cluster;
   }
   if (is_path(text)) return read_cluster(text);
   Cluster cluster;

@@ -1,10 +1,10 @@
 #include <algorithm>
-#include <map>
 #include <set>
 #include <utility>
 
 #include "echelon/explain/findings.h"
 #include "echelon/timeline/intervals.h"
+#include "echelon/timeline/overlap.h"
 #include "echelon/timeline/units.h"
 #include "echelon/train/pipeline_schedule.h"
 
@@ -27,20 +27,19 @@ Traffic traffic_along(const Evidence& evidence, const std::string& name) {
   const std::set<int64_t> steps(
       evidence.times.steps.begin(), evidence.times.steps.end());
   Traffic traffic;
-  std::map<std::pair<int32_t, int64_t>, std::vector<Interval>> on_their_way;
-  for (const Span& span : evidence.run.timeline.spans) {
-    if (span.kind != SpanKind::communication || !is_along(span.axis, name) ||
-        !steps.contains(span.step)) {
-      continue;
+  for (const auto& activity : step_activities(evidence.run.timeline)) {
+    if (!steps.contains(activity.step)) continue;
+    std::vector<Interval> on_their_way;
+    for (const Span* span : activity.spans) {
+      if (span->kind != SpanKind::communication || !is_along(span->axis, name)) {
+        continue;
+      }
+      traffic.calls += 1;
+      traffic.bytes += static_cast<double>(span->bytes);
+      on_their_way.push_back({span->begin_ns, span->end_ns});
     }
-    traffic.calls += 1;
-    traffic.bytes += static_cast<double>(span.bytes);
-    on_their_way[{span.rank, span.step}].push_back(
-        {span.begin_ns, span.end_ns});
-  }
-  for (auto& [place, list] : on_their_way) {
     traffic.seconds +=
-        1e-9 * static_cast<double>(total_length(merged(std::move(list))));
+        1e-9 * static_cast<double>(total_length(merged(std::move(on_their_way))));
   }
   const double all =
       static_cast<double>(steps.size() * evidence.times.ranks.size());

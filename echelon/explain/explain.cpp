@@ -68,7 +68,7 @@ void fill_from_timeline(
   if (shares.idle >= 2 * kLeastShare) {
     made.notes.push_back(
         "of " + format_percent(shares.idle) +
-        " of the step nothing was recorded (a checkpoint, another program)");
+        " of the step nothing was recorded (work of the host, another program)");
   }
 }
 

@@ -1,9 +1,9 @@
 #include "echelon/explain/predict_run.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "echelon/cluster/local_machine.h"
-#include "echelon/cluster/saved_cluster.h"
+#include "echelon/cluster/local_cluster.h"
 #include "echelon/error.h"
 #include "echelon/layout/mesh.h"
 #include "echelon/timeline/overlap.h"
@@ -38,19 +38,11 @@ std::vector<PredictedMemory> memory_of(
 RunCluster cluster_of_run(int64_t ranks, bool on_processor) {
   RunCluster found;
   try {
-    const LocalMachine machine = look_at_machine();
-    const bool gpus = !machine.nvml.gpus.empty() && !on_processor;
-    const auto saved = saved_cluster(ranks);
-    const bool of_processor =
-        saved && saved->groups.front().node.device.name == "cpu";
-    if (saved && of_processor != gpus) {
-      found.cluster = saved;
-      found.cluster->name = "this machine as measured";
-    } else if (gpus) {
-      found.cluster = cluster_of(machine, ranks);
-      found.cluster->name = "this machine by the catalogue";
-    } else {
+    LocalCluster here = local_cluster(ranks, on_processor);
+    if (here.rates == RatesFrom::guess) {
       found.missing = how_to_measure(ranks);
+    } else {
+      found.cluster = std::move(here.cluster);
     }
   } catch (const Error& error) {
     found.missing = std::string("Nothing is predicted: ") + error.what();

@@ -1,6 +1,8 @@
 #include "echelon/explain/what_if.h"
 
-#include "echelon/cluster/local_machine.h"
+#include <utility>
+
+#include "echelon/cluster/local_cluster.h"
 #include "echelon/error.h"
 #include "echelon/explain/predict_run.h"
 #include "echelon/train/check_job.h"
@@ -28,13 +30,9 @@ WhatIf::WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster)
 
 void WhatIf::find_cluster_of(const RunRecord& run) {
   const int64_t ranks = run.job->layout.num_ranks();
-  const bool on_processor = ran_on_processor(run.timeline);
-  if (const auto known = cluster_of_run(ranks, on_processor).cluster) {
-    cluster_ = *known;
-    return;
-  }
-  cluster_ = cluster_of(look_at_machine(), ranks);
-  guessed_ = true;
+  LocalCluster here = local_cluster(ranks, ran_on_processor(run.timeline));
+  cluster_ = std::move(here.cluster);
+  guessed_ = here.rates == RatesFrom::guess;
 }
 
 WhatIfStep WhatIf::simulated(const Settings& settings) const {

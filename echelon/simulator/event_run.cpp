@@ -4,6 +4,7 @@
 #include "echelon/simulator/event_run.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "echelon/error.h"
@@ -33,6 +34,11 @@ struct Flight {
   double begin = 0;
   const Message* message = nullptr;
 };
+
+double seconds_of(const Instruction& instruction) {
+  return std::accumulate(
+      instruction.seconds.begin(), instruction.seconds.end(), 0.0);
+}
 
 class Run {
  public:
@@ -201,15 +207,20 @@ class Run {
   void compute(int32_t c, RunningRank& rank, const Instruction& instruction) {
     const double begin = rank.now;
     rank.compute(instruction, pace(c, instruction));
-    if (rank.finishing && watched(c)) observer_->optimizer(c, begin, rank.now);
+    if (!rank.finishing || !watched(c)) return;
+    // Behind what the software does beside, which has no span.
+    const double updating =
+        instruction.seconds[static_cast<size_t>(Work::optimizer)] /
+        seconds_of(instruction);
+    if (updating <= 0) return;
+    observer_->optimizer(c, rank.now - updating * (rank.now - begin), rank.now);
   }
 
   // How much longer this takes than it should; drawn anew each time.
   double pace(int32_t c, const Instruction& instruction) {
     const SimulatedRank& own = job_.ranks[static_cast<size_t>(c)];
     if (job_.jitter <= 0) return own.slowness;
-    double sum = 0;
-    for (const double seconds : instruction.seconds) sum += seconds;
+    const double sum = seconds_of(instruction);
     const uint64_t word = mixed(
         mixed(own.seed, static_cast<uint64_t>(step_)),
         draws_[static_cast<size_t>(c)]++);

@@ -28,6 +28,7 @@ struct Pass {
 struct RankStep {
   Intervals compute;
   std::vector<Pass> passes;  // by begin
+  std::vector<const Span*> calls;
 };
 
 std::string pass_at(const RankStep& step, int64_t time) {
@@ -58,16 +59,22 @@ bool is_pass(const Span& span) {
          span.kind == SpanKind::optimizer;
 }
 
+bool is_call(const Span& span) {
+  return span.kind == SpanKind::communication && !span.axis.empty();
+}
+
 RankSteps typical_steps(const Timeline& timeline, const Diagnosis& diagnosis) {
   RankSteps steps;
   for (auto& activity : step_activities(timeline)) {
     if (diagnosis.outliers.contains(activity.step)) continue;
-    steps[{activity.rank, activity.step}].compute = activity.compute;
-  }
-  for (const auto& span : timeline.spans) {
-    const auto it = steps.find({span.rank, span.step});
-    if (it == steps.end() || !is_pass(span)) continue;
-    it->second.passes.push_back({{span.begin_ns, span.end_ns}, span.kind});
+    RankStep& step = steps[{activity.rank, activity.step}];
+    step.compute = std::move(activity.compute);
+    for (const Span* span : activity.spans) {
+      if (is_pass(*span)) {
+        step.passes.push_back({{span->begin_ns, span->end_ns}, span->kind});
+      }
+      if (is_call(*span)) step.calls.push_back(span);
+    }
   }
   for (auto& [key, step] : steps) {
     std::stable_sort(
@@ -276,6 +283,21 @@ std::string lead_of(const ByAxis& axes) {
   return text.empty() ? text : text + ".";
 }
 
+CollectiveCost cost_of(const Span& call, const RankStep& step) {
+  const Interval time = {call.begin_ns, call.end_ns};
+  const size_t space = call.name.find(' ');
+  return {
+      .axis = call.axis,
+      .operation = call.name.substr(0, space),
+      .label = space == std::string::npos ? "" : call.name.substr(space + 1),
+      .pass = pass_at(step, call.begin_ns),
+      .calls = 1,
+      .bytes = static_cast<double>(call.bytes),
+      .seconds = 1e-9 * static_cast<double>(time.end - time.begin),
+      .hidden_seconds =
+          1e-9 * static_cast<double>(length_within(step.compute, time))};
+}
+
 }  // namespace
 
 std::vector<CollectiveCost>
@@ -284,30 +306,18 @@ collective_costs(const Timeline& timeline, const Diagnosis& diagnosis) {
   std::map<int32_t, int64_t> steps_of_rank;
   for (const auto& [key, step] : steps) ++steps_of_rank[key.first];
   std::map<Key, Sum> sums;
-  for (const auto& span : timeline.spans) {
-    if (span.kind != SpanKind::communication || span.axis.empty()) continue;
-    const auto step = steps.find({span.rank, span.step});
-    if (step == steps.end()) continue;
-    const Interval time = {span.begin_ns, span.end_ns};
-    const size_t space = span.name.find(' ');
-    CollectiveCost one{
-        .axis = span.axis,
-        .operation = span.name.substr(0, space),
-        .label = space == std::string::npos ? "" : span.name.substr(space + 1),
-        .pass = pass_at(step->second, span.begin_ns),
-        .calls = 1,
-        .bytes = static_cast<double>(span.bytes),
-        .seconds = 1e-9 * static_cast<double>(time.end - time.begin),
-        .hidden_seconds = 1e-9 * static_cast<double>(length_within(
-                                     step->second.compute, time))};
-    divide(one, static_cast<double>(steps_of_rank[span.rank]));
-    Sum& sum = sums[{one.axis, one.label, one.operation, one.pass}];
-    if (sum.ranks.empty()) {
-      sum.cost = std::move(one);
-    } else {
-      add(sum.cost, one);
+  for (const auto& [place, step] : steps) {
+    for (const Span* call : step.calls) {
+      CollectiveCost one = cost_of(*call, step);
+      divide(one, static_cast<double>(steps_of_rank[place.first]));
+      Sum& sum = sums[{one.axis, one.label, one.operation, one.pass}];
+      if (sum.ranks.empty()) {
+        sum.cost = std::move(one);
+      } else {
+        add(sum.cost, one);
+      }
+      sum.ranks.insert(place.first);
     }
-    sum.ranks.insert(span.rank);
   }
   std::vector<CollectiveCost> costs;
   for (auto& [key, sum] : sums) {

@@ -1,7 +1,7 @@
 #include "echelon/timeline/overlap.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -19,7 +19,31 @@ bool computes(SpanKind kind) {
 
 using Spans = std::vector<const Span*>;
 
-StepActivity activity_of(const Spans& spans) {
+bool follows_a_step(const Span& span) {
+  return span.kind == SpanKind::evaluation || span.kind == SpanKind::other;
+}
+
+// What the rank did in the step: an evaluation or a checkpoint that begins when all
+// is computed ends it, and what begins later, its collectives too, is none of it.
+Spans spans_of_step(const Spans& all) {
+  int64_t computed = std::numeric_limits<int64_t>::min();
+  for (const Span* span : all) {
+    if (computes(span->kind)) computed = std::max(computed, span->end_ns);
+  }
+  int64_t end = std::numeric_limits<int64_t>::max();
+  for (const Span* span : all) {
+    if (!follows_a_step(*span) || span->begin_ns < computed) continue;
+    end = std::min(end, span->begin_ns);
+  }
+  Spans spans;
+  for (const Span* span : all) {
+    if (span->kind == SpanKind::evaluation) continue;
+    if (span->begin_ns < end) spans.push_back(span);
+  }
+  return spans;
+}
+
+StepActivity activity_of(Spans spans) {
   StepActivity result;
   result.rank = spans.front()->rank;
   result.step = spans.front()->step;
@@ -50,6 +74,7 @@ StepActivity activity_of(const Spans& spans) {
   result.data = difference(
       difference(merged(std::move(data)), result.compute),
       result.communication);
+  result.spans = std::move(spans);
   return result;
 }
 
@@ -211,12 +236,13 @@ std::vector<Piece> owned_pieces(std::vector<const Span*> track) {
 std::vector<StepActivity> step_activities(const Timeline& timeline) {
   std::map<std::pair<int64_t, int32_t>, Spans> groups;
   for (const auto& span : timeline.spans) {
-    if (span.step < 0 || span.kind == SpanKind::evaluation) continue;
+    if (span.step < 0) continue;
     groups[{span.step, span.rank}].push_back(&span);
   }
   std::vector<StepActivity> result;
-  for (const auto& [key, spans] : groups) {
-    result.push_back(activity_of(spans));
+  for (const auto& [key, all] : groups) {
+    Spans spans = spans_of_step(all);
+    if (!spans.empty()) result.push_back(activity_of(std::move(spans)));
   }
   return result;
 }

@@ -11,32 +11,6 @@ namespace {
 
 constexpr double kNothing = 0.5e-9;  // seconds
 
-using StepOfRank = std::pair<int64_t, int32_t>;
-
-bool computes(SpanKind kind) {
-  return kind == SpanKind::forward || kind == SpanKind::backward ||
-         kind == SpanKind::optimizer;
-}
-
-// Where the steps of ranks end in which something follows that is none of them: an
-// evaluation's collectives are of the step that was before.
-std::map<StepOfRank, int64_t> ends_of_steps(const Timeline& timeline) {
-  std::map<StepOfRank, int64_t> computed, ends;
-  for (const auto& span : timeline.spans) {
-    if (!computes(span.kind)) continue;
-    int64_t& end = computed[{span.step, span.rank}];
-    end = std::max(end, span.end_ns);
-  }
-  for (const auto& span : timeline.spans) {
-    if (span.kind != SpanKind::evaluation && span.kind != SpanKind::other) continue;
-    const auto last = computed.find({span.step, span.rank});
-    if (last != computed.end() && span.begin_ns >= last->second) {
-      ends[last->first] = last->second;
-    }
-  }
-  return ends;
-}
-
 Intervals of_kind(const StepActivity& step, SpanKind kind) {
   std::vector<Interval> times;
   for (const auto& piece : step.pieces) {
@@ -161,11 +135,8 @@ TimedParts timed_parts(const Timeline& timeline, const Diagnosis& diagnosis) {
   });
   TimedParts mean;
   if (activities.empty()) return mean;
-  const auto ends = ends_of_steps(timeline);
   std::map<int64_t, Interval> windows;
-  for (auto& activity : activities) {
-    const auto end = ends.find({activity.step, activity.rank});
-    if (end != ends.end()) activity.window.end = end->second;
+  for (const auto& activity : activities) {
     const auto [window, is_new] =
         windows.try_emplace(activity.step, activity.window);
     window->second.begin =

@@ -1,8 +1,8 @@
 // What a typical step's time goes to, in parts that a measured timeline and a
 // simulated one have in common: a prediction is compared with a run by them.
 //
-// A step lasts from the first begin of any rank to the last end; evaluations and
-// checkpoints after it are none of it. Each part is a mean over ranks and typical
+// A step lasts from the first begin of any rank to the last end (of each:
+// step_activities). Each part is a mean over ranks and typical
 // steps; they add up to the step.
 //
 //   forward, backward, optimizer   computing

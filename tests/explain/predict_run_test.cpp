@@ -9,6 +9,7 @@
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/cluster/saved_cluster.h"
 #include "echelon/cost/model_catalogue.h"
+#include "echelon/cost/stack.h"
 #include "tests/support/measured_desk.h"
 #include "tests/support/temp_folder.h"
 
@@ -108,6 +109,41 @@ TEST_F(PredictRun, OnAProcessorNeedsItsMeasuredRates) {
   EXPECT_NEAR(some.parts.step_seconds(), some.step_seconds, 1e-9);
   // Rates of 2 ranks say nothing of those of 4.
   EXPECT_FALSE(cluster_of_run(4, true).cluster);
+}
+
+TEST_F(PredictRun, RatesOfGpusAreNoneOfAProcessor) {
+  save(2, "[[nodes]]\ndevice = \"h100-sxm\"\ndevices = 2\n");
+  const RunCluster none = cluster_of_run(2, true);
+  EXPECT_FALSE(none.cluster);
+  EXPECT_THAT(none.missing, HasSubstr("rates of this processor are not known"));
+}
+
+// What a software does beside computing and sending has no spans.
+TEST_F(PredictRun, TheRestOfAStepIsAPartOfIt) {
+  Configured what{.model = find_model("gpt2")};
+  what.strategy.layout = {.dp_shard = 8};
+  what.strategy.zero_stage = 3;
+  what.strategy.global_batch = 64;
+  what.strategy.stack = "fsdp";
+  const double host = find_stack("fsdp").step_host_seconds;
+  ASSERT_GT(host, 0.01);
+  const StepPrediction some =
+      predict_step(what, find_cluster("h100-sxm:1x8"));
+  EXPECT_NEAR(some.parts.other, host, 1e-3 * host);
+  EXPECT_NEAR(
+      some.parts.step_seconds(), some.step_seconds, 1e-6 * some.step_seconds);
+}
+
+// The first ranks are looked at; those that the step waits for may be others.
+TEST_F(PredictRun, AStepLastsUntilTheLastRankHasUpdated) {
+  Configured what{.model = find_model("gpt2")};
+  what.strategy.layout = {.dp_replicate = 128};
+  what.strategy.global_batch = 512;
+  const StepPrediction mixed =
+      predict_step(what, find_cluster("h100-sxm:8x8+v100:8x8"));
+  EXPECT_GT(mixed.parts.other, 0.01 * mixed.step_seconds);
+  EXPECT_NEAR(
+      mixed.parts.step_seconds(), mixed.step_seconds, 1e-6 * mixed.step_seconds);
 }
 
 TEST_F(PredictRun, SaysWhatKeepsItFromPredicting) {

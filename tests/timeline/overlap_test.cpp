@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "echelon/timeline/timed_parts.h"
 #include "echelon/timeline/waits.h"
 #include "sample_run.h"
 
@@ -73,7 +74,7 @@ TEST(Intervals, MergedOnesDoNotTouch) {
 }
 
 TEST(Overlap, OfSpansMadeByHand) {
-  // compute  0-100 forward, 100-300 backward, 380-400 optimizer
+  // compute  0-100 forward, 100-300 backward, 380-400 and 440-450 optimizer
   // comm     150-250 bucket 0, 240-380 bucket 1
   // data     400-430
   const Timeline timeline{
@@ -84,24 +85,25 @@ TEST(Overlap, OfSpansMadeByHand) {
           span("comm", kComm, 240, 380),
           span("compute", SpanKind::optimizer, 380, 400),
           span("compute", kData, 400, 430),
-          span("compute", SpanKind::other, 440, 450)}};
+          span("compute", SpanKind::other, 430, 440),
+          span("compute", SpanKind::optimizer, 440, 450)}};
   const auto activities = step_activities(timeline);
   ASSERT_EQ(activities.size(), 1u);
   const auto& a = activities[0];
   EXPECT_EQ(a.window, (Interval{0, 450}));
-  EXPECT_EQ(a.compute, (Intervals{{0, 300}, {380, 400}}));
+  EXPECT_EQ(a.compute, (Intervals{{0, 300}, {380, 400}, {440, 450}}));
   EXPECT_EQ(a.communication, (Intervals{{150, 380}}));
   EXPECT_EQ(a.overlapped, (Intervals{{150, 300}}));
   EXPECT_EQ(a.exposed, (Intervals{{300, 380}}));
   EXPECT_EQ(a.data, (Intervals{{400, 430}}));
   const auto b = diagnose(timeline).steps.at(0);
   EXPECT_DOUBLE_EQ(b.step_seconds, 450e-9);
-  EXPECT_DOUBLE_EQ(b.compute_seconds, 320e-9);
+  EXPECT_DOUBLE_EQ(b.compute_seconds, 330e-9);
   EXPECT_DOUBLE_EQ(b.communication_seconds, 230e-9);
   EXPECT_DOUBLE_EQ(b.overlapped_seconds, 150e-9);
   EXPECT_DOUBLE_EQ(b.exposed_seconds, 80e-9);
   EXPECT_DOUBLE_EQ(b.data_seconds, 30e-9);
-  EXPECT_NEAR(b.idle_seconds, 20e-9, 1e-15);
+  EXPECT_NEAR(b.idle_seconds, 10e-9, 1e-15);
 }
 
 TEST(Overlap, AWaitInsideOfBackwardDoesNotCompute) {
@@ -165,6 +167,42 @@ TEST(Overlap, EvaluationAndSpansOutsideOfStepsAreLeftOut) {
   EXPECT_EQ(activities[0].window, (Interval{10, 20}));
 }
 
+// Of ranks that evaluate, or save, after some steps.
+TEST(Overlap, WhatFollowsAStepIsNoneOfIt) {
+  for (const SpanKind after : {SpanKind::evaluation, SpanKind::other}) {
+    const Timeline timeline{
+        .spans = {
+            span("compute", kForward, 10, 20),
+            span("compute", SpanKind::other, 20, 25),  // a copy beside
+            span("compute", kBackward, 25, 40),
+            span("comm", kComm, 38, 55),
+            span("compute", after, 50, 90),
+            span("comm", kComm, 60, 70),
+            span("compute", kComm, 60, 70),
+            span("comm", kComm, 92, 99)}};
+    const auto activities = step_activities(timeline);
+    ASSERT_EQ(activities.size(), 1u);
+    // What was on its way before is part of it.
+    EXPECT_EQ(activities[0].window, (Interval{10, 55}));
+    EXPECT_EQ(total_length(activities[0].communication), 17);
+    EXPECT_EQ(activities[0].spans.size(), 4u);
+    const Diagnosis diagnosis = diagnose(timeline);
+    EXPECT_NEAR(diagnosis.mean.step_seconds, 45e-9, 1e-15);
+    EXPECT_NEAR(
+        timed_parts(timeline, diagnosis).step_seconds(),
+        diagnosis.mean.step_seconds, 1e-15);
+  }
+}
+
+TEST(Overlap, AStepOfAnEvaluationAloneIsNone) {
+  const Timeline timeline{
+      .spans = {
+          span("compute", SpanKind::evaluation, 20, 900),
+          span("comm", kComm, 30, 40)}};
+  EXPECT_TRUE(step_activities(timeline).empty());
+  EXPECT_EQ(diagnose(timeline).num_steps, 0);
+}
+
 // Which kind each nanosecond of a track is, by looking at every span.
 SpanKind kind_at(
     const std::vector<Span>& spans, const std::string& track, int64_t time) {
@@ -196,6 +234,8 @@ TEST(Overlap, AgreesWithSamplingEachNanosecond) {
           begin,
           begin + 1 + static_cast<int64_t>(random() % 200)));
     }
+    // With it the step ends: what is `other` before that does not end it.
+    spans.push_back(span("compute", SpanKind::optimizer, 999, 1000));
     const Timeline timeline{.spans = spans};
     const auto a = step_activities(timeline).at(0);
     const auto compute = sampled(a.compute);
@@ -265,9 +305,8 @@ TEST(Diagnosis, SaysWhatHeldTheRunBack) {
       "40 % of the step is waiting for data; more loader threads or less work "
       "per sample would shorten it.");
   EXPECT_EQ(
-      of_one_step({forward, span("compute", SpanKind::other, 99, 100)})
-          .sentence,
-      "40 % of the step is neither computation, communication nor waiting for "
+      of_one_step({forward, span("compute", kForward, 99, 100)}).sentence,
+      "39 % of the step is neither computation, communication nor waiting for "
       "data.");
   EXPECT_EQ(
       of_one_step({forward, span("comm", kComm, 40, 61)}).sentence,
