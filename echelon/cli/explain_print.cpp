@@ -45,7 +45,9 @@ class Printer {
          << wrapped(
                 "Predicted on " + run.cluster + ": " +
                     format_seconds(run.predicted_seconds) + " a step; measured " +
-                    format_seconds(run.step_seconds) + ".",
+                    format_seconds(run.step_seconds) + ". " +
+                    (run.counted_layers ? "Layers as the run counted them."
+                                        : "Layers by formulas."),
                 0, style_.columns)
          << "\n";
     if (run.parts.empty()) return;
@@ -175,6 +177,7 @@ void print_explanation_json(const RunExplanation& run, std::ostream& out) {
   }
   if (run.predicted_seconds > 0) {
     json["predicted_seconds"] = run.predicted_seconds;
+    json["layers"] = run.counted_layers ? "counted" : "formulas";
     json["parts"] = Json::array();
     for (const auto& part : run.parts) {
       json["parts"].push_back(

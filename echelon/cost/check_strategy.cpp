@@ -140,6 +140,11 @@ std::string check_convolutions(const Strategy& strategy) {
   const Layout& layout = strategy.layout;
   if (layout.cp > 1) return "cp=" + text(layout.cp) + ", but images have no sequence; take cp=1";
   if (layout.ep > 1) return "ep=" + text(layout.ep) + ", but the model has no experts; take ep=1";
+  if (layout.tp > 1) {
+    return "tp=" + text(layout.tp) +
+           ", but what ranks of tp compute and send is known of transformers alone; "
+           "take tp=1";
+  }
   return {};
 }
 

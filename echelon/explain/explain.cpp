@@ -77,6 +77,7 @@ void compare_with_prediction(
   const StepPrediction predicted =
       predict_step(what_if.base()->configured, what_if.cluster());
   made.predicted_seconds = predicted.step_seconds;
+  made.counted_layers = run.layers.has_value();
   const double ratio = made.step_seconds / made.predicted_seconds;
   if (is_any_simulated(made.findings) && (ratio > 1.5 || ratio < 1 / 1.5)) {
     made.notes.push_back(

@@ -28,6 +28,7 @@ struct RunExplanation {
   /// What the simulator says of the run as it is, on that cluster, beside what was
   /// measured; empty where either is not known.
   double predicted_seconds = 0;
+  bool counted_layers = false;  // as the run counted them; else those of formulas
   std::vector<ComparedPart> parts;
   std::vector<RunFinding> findings;  // the largest share first; empty: nothing
   std::vector<std::string> notes;    // "the timeline is cut off in rank 3"

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "echelon/error.h"
+#include "echelon/explain/counted_layers.h"
 #include "echelon/explain/cut_trace.h"
 #include "echelon/timeline/text_file.h"
 
@@ -124,6 +125,7 @@ class Reader {
       if (record_.title.empty()) {
         record_.title = record_.job->model.name + " on " + record_.job->data.name;
       }
+      record_.layers = read_counted_layers(folder_);
     } catch (const Error& error) {
       note(first_line(error.what()));
     }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/cost/model_shape.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/timeline.h"
 #include "echelon/train/job.h"
@@ -18,6 +19,7 @@ struct RunRecord {
   std::vector<StepMetrics> steps;  // of metrics.jsonl, by step
   std::optional<Job> job;          // config.toml
   std::string configuration;       // its path
+  std::optional<ModelShape> layers;  // as its trainer counted them; empty: not
   std::vector<std::string> notes;  // what is missing or cut off, a line each
 };
 

@@ -4,13 +4,14 @@
 
 #include "echelon/cluster/local_cluster.h"
 #include "echelon/error.h"
+#include "echelon/explain/counted_layers.h"
 #include "echelon/explain/predict_run.h"
 #include "echelon/train/check_job.h"
 
 namespace echelon {
 
 WhatIf::WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster)
-    : configuration_(run.configuration) {
+    : run_(run) {
   if (!run.job) {
     why_ = "there is no configuration to simulate";
     return;
@@ -36,9 +37,13 @@ void WhatIf::find_cluster_of(const RunRecord& run) {
 }
 
 WhatIfStep WhatIf::simulated(const Settings& settings) const {
-  const Job job = load_job(configuration_, {.set = settings});
+  const Job job = load_job(run_.configuration, {.set = settings});
   const JobFacts facts = check_job(job, job.layout.num_ranks());
-  WhatIfStep made{.settings = settings, .configured = configured(job, facts)};
+  WhatIfStep made{
+      .settings = settings,
+      .configured = run_.layers
+                        ? configured_as_counted(*run_.layers, *run_.job, job)
+                        : configured(job, facts)};
   SimulationOptions options;
   options.timeline_ranks = 0;
   made.step = simulate(

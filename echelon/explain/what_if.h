@@ -26,8 +26,8 @@ struct WhatIfStep {
 /// how both compare: a cluster whose rates are guessed errs the same way in both.
 class WhatIf {
  public:
-  /// `cluster` empty: this machine, as cluster_of_run (predict_run.h) knows it, else
-  /// with rates that are guesses.
+  /// `cluster` empty: this machine (cluster/local_cluster.h). Layers are the counted
+  /// ones where the run has them, else those of formulas.
   WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster);
 
   /// The run as it is; empty: it cannot be simulated, and why() says why.
@@ -49,7 +49,7 @@ class WhatIf {
   void find_cluster_of(const RunRecord& run);
   WhatIfStep simulated(const Settings& settings) const;
 
-  std::string configuration_;
+  const RunRecord& run_;
   Cluster cluster_;
   bool guessed_ = false;
   std::optional<WhatIfStep> base_;

@@ -1,8 +1,12 @@
 #include "echelon/train/predict_step_here.h"
 
+#include <cstdio>
 #include <exception>
 
+#include "echelon/checkpoint/new_file.h"
+#include "echelon/cost/counted_model.h"
 #include "echelon/error.h"
+#include "echelon/explain/counted_layers.h"
 #include "echelon/explain/predict_run.h"
 #include "echelon/train/counted_shape.h"
 
@@ -17,27 +21,57 @@ JobFacts facts_of(const ModelSource& source) {
   return facts;
 }
 
-Configured what_ran(
-    const Job& job, const ModelSource& source, bool on_processor, bool own_layers) {
-  if (!job.model.devices.empty()) {
-    throw ConfigError(
-        "[model] devices: a rank with several devices is not simulated");
-  }
-  if (own_layers && job.layout.tp > 1) {
-    throw ConfigError(
-        "a program's own layers are counted, and what ranks of tp send inside of "
-        "them is not");
-  }
-  const bool count = own_layers || (on_processor && job.layout.tp == 1);
-  if (!count) return configured(job, facts_of(source));
-  return {
-      .model = counted_shape(job, source), .strategy = configured_strategy(job)};
+void write(const std::filesystem::path& path, const std::string& text) {
+  NewFile file(path.string(), text.size(), NewFile::Under::beside);
+  file.append(text.data(), text.size());
+  file.move_into_place();
 }
 
 }  // namespace
 
-StepPrediction predict_step_here(
+RunLayers layers_of_run(
     const Job& job, const ModelSource& source, const World& world, bool own_layers) {
+  RunLayers layers;
+  if (!job.model.devices.empty()) {
+    layers.missing =
+        "Nothing is predicted: [model] devices: a rank with several devices is not "
+        "simulated";
+    return layers;
+  }
+  if (!counts_layers(job.layout, world.device().is_cpu(), own_layers)) return layers;
+  if (job.layout.tp > 1) {
+    layers.missing =
+        "Nothing is predicted: a program's own layers are counted, and what ranks of "
+        "tp send inside of them is not";
+    return layers;
+  }
+  try {
+    layers.counted = counted_shape(job, source);
+  } catch (const std::exception& error) {  // it may not cost the run
+    layers.missing = std::string("Nothing is predicted: ") + error.what();
+  }
+  return layers;
+}
+
+void save_layers(const RunLayers& layers, const std::filesystem::path& folder) {
+  const auto path = folder / kCountedLayersFile;
+  try {
+    if (layers.counted) {
+      write(path, counted_model_json(*layers.counted));
+    } else {
+      std::filesystem::remove(path);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(
+        stderr,
+        "warning: %s; `echelon explain` will take formulas for the layers\n",
+        error.what());
+  }
+}
+
+StepPrediction predict_step_here(
+    const Job& job, const ModelSource& source, const World& world,
+    const RunLayers& layers) {
   // The simulator is told what links a host has, and nothing of those between hosts.
   if (world.local_size() != world.size()) {
     return {
@@ -46,12 +80,14 @@ StepPrediction predict_step_here(
             "is predicted. `echelon explain RUN --cluster FILE` takes a file that "
             "says them."};
   }
-  const bool on_processor = world.device().is_cpu();
-  const RunCluster here = cluster_of_run(world.size(), on_processor);
+  const RunCluster here = cluster_of_run(world.size(), world.device().is_cpu());
   if (!here.cluster) return {.missing = here.missing};
+  if (!layers.missing.empty()) return {.missing = layers.missing};
   try {
-    return predict_step(
-        what_ran(job, source, on_processor, own_layers), *here.cluster);
+    const Configured what =
+        layers.counted ? configured_as_counted(*layers.counted, job, job)
+                       : configured(job, facts_of(source));
+    return predict_step(what, *here.cluster);
   } catch (const std::exception& error) {  // it may not cost the report
     return {.missing = std::string("Nothing is predicted: ") + error.what()};
   }

@@ -113,6 +113,7 @@ class Loop {
   int64_t total_steps_;
   ModelSource source_;
   bool own_layers_;                  // a program's, not the configuration's
+  RunLayers run_layers_;             // rank 0; for predictions
   std::vector<std::string> layers_;  // names
   std::string samples_;  // what they are
   Resume resume_;
@@ -203,6 +204,8 @@ Loop::Loop(
         resume_, job_, state_, source_, world_, groups_, samples_));
   }
   if (!first()) return;
+  run_layers_ = layers_of_run(job, source_, world_, own_layers_);
+  save_layers(run_layers_, folder_);
   if (!resume_.own) forget_metrics();
   metrics_ = std::make_unique<MetricsWriter>(folder_ / "metrics.jsonl");
   ProgressOptions options = progress_options_for(1);
@@ -587,7 +590,7 @@ void Loop::finish() {
   summary.num_parameters = source_.num_parameters();
   if (first()) summary.tensor = describe_cut(job_, source_);
   summary.predict = [&] {
-    return predict_step_here(job_, source_, world_, own_layers_);
+    return predict_step_here(job_, source_, world_, run_layers_);
   };
   keeping(folder_, [&] {
     write_run_report(job_, world_, folder_, recorder_->take(), summary);

@@ -33,8 +33,8 @@ struct TrainResult {
 };
 
 /// Trains as the job says. Every rank of the world calls this, with the same job
-/// and `folder`, the run's folder, which exists. Writes metrics.jsonl while it
-/// runs; at the end checkpoints/last.safetensors, timeline.json, report.html.
+/// and `folder`, the run's folder, which exists. Writes layers.json at the beginning
+/// (predict_step_here.h), metrics.jsonl while it runs; at the end checkpoints/last.safetensors, timeline.json, report.html.
 ///
 /// Throws ConfigError for a value that a configuration must not have (a checkpoint
 /// keeps the job as one), NumericError (step, rank, first layer) when the loss is

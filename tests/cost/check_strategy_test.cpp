@@ -52,6 +52,8 @@ TEST(CheckStrategy, NamesWhatDoesNotDivideAndWhatDoes) {
               HasSubstr("ep=3 does not divide 8 experts; 1, 2, 4 and 8 do"));
   EXPECT_THAT(problem_of([](Strategy& s) { s.layout = {.cp = 2}; }, "resnet50"),
               HasSubstr("images have no sequence"));
+  EXPECT_THAT(problem_of([](Strategy& s) { s.layout = {.tp = 2}; }, "resnet50"),
+              HasSubstr("tp=2, but what ranks of tp compute and send is known of "));
 }
 
 TEST(CheckStrategy, NamesWhatTheScheduleNeeds) {

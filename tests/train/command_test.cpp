@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/text_file.h"
+#include "echelon/timeline/units.h"
 #include "tests/launch/process.h"
 #include "tests/launch/two_hosts.h"
 #include "tests/support/measured_desk.h"
@@ -147,6 +149,7 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
     EXPECT_NE(page.find(">rank 1</th><td>"), std::string::npos);
   }
   EXPECT_NE(page.find(">waiting for other stages</th><td>"), std::string::npos);
+  EXPECT_TRUE(fs::exists(run + "/layers.json"));
 
   Command devices(
       train(run, 12) + Words{"-n", "1", "--set", "train.overwrite=true", "--set",
@@ -156,6 +159,57 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
   EXPECT_THAT(
       read_text_file(run + "/report.html"),
       HasSubstr("Nothing is predicted: [model] devices: "));
+}
+
+// The table of the report's prediction: each part with both of its figures.
+std::string prediction_row(
+    const std::string& page, const std::string& name) {
+  const std::string head = ">" + name + "</th><td>";
+  const size_t begin = page.find(head, page.find("id=\"prediction\""));
+  if (begin == std::string::npos) return "no row " + name;
+  return page.substr(begin, page.find("</tr>", begin) - begin);
+}
+
+TEST(Report, PredictsWhatExplainPredicts) {
+  TempFolder folder;
+  const std::string run = folder.path() + "/run";
+  const Words places = {
+      "CUDA_VISIBLE_DEVICES=", "XDG_CONFIG_HOME=" + folder.path()};
+  ::setenv("XDG_CONFIG_HOME", folder.path().c_str(), 1);
+  fs::create_directories(saved_cluster_path(2).parent_path());
+  std::ofstream(saved_cluster_path(2)) << kMeasuredDesk;
+  ::unsetenv("XDG_CONFIG_HOME");
+  const Words again = {"--set", "train.overwrite=true"};
+  for (const char* layout : {"dp=2", "pp=2", "fsdp=2"}) {
+    Command training(train(run, 12) + again + Words{"--layout", layout}, places);
+    ASSERT_EQ(training.wait(), 0) << training.err();
+    const std::string page = read_text_file(run + "/report.html");
+    Command explain({kEchelon, "explain", run, "--json"}, places);
+    ASSERT_EQ(explain.wait(), 0) << explain.err();
+    const auto told = nlohmann::json::parse(explain.out());
+    EXPECT_EQ(told.at("layers"), "counted");
+    EXPECT_EQ(told.at("cluster"), "this machine as measured");
+    EXPECT_THAT(
+        page,
+        HasSubstr(
+            "a step was predicted to take " +
+            format_seconds(told.at("predicted_seconds").get<double>())));
+    for (const auto& part : told.at("parts")) {
+      const std::string row = prediction_row(page, part.at("name"));
+      for (const char* figure : {"predicted", "measured"}) {
+        const double seconds = part.at(figure).get<double>();
+        EXPECT_THAT(row, HasSubstr(seconds > 0 ? format_seconds(seconds) : "–"));
+      }
+    }
+  }
+  // Layers of an earlier life do not stand for those that nobody counted.
+  Command together(
+      train(run, 12) + again + Words{"--layout", "tp=2"}, places);
+  ASSERT_EQ(together.wait(), 0) << together.err();
+  EXPECT_FALSE(fs::exists(run + "/layers.json"));
+  EXPECT_THAT(
+      read_text_file(run + "/report.html"),
+      HasSubstr("Nothing is predicted: tp=2, but what ranks of tp compute"));
 }
 
 // ------------------------------------------------------- in three dimensions
