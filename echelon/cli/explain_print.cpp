@@ -40,7 +40,7 @@ class Printer {
   }
 
   void prediction(const RunExplanation& run) {
-    if (run.predicted_seconds <= 0) return;
+    if (run.predicted_seconds <= 0 || run.simulated) return;
     out_ << "\n"
          << wrapped(
                 "Predicted on " + run.cluster + ": " +
@@ -70,7 +70,8 @@ class Printer {
 
  private:
   static std::string figures(const RunExplanation& run) {
-    std::string text = format_seconds(run.step_seconds) + " a step";
+    std::string text = run.simulated ? "Simulated: " : "";
+    text += format_seconds(run.step_seconds) + " a step";
     if (run.compute_share > 0) {
       text += ", of which ranks compute " + format_percent(run.compute_share);
     }
@@ -166,6 +167,7 @@ void print_explanation_json(const RunExplanation& run, std::ostream& out) {
   Json json;
   json["title"] = run.title;
   json["layout"] = run.layout;
+  json["simulated"] = run.simulated;
   json["ranks"] = run.ranks;
   json["recorded_steps"] = run.recorded_steps;
   json["step_seconds"] = run.step_seconds;

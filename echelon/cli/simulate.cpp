@@ -8,6 +8,7 @@
 
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/simulate_case.h"
+#include "echelon/cli/simulate_config.h"
 #include "echelon/cli/simulate_print.h"
 #include "echelon/cli/simulate_table.h"
 #include "echelon/error.h"
@@ -29,7 +30,11 @@ int simulate_one(const SimulateArguments& arguments) {
   result.wall_seconds = std::chrono::duration<double>(
                             std::chrono::steady_clock::now() - begin)
                             .count();
-  if (!arguments.run.empty()) write_simulated_run(what, result, arguments.run);
+  SimulatedConfiguration configuration;
+  if (!arguments.run.empty()) {
+    configuration = configuration_of(arguments, what);
+    write_simulated_run(what, result, configuration, arguments.run);
+  }
   if (arguments.json) {
     print_simulation_json(what, result, std::cout);
     return 0;
@@ -37,6 +42,9 @@ int simulate_one(const SimulateArguments& arguments) {
   print_simulation_text(what, result, std::cout);
   if (!arguments.run.empty()) {
     std::cout << "report: " << arguments.run << "/report.html\n";
+    if (!configuration.missing.empty()) {
+      std::cout << "note: " << configuration.missing << "\n";
+    }
   }
   return 0;
 }
@@ -167,7 +175,7 @@ void add_simulate(CLI::App& app, Action& action) {
   option("--recovery-seconds", arguments->recovery_seconds, "SECONDS",
          "from a failure to the next step (300)");
   option("--run", arguments->run, "FOLDER",
-         "write timeline.json, metrics.jsonl and report.html there");
+         "write there what a run writes: report.html, timeline.json, config.toml, …");
   option("--table", arguments->table, "F.csv",
          "predict every row of a table of measured steps instead (doc/published.md)");
   command->add_flag("--planned", arguments->planned,

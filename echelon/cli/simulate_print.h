@@ -6,6 +6,7 @@
 #include <string>
 
 #include "echelon/cli/simulate_case.h"
+#include "echelon/cli/simulate_config.h"
 
 namespace echelon::cli {
 
@@ -20,9 +21,10 @@ void print_simulation_text(
 void print_simulation_json(
     const SimulateCase& what, const SimulateResult& result, std::ostream& out);
 
-/// Writes timeline.json, metrics.jsonl and report.html into the new folder `path`.
+/// Writes timeline.json, metrics.jsonl, report.html, cluster.toml and, where they are
+/// known, config.toml and layers.json into the new folder `path`.
 void write_simulated_run(
     const SimulateCase& what, const SimulateResult& result,
-    const std::string& path);
+    const SimulatedConfiguration& configuration, const std::string& path);
 
 }  // namespace echelon::cli

@@ -3,6 +3,9 @@
 
 #include "echelon/cli/new_folder.h"
 #include "echelon/cli/simulate_print.h"
+#include "echelon/cluster/cluster_file.h"
+#include "echelon/cost/counted_model.h"
+#include "echelon/explain/counted_layers.h"
 #include "echelon/explain/predict_run.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
@@ -58,11 +61,15 @@ std::vector<std::pair<std::string, std::string>> facts_of(
       {"Utilisation", percent + " of the peak"}};
 }
 
+bool is_counted(const ModelShape& model) {
+  return !model.layers.empty() && model.layers.front().counted_samples > 0;
+}
+
 }  // namespace
 
 void write_simulated_run(
     const SimulateCase& what, const SimulateResult& result,
-    const std::string& path) {
+    const SimulatedConfiguration& configuration, const std::string& path) {
   const SimulatedRun& run = result.run;
   NewFolder folder(path);
   ReportInput input;
@@ -77,6 +84,11 @@ void write_simulated_run(
     MetricsWriter metrics(folder.path() / "metrics.jsonl");
     for (const auto& step : input.metrics) metrics.append(step);
   }
+  if (!configuration.text.empty()) folder.write("config.toml", configuration.text);
+  if (is_counted(what.model)) {
+    folder.write(kCountedLayersFile, counted_model_json(what.model));
+  }
+  folder.write("cluster.toml", to_toml(what.cluster));
   write_chrome_trace(folder.path() / "timeline.json", run.timeline);
   write_report(folder.path() / "report.html", input);
   folder.move_into_place();

@@ -102,6 +102,7 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
   RunExplanation made;
   made.title = record.title;
   made.notes = record.notes;
+  made.simulated = record.simulated;
   if (layout) {
     made.layout = to_string(*layout);
     made.ranks = layout->num_ranks();

@@ -20,6 +20,7 @@ struct ExplainOptions {
 struct RunExplanation {
   std::string title;   // "gpt on text"
   std::string layout;  // "dp=2,pp=2"; empty: not known
+  bool simulated = false;  // nothing was measured: `echelon simulate --run` wrote it
   int64_t ranks = 0;   // that something is known of
   int64_t recorded_steps = 0;  // with spans; 0: metrics are all there is
   double step_seconds = 0;     // typical, measured

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "echelon/cluster/cluster_file.h"
 #include "echelon/error.h"
 #include "echelon/explain/counted_layers.h"
 #include "echelon/explain/cut_trace.h"
@@ -51,6 +52,9 @@ class Reader {
   RunRecord read() {
     read_timeline();
     read_steps();
+    record_.simulated = record_.timeline.simulated ||
+                        (!record_.steps.empty() && record_.steps.back().simulated);
+    if (record_.simulated) read_simulated_cluster();
     read_configuration();
     note_unfinished();
     return std::move(record_);
@@ -113,6 +117,16 @@ class Reader {
     }
   }
 
+  void read_simulated_cluster() {
+    const fs::path path = folder_ / "cluster.toml";
+    if (!is_there(path)) return;
+    try {
+      record_.cluster = read_cluster(path);
+    } catch (const Error& error) {
+      note(first_line(error.what()));
+    }
+  }
+
   void read_configuration() {
     const fs::path path = folder_ / "config.toml";
     if (!is_there(path)) {
@@ -132,7 +146,7 @@ class Reader {
   }
 
   void note_unfinished() {
-    if (!record_.job || record_.steps.empty()) return;
+    if (!record_.job || record_.steps.empty() || record_.simulated) return;
     const int64_t last = record_.steps.back().step;
     const int64_t all = record_.job->train.steps;
     if (all == 0 || last >= all) return;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "echelon/cluster/cluster.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/timeline.h"
@@ -20,6 +21,8 @@ struct RunRecord {
   std::optional<Job> job;          // config.toml
   std::string configuration;       // its path
   std::optional<ModelShape> layers;  // as its trainer counted them; empty: not
+  bool simulated = false;          // by `echelon simulate --run`; nothing was trained
+  std::optional<Cluster> cluster;  // that it was simulated on; empty: it is real
   std::vector<std::string> notes;  // what is missing or cut off, a line each
 };
 

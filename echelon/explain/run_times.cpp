@@ -56,14 +56,19 @@ class Sorter {
 
   bool pipeline() const { return pipeline_; }
 
-  RankTimes times_of(const StepActivity& activity) const {
+  // `window`: the step's, of all ranks.
+  RankTimes times_of(const StepActivity& activity, const Interval& window) const {
     RankTimes times;
     times.step = seconds({activity.window});
+    if (pipeline_) {  // its last stages begin later, its first may end earlier
+      times.for_stages = seconds({window}) - times.step;
+      times.step = seconds({window});
+    }
     computing(activity, times);
     times.data = seconds(activity.data);
     communicating(activity, times);
     times.idle = std::max(
-        0.0, times.step - times.compute() - times.data -
+        0.0, seconds({activity.window}) - times.compute() - times.data -
                  seconds(activity.exposed));
     return times;
   }
@@ -174,10 +179,13 @@ run_times(const Timeline& timeline, const std::optional<Layout>& layout) {
   const auto stages = first_stages(timeline);
   std::map<int32_t, RankHistory> ranks;
   std::set<int64_t> steps;
-  for (const StepActivity& activity : step_activities(timeline)) {
+  const auto activities = step_activities(timeline);
+  const auto windows = step_windows(activities);
+  for (const StepActivity& activity : activities) {
     if (diagnosis.outliers.contains(activity.step)) continue;
     steps.insert(activity.step);
-    ranks[activity.rank].steps.push_back(sorter.times_of(activity));
+    ranks[activity.rank].steps.push_back(
+        sorter.times_of(activity, windows.at(activity.step)));
   }
   RunTimes run;
   run.pipeline = sorter.pipeline();

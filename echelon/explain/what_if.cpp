@@ -10,6 +10,22 @@
 
 namespace echelon {
 
+namespace {
+
+// A simulated model has no data to look at: as many samples as any batch takes.
+std::optional<DataFacts> data_of_nobody(const RunRecord& run) {
+  const DataOptions& data = run.job->data;
+  if (!run.simulated || data.name != "text") return {};
+  if (!data.path.empty() || !data.sources.empty()) return {};
+  DataFacts facts;
+  facts.num_samples = facts.num_train = int64_t{1} << 50;
+  facts.sample_shape = {data.sequence};
+  facts.classes = 1;  // words; the model has as many as it says
+  return facts;
+}
+
+}  // namespace
+
 WhatIf::WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster)
     : run_(run) {
   if (!run.job) {
@@ -17,8 +33,12 @@ WhatIf::WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster)
     return;
   }
   try {
+    data_ = data_of_nobody(run);
+    if (!data_) data_ = check_job(*run.job, run.job->layout.num_ranks()).data;
     if (cluster) {
       cluster_ = *cluster;
+    } else if (run.cluster) {
+      cluster_ = *run.cluster;
     } else {
       find_cluster_of(run);
     }
@@ -38,7 +58,7 @@ void WhatIf::find_cluster_of(const RunRecord& run) {
 
 WhatIfStep WhatIf::simulated(const Settings& settings) const {
   const Job job = load_job(run_.configuration, {.set = settings});
-  const JobFacts facts = check_job(job, job.layout.num_ranks());
+  const JobFacts facts = check_job(job, job.layout.num_ranks(), *data_);
   WhatIfStep made{
       .settings = settings,
       .configured = run_.layers

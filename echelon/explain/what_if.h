@@ -26,7 +26,8 @@ struct WhatIfStep {
 /// how both compare: a cluster whose rates are guessed errs the same way in both.
 class WhatIf {
  public:
-  /// `cluster` empty: this machine (cluster/local_cluster.h). Layers are the counted
+  /// `cluster` empty: that of a simulated run, else this machine
+  /// (cluster/local_cluster.h). Layers are the counted
   /// ones where the run has them, else those of formulas.
   WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster);
 
@@ -50,6 +51,7 @@ class WhatIf {
   WhatIfStep simulated(const Settings& settings) const;
 
   const RunRecord& run_;
+  std::optional<DataFacts> data_;  // looked at once; fixes leave it as it is
   Cluster cluster_;
   bool guessed_ = false;
   std::optional<WhatIfStep> base_;

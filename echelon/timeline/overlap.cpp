@@ -247,6 +247,18 @@ std::vector<StepActivity> step_activities(const Timeline& timeline) {
   return result;
 }
 
+std::map<int64_t, Interval>
+step_windows(const std::vector<StepActivity>& activities) {
+  std::map<int64_t, Interval> windows;
+  for (const StepActivity& activity : activities) {
+    const auto [at, is_new] =
+        windows.try_emplace(activity.step, activity.window);
+    at->second.begin = std::min(at->second.begin, activity.window.begin);
+    at->second.end = std::max(at->second.end, activity.window.end);
+  }
+  return windows;
+}
+
 Diagnosis diagnose(const Timeline& timeline) {
   Diagnosis diagnosis;
   for (const auto& activity : step_activities(timeline)) {

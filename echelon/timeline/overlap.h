@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -77,6 +78,10 @@ std::vector<Piece> owned_pieces(std::vector<const Span*> track);
 
 /// Sorted by step, then rank.
 std::vector<StepActivity> step_activities(const Timeline& timeline);
+
+/// Of each step, from the first begin of any rank to the last end.
+std::map<int64_t, Interval>
+step_windows(const std::vector<StepActivity>& activities);
 
 Diagnosis diagnose(const Timeline& timeline);
 

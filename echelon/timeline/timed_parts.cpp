@@ -135,17 +135,10 @@ TimedParts timed_parts(const Timeline& timeline, const Diagnosis& diagnosis) {
   });
   TimedParts mean;
   if (activities.empty()) return mean;
-  std::map<int64_t, Interval> windows;
-  for (const auto& activity : activities) {
-    const auto [window, is_new] =
-        windows.try_emplace(activity.step, activity.window);
-    window->second.begin =
-        std::min(window->second.begin, activity.window.begin);
-    window->second.end = std::max(window->second.end, activity.window.end);
-  }
+  const auto windows = step_windows(activities);
   const bool pipeline = typical_pipeline_step(timeline).has_value();
   for (const auto& activity : activities) {
-    Cutter(activity, windows[activity.step], pipeline).cut(mean);
+    Cutter(activity, windows.at(activity.step), pipeline).cut(mean);
   }
   const auto count = static_cast<double>(activities.size());
   for (double* part :

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "echelon/error.h"
@@ -30,7 +31,8 @@ class Checker {
     if (document_.entries().empty()) document_ = describe(job);
   }
 
-  JobFacts run() {
+  // `data`: what is known of it; else it is looked at.
+  JobFacts run(const std::optional<DataFacts>& data) {
     check_layout();
     if (job_.layout.tp > 1) check_tensor_parallel();
     if (shards_parameters(job_)) check_shards();
@@ -44,7 +46,7 @@ class Checker {
     check_comm();
     JobFacts facts;
     facts.warnings = find_unused_settings(job_);
-    facts.data = inspect();
+    facts.data = data ? *data : inspect();
     check_samples(facts);
     check_kind_of_data();
     facts.classes = classes(facts.data);
@@ -541,7 +543,11 @@ class Checker {
 }  // namespace
 
 JobFacts check_job(const Job& job, int64_t num_ranks) {
-  return Checker(job, num_ranks).run();
+  return Checker(job, num_ranks).run({});
+}
+
+JobFacts check_job(const Job& job, int64_t num_ranks, const DataFacts& data) {
+  return Checker(job, num_ranks).run(data);
 }
 
 }  // namespace echelon

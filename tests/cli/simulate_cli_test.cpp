@@ -147,6 +147,62 @@ TEST_F(SimulateCommand, WritesWhatARunWrites) {
   EXPECT_EQ(lines_of(read_file(folder + "metrics.jsonl")).size(), 3u);
 }
 
+// Its configuration, layers and cluster are all that was simulated: explain predicts the
+// same of it, and reads the same of its timeline.
+TEST_F(SimulateCommand, WritesARunThatExplainReads) {
+  write("layers.json", R"({"model": "mlp", "seq_len": 0, "layers": [
+    {"name": "fc", "forward_flops": 1e9, "backward_flops": 2e9, "parameters": 1e4,
+     "kept_elements": 100, "moved_elements": 1e5, "output_elements": 10, "rows": 1,
+     "inner": 100, "columns": 100, "counted_samples": 4,
+     "forward": [{"name": "mm", "product": "product", "count": 1, "m": 400, "n": 4000,
+                  "k": 4000}],
+     "backward": [{"name": "add", "bytes": 1e7}]}]})");
+  const std::string digits =
+      ECHELON_SOURCE_DIR "/examples/configs/digits.toml --cluster h100-sxm:1x8 ";
+  int run_number = 0;
+  for (const std::string& arguments :
+       {std::string(kSmall), std::string(kSmall) + "--schedule gpipe --recompute all",
+        std::string(kSmall) + "--sequence-parallel --precision fp32 --seq-len 512",
+        std::string("--model llama3.1-8b --cluster h100-sxm:2x8 --layout fsdp=16 "
+                    "--batch 64 --microbatch 2 --zero 2"),
+        std::string("--model resnet50 --cluster h100-sxm:1x8 --layout dp=4,pp=2 "
+                    "--batch 64 --microbatch 4"),
+        digits + "--layout dp=4 --batch 64 --microbatch 4 --precision bf16",
+        digits + "--layout pp=2", digits + "--layout dp=2 --layers layers.json"}) {
+    const std::string folder = "run" + std::to_string(++run_number);
+    const Outcome simulated =
+        run(arguments + " --steps 2 --json --run " + folder);
+    ASSERT_EQ(simulated.exit_code, 0) << arguments << simulated.err;
+    const double seconds = json::parse(simulated.out)["step_seconds"];
+    const Outcome explained = typed(folder_, "explain " + folder + " --json");
+    ASSERT_EQ(explained.exit_code, 0) << arguments << explained.err;
+    const json told = json::parse(explained.out);
+    EXPECT_EQ(told["notes"], json::array()) << arguments;
+    EXPECT_EQ(told["predicted_seconds"], seconds) << arguments;
+    EXPECT_NEAR(told["step_seconds"].get<double>(), seconds, 1e-3 * seconds);
+    EXPECT_EQ(told["simulated"], true);
+    EXPECT_EQ(
+        told["layers"], arguments.ends_with(".json") ? "counted" : "formulas");
+  }
+  EXPECT_THAT(
+      typed(folder_, "explain run1").out,
+      AllOf(HasSubstr("Simulated: "), Not(HasSubstr("Predicted on "))));
+  EXPECT_EQ(typed(folder_, "compare run1 run2").exit_code, 0);
+}
+
+TEST_F(SimulateCommand, SaysWhatItsConfigurationDoesNot) {
+  const Outcome other = run(
+      "--model mixtral-8x7b --cluster h100-sxm:2x8 --layout dp=2,tp=8 --batch 16 "
+      "--run experts");
+  EXPECT_EQ(other.exit_code, 0) << other.err;
+  EXPECT_THAT(
+      other.out, HasSubstr("note: there is no config.toml: echelon train has no mix"));
+  EXPECT_EQ(typed(folder_, "explain experts").exit_code, 0);
+  const Outcome stack = run(std::string(kSmall) + "--stack megatron-core --run stack");
+  EXPECT_THAT(
+      stack.out, HasSubstr("note: config.toml does not say --stack megatron-core"));
+}
+
 TEST_F(SimulateCommand, SaysHowMuchOfWeeksCounts) {
   const auto weeks = [&](const std::string& more) {
     const Outcome outcome = run(kSmall + ("--hours 20000 " + more) + " --json");
