@@ -46,22 +46,18 @@ Weights weights_of(
       place_of(context.strategy, context.cluster, axes.copies, rank)};
 }
 
-/// Summing the gradients of `weights`, in buckets.
+/// Summing the gradients of `weights`.
 double gradient_seconds(const StageContext& context, const Weights& weights, int64_t rank) {
   const Node& node = context.cluster.node_of(rank);
   const double bytes = weights.elements * context.stack.gradient_bytes;
   if (bytes <= 0) return 0;
-  const double buckets = context.stack.bucket_bytes > 0
-      ? std::max(1.0, std::round(bytes / context.stack.bucket_bytes))
-      : 1;
   const double shards = static_cast<double>(weights.shards.ranks);
-  return buckets *
-      (collective_seconds(
-           CollectiveKind::reduce_scatter, bytes / buckets, weights.shards, node,
-           context.cluster, context.stack) +
-       collective_seconds(
-           CollectiveKind::all_reduce, bytes / buckets / shards, weights.copies, node,
-           context.cluster, context.stack));
+  return collective_seconds(
+             CollectiveKind::reduce_scatter, bytes, weights.shards, node,
+             context.cluster, context.stack) +
+      collective_seconds(
+             CollectiveKind::all_reduce, bytes / shards, weights.copies, node,
+             context.cluster, context.stack);
 }
 
 double gradient_seconds(const StageContext& context, const Elements& all, int64_t rank) {
@@ -136,20 +132,76 @@ Exposed gathered(
   return exposed_part(all, beside.exposed(), context.stack);
 }
 
-/// Each layer's gradients are cut and summed after it, beside the next; `gathers`: so
-/// are those layers' parameters gathered, on the same links.
+/// Gradients are cut and summed after their layers, beside the next, those of small
+/// layers together.
+class Reductions {
+ public:
+  Reductions(const StageContext& context, int64_t rank)
+      : context_(context), rank_(rank) {
+    if (context.strategy.zero_stage == 0) least_ = context.stack.bucket_bytes;
+  }
+
+  /// `repeat` layers, each of which computes for `seconds`.
+  void add(const Elements& own, double seconds, int64_t repeat) {
+    while (repeat > 0) {
+      const double missing = least_ - bytes(bucket_);
+      const double each = bytes(own);
+      int64_t filling = repeat;
+      if (missing <= each) {
+        filling = 1;
+      } else if (each > 0) {
+        filling = std::min(repeat, static_cast<int64_t>(std::ceil(missing / each)));
+      }
+      const bool alone = layers_ == 0;  // no others among them: as many as there are
+      bucket_ += static_cast<double>(filling) * own;
+      seconds_ += static_cast<double>(filling) * seconds;
+      layers_ += filling;
+      if (filling == repeat && bytes(bucket_) < least_) return;
+      const int64_t times = alone ? repeat / filling : 1;
+      send(times);
+      repeat -= times * filling;
+    }
+  }
+
+  Exposed take() {
+    if (layers_ > 0) send(1);
+    return exposed_part(all_, beside_.exposed(), context_.stack);
+  }
+
+ private:
+  double bytes(const Elements& all) const {
+    return (all.dense + all.experts) * context_.stack.gradient_bytes;
+  }
+
+  void send(int64_t times) {
+    const double reduce = gradient_seconds(context_, bucket_, rank_);
+    beside_.add(seconds_, reduce, times);
+    all_ += static_cast<double>(times) * reduce;
+    bucket_ = {};
+    seconds_ = 0;
+    layers_ = 0;
+  }
+
+  const StageContext& context_;
+  int64_t rank_;
+  double least_ = 0;  // bytes that are sent
+  TrailingCollectives beside_;
+  double all_ = 0;
+  Elements bucket_;  // not sent yet
+  double seconds_ = 0;
+  int64_t layers_ = 0;
+};
+
+/// `gathers`: the layers' parameters are gathered meanwhile, on the same links.
 Exposed reduced(
     const StageContext& context, const Pass& pass, int64_t rank, bool gathers) {
-  TrailingCollectives beside;
-  double all = 0;
+  Reductions reductions(context, rank);
   for (const auto& [layer, seconds] : pass.steps) {
-    const double reduce = gradient_seconds(context, elements_of(*layer), rank);
-    const double taken =
-        gathers ? gather_seconds(context, elements_of(*layer), rank) : 0;
-    beside.add(std::max(0.0, seconds - taken), reduce, layer->repeat);
-    all += static_cast<double>(layer->repeat) * reduce;
+    const Elements own = elements_of(*layer);
+    const double taken = gathers ? gather_seconds(context, own, rank) : 0;
+    reductions.add(own, std::max(0.0, seconds - taken), layer->repeat);
   }
-  return exposed_part(all, beside.exposed(), context.stack);
+  return reductions.take();
 }
 
 Exposed operator*(double factor, const Exposed& one) {

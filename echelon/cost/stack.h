@@ -45,7 +45,9 @@ struct Stack {
   double quantise_bytes = 4;      // moved per element of an input of an fp8 product
   double loss_bytes = 20;         // moved per logit forwards, half of it backwards
   double optimizer_bytes = 40;      // moved per parameter and step, AdamW
-  double bucket_bytes = 0;          // of gradients, one collective each; 0: one in all
+  /// Gradients of layers with fewer bytes wait for the next layers' and are summed
+  /// with them (stage 0); 0: each layer's by themselves.
+  double bucket_bytes = 0;
   bool reduces_each_microbatch = false;  // stage 2 and 3, as FSDP does
   // time: communication within a pass
   double hidden_tensor_parallel = 0;   // part of tp's collectives that is hidden

@@ -71,10 +71,6 @@ Instructions RankTraffic::reductions(
 
 Instructions RankTraffic::reductions_of(
     double bytes, bool experts, const std::string& name) {
-  const double buckets =
-      stack_.bucket_bytes > 0
-          ? std::max(1.0, std::round(bytes / stack_.bucket_bytes))
-          : 1;
   const Sharing sharing = sharing_of(strategy_, experts);
   const double shards = static_cast<double>(std::max<int64_t>(
       1, place_of(strategy_, cluster_, axes_of(sharing.shards), rank_).ranks));
@@ -82,15 +78,11 @@ Instructions RankTraffic::reductions_of(
                                  ? "replicate " + name
                                  : "bucket " + std::to_string(next_bucket_++);
   Instructions list = collective(
-      CollectiveKind::reduce_scatter, sharing.shards, bytes / buckets,
+      CollectiveKind::reduce_scatter, sharing.shards, bytes,
       "reduce " + name);
   append(list, collective(
                    CollectiveKind::all_reduce, sharing.copies,
-                   bytes / buckets / shards, copies));
-  for (Instruction& one : list) {
-    one.collective_seconds *= buckets;
-    one.bytes *= buckets;
-  }
+                   bytes / shards, copies));
   return list;
 }
 

@@ -178,7 +178,9 @@ class Builder {
     bucket += elements_of(*layer.work);
     const double bytes =
         (bucket.dense + bucket.experts) * in_.stack.gradient_bytes;
-    if (!shards_parameters() && !is_last && bytes < in_.stack.bucket_bytes) return;
+    const bool waits =
+        in_.strategy.zero_stage == 0 && bytes < in_.stack.bucket_bytes;
+    if (waits && !is_last) return;
     for (const Instruction& one : traffic_.reductions(bucket, layer.name)) {
       if (in_.stack.overlaps_gradients) {
         launch(list, one, Stream::reduce, layer.reduce_tag);

@@ -127,6 +127,9 @@ TEST(Simulate, AgreesWithTheFormula) {
       {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 2, .dp_shard = 8}, 64), 1e-6},
       {"mixtral-8x7b", "h100-sxm:2x8", with({.ep = 8}, 64), 1e-6},
       {"llama2-7b", "h100-sxm:2x8", with({.dp_shard = 4, .cp = 4}, 16), 0.002},
+      {"resnet50", "h100-sxm:2x8", with({.dp_replicate = 16}, 256), 1e-6},
+      {"simple_cnn", "h100-sxm:1x8", with({.dp_replicate = 8}, 256), 1e-6},
+      {"resnet50", "h100-sxm:2x8", with({.dp_shard = 16}, 256), 1e-6},
   };
   cases[5].strategy.schedule = "interleaved";
   cases[10].strategy.zero_stage = 1;
@@ -136,6 +139,7 @@ TEST(Simulate, AgreesWithTheFormula) {
   cases[13].strategy.zero_stage = 1;
   cases[14].strategy.zero_stage = 1;
   cases[16].strategy.zero_stage = 2;
+  cases[19].strategy.zero_stage = 2;
   for (const auto& one : cases) {
     const ModelShape model = find_model(one.model);
     const Cluster cluster = find_cluster(one.cluster);
@@ -147,6 +151,60 @@ TEST(Simulate, AgreesWithTheFormula) {
         << one.model << " " << to_string(one.strategy) << ": " << simulated
         << " against " << estimated;
   }
+}
+
+// Layers of `bytes` of gradients each.
+ModelShape layers_of(const std::vector<double>& bytes) {
+  ModelShape model{.name = "made"};
+  for (const double one : bytes) {
+    CountedLayer layer;
+    layer.name = "layer " + std::to_string(model.layers.size());
+    layer.parameters = one / 4;
+    layer.forward_flops = 1e9;
+    layer.backward_flops = 2e9;
+    layer.output_elements = 100;
+    layer.inner = layer.columns = layer.rows = 64;
+    model.layers.push_back(layer);
+  }
+  return model;
+}
+
+// As the trainer sums them: large gradients alone, small ones together.
+TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
+  const Cluster cluster = find_cluster("h100-sxm:1x2");
+  struct {
+    std::vector<double> layers;
+    std::vector<int64_t> sums;  // bytes, in the order of backward
+  } cases[] = {
+      {std::vector<double>(9, 8000), {72000}},
+      {{400000, 500000, 600000}, {600000, 500000, 400000}},
+      {{4000, 300000, 100000, 8000, 200000}, {308000, 300000, 4000}},
+      {{100000, 100000, 100000, 100000}, {300000, 100000}},
+  };
+  for (const auto& one : cases) {
+    const ModelShape model = layers_of(one.layers);
+    const Strategy strategy = with({.dp_replicate = 2}, 8);
+    const SimulatedRun run = simulate(model, strategy, cluster);
+    std::vector<int64_t> sums;
+    for (const Span& span : run.timeline.spans) {
+      if (span.rank == 0 && span.track == "comm") sums.push_back(span.bytes);
+    }
+    EXPECT_EQ(sums, one.sums);
+    EXPECT_LT(
+        relative(
+            run.step.step_seconds,
+            estimate_step(model, strategy, cluster).step_seconds),
+        1e-9);
+  }
+  // ZeRO cuts layer by layer.
+  Strategy cut = with({.dp_shard = 2}, 8);
+  cut.zero_stage = 2;
+  size_t reduced = 0;
+  for (const Span& span :
+       simulate(layers_of({8000, 8000, 8000}), cut, cluster).timeline.spans) {
+    reduced += span.rank == 0 && span.name.rfind("reduce_scatter", 0) == 0;
+  }
+  EXPECT_EQ(reduced, 3u);
 }
 
 // Copies of a tied embedding on the ends of a pipeline, and nowhere else.
