@@ -188,7 +188,8 @@ void advise(
       : name == "pp"
           ? "Use faster links between stages, fewer stages, or larger microbatches."
           : "Use faster links for " + name + ", or fewer ranks along it.";
-  found.reason.why = "The simulator finds no setting that sends less and fits.";
+  found.reason.why = evidence.what_if.none_found(
+      "The simulator finds no setting that sends less and fits.");
 }
 
 }  // namespace

@@ -98,7 +98,7 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
   if (record.job) layout = record.job->layout;
   const RunTimes times = run_times(record.timeline, layout);
   const RankTimes shares = shares_of(times.mean);
-  const WhatIf what_if(record, options.cluster);
+  const WhatIf what_if(record, options.cluster, options.simulation_seconds);
   RunExplanation made;
   made.title = record.title;
   made.notes = record.notes;
@@ -114,6 +114,12 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
     fill_from_timeline(record, times, made);
   }
   made.findings = all_findings({record, times, shares, what_if});
+  if (const int64_t some = what_if.num_left_out(); some > 0) {
+    made.notes.push_back(
+        std::to_string(some) + (some == 1 ? " setting was" : " settings were") +
+        " not simulated, which would have taken longer than " +
+        format_seconds(options.simulation_seconds) + "; `echelon plan` searches");
+  }
   if (what_if.base()) {
     made.cluster = what_if.cluster().name;
     if (!what_if.is_guessed()) compare_with_prediction(record, what_if, made);

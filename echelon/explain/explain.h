@@ -15,6 +15,8 @@ namespace echelon {
 struct ExplainOptions {
   /// That fixes are simulated on; empty: this machine.
   std::optional<Cluster> cluster;
+  /// For simulating fixes, about; what there is no time for is left out, and noted.
+  double simulation_seconds = 10;
 };
 
 struct RunExplanation {

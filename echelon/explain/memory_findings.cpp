@@ -103,7 +103,8 @@ RunFinding pressure(const Evidence& evidence, const Peak& peak) {
       " that it may use: a longer sample or another program ends the run.";
   found.reason.fix = "Cut more of the model over the ranks, or take smaller "
                      "microbatches.";
-  found.reason.why = "No single setting that the simulator knows saves enough.";
+  found.reason.why = evidence.what_if.none_found(
+      "No single setting that the simulator knows saves enough.");
   const auto saving = cheapest_saving(evidence, peak);
   if (!saving) return found;
   found.settings = saving->settings;

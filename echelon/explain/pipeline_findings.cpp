@@ -19,11 +19,13 @@ std::string seconds_of_stages(const std::vector<double>& seconds) {
 }
 
 std::string ranks_text(const std::vector<int>& ranks) {
+  constexpr size_t kShown = 8;
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
+  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i) {
     text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
   }
-  return text;
+  if (ranks.size() <= kShown) return text;
+  return text + " and " + std::to_string(ranks.size() - kShown) + " more";
 }
 
 RunFinding uneven_stages(
@@ -142,8 +144,9 @@ RunFinding bubble(const Evidence& evidence, double share, int64_t stages) {
   }
   found.reason.fix = "Take more samples in a step, in more microbatches, or fewer "
                      "stages.";
-  found.reason.why = "No schedule with more microbatches of this batch is faster; each "
-                     "microbatch would be too small.";
+  found.reason.why = evidence.what_if.none_found(
+      "No schedule with more microbatches of this batch is faster; each microbatch "
+      "would be too small.");
   return found;
 }
 

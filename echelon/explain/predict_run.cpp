@@ -12,6 +12,7 @@ namespace echelon {
 namespace {
 
 constexpr int64_t kMostRanks = 64;  // whose spans and memory are looked at
+constexpr int64_t kFewRanks = 16;   // whose spans are
 
 std::string how_to_measure(int64_t ranks) {
   const std::string count = std::to_string(ranks);
@@ -70,10 +71,12 @@ StepPrediction prediction_of(
 }
 
 StepPrediction predict_step(const Configured& what, const Cluster& cluster) {
-  const int64_t ranks = what.strategy.layout.num_ranks();
+  // One pipeline at least; other ranks do much the same.
+  const Layout& layout = what.strategy.layout;
+  const int64_t ranks = std::clamp<int64_t>(layout.pp, kFewRanks, kMostRanks);
   const SimulatedRun run = simulate(
       what.model, what.strategy, cluster,
-      {.timeline_ranks = std::min(ranks, kMostRanks)});
+      {.timeline_ranks = std::min(ranks, layout.num_ranks())});
   return prediction_of(run, what.strategy, cluster);
 }
 

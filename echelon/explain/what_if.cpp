@@ -1,8 +1,10 @@
 #include "echelon/explain/what_if.h"
 
+#include <chrono>
 #include <utility>
 
 #include "echelon/cluster/local_cluster.h"
+#include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
 #include "echelon/explain/counted_layers.h"
 #include "echelon/explain/predict_run.h"
@@ -11,6 +13,11 @@
 namespace echelon {
 
 namespace {
+
+// What simulating a step takes time for.
+double passes_of(const Strategy& strategy) {
+  return static_cast<double>(strategy.num_microbatches() * num_stages(strategy));
+}
 
 // A simulated model has no data to look at: as many samples as any batch takes.
 std::optional<DataFacts> data_of_nobody(const RunRecord& run) {
@@ -26,8 +33,9 @@ std::optional<DataFacts> data_of_nobody(const RunRecord& run) {
 
 }  // namespace
 
-WhatIf::WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster)
-    : run_(run) {
+WhatIf::WhatIf(
+    const RunRecord& run, const std::optional<Cluster>& cluster, double seconds)
+    : run_(run), seconds_(seconds) {
   if (!run.job) {
     why_ = "there is no configuration to simulate";
     return;
@@ -43,6 +51,7 @@ WhatIf::WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster)
       find_cluster_of(run);
     }
     base_ = simulated({});
+    seconds_of_pass_ = std::exchange(spent_, 0) / passes_of(base_->configured.strategy);
   } catch (const Error& error) {
     const std::string text = error.what();
     why_ = text.substr(0, text.find('\n'));
@@ -64,15 +73,32 @@ WhatIfStep WhatIf::simulated(const Settings& settings) const {
       .configured = run_.layers
                         ? configured_as_counted(*run_.layers, *run_.job, job)
                         : configured(job, facts)};
+  if (base_ && !has_time_for(made.configured.strategy)) {
+    ++left_out_;
+    throw ConfigError("it would take too long to simulate");
+  }
   SimulationOptions options;
   options.timeline_ranks = 0;
+  const auto begin = std::chrono::steady_clock::now();
   made.step = simulate(
                   made.configured.model, made.configured.strategy, cluster_,
                   options)
                   .step;
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - begin;
+  spent_ += took.count();
   made.seconds_per_sample =
       made.step.step_seconds / static_cast<double>(job.train.batch);
   return made;
+}
+
+bool WhatIf::has_time_for(const Strategy& strategy) const {
+  return spent_ + seconds_of_pass_ * passes_of(strategy) <= seconds_;
+}
+
+std::string WhatIf::none_found(const std::string& why) const {
+  if (left_out_ == 0) return why;
+  return "None of the settings that there was time to simulate is one.";
 }
 
 std::optional<WhatIfStep> WhatIf::with(const Settings& settings) const {

@@ -1,6 +1,7 @@
 // What the simulator says of a run with other settings.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,7 +30,10 @@ class WhatIf {
   /// `cluster` empty: that of a simulated run, else this machine
   /// (cluster/local_cluster.h). Layers are the counted
   /// ones where the run has them, else those of formulas.
-  WhatIf(const RunRecord& run, const std::optional<Cluster>& cluster);
+  /// Settings are tried until that has taken `seconds`: see num_left_out().
+  WhatIf(
+      const RunRecord& run, const std::optional<Cluster>& cluster,
+      double seconds = 10);
 
   /// The run as it is; empty: it cannot be simulated, and why() says why.
   const std::optional<WhatIfStep>& base() const { return base_; }
@@ -38,7 +42,12 @@ class WhatIf {
   /// Whether its rates are guesses: then times are none to compare with the run's.
   bool is_guessed() const { return guessed_; }
 
-  /// Empty: there is no base, the settings are none for this run, or it has them.
+  /// How many settings were left out, because they would have taken too long.
+  int64_t num_left_out() const { return left_out_; }
+  /// Why none of the settings is a fix: `why`, unless it may be one that was left out.
+  std::string none_found(const std::string& why) const;
+
+  /// Empty: there is no base, the settings are none for this run, or they are left out.
   std::optional<WhatIfStep> with(const Settings& settings) const;
   /// What a sample's time falls by, as a share; negative: it rises.
   double gain(const WhatIfStep& other) const;
@@ -49,11 +58,16 @@ class WhatIf {
  private:
   void find_cluster_of(const RunRecord& run);
   WhatIfStep simulated(const Settings& settings) const;
+  bool has_time_for(const Strategy& strategy) const;
 
   const RunRecord& run_;
   std::optional<DataFacts> data_;  // looked at once; fixes leave it as it is
   Cluster cluster_;
   bool guessed_ = false;
+  double seconds_;              // that trying may take
+  mutable double spent_ = 0;    // of them
+  mutable int64_t left_out_ = 0;
+  double seconds_of_pass_ = 0;  // to simulate the base, for each of its passes
   std::optional<WhatIfStep> base_;
   std::string why_;
 };

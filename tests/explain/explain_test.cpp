@@ -137,6 +137,59 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
   EXPECT_EQ(tp.gain_source, GainSource::simulated);
 }
 
+// A machine with thousands of ranks would be simulated for minutes.
+TEST_F(Explain, WhatThereIsNoTimeForIsLeftOutAndSaid) {
+  cluster_ = "rtx-4090:1x2";
+  Job job = made::job_of("fsdp=2");
+  job.model.name = "resnet50";
+  job.data.name = "dummy";
+  job.data.holdout = 0;
+  made::write_run(
+      folder_.path("run"), job,
+      timeline_of(DataParallel{.transfer = 40, .axis = "dp_shard"}));
+  const RunExplanation run = explain_run(
+      folder_.path("run"),
+      {.cluster = find_cluster(cluster_), .simulation_seconds = 0});
+  ASSERT_EQ(run.findings.size(), 1u);
+  EXPECT_THAT(run.findings[0].settings, testing::IsEmpty());
+  EXPECT_THAT(
+      run.findings[0].reason.why, HasSubstr("that there was time to simulate"));
+  EXPECT_THAT(
+      run.notes, testing::Contains(HasSubstr("settings were not simulated")));
+  EXPECT_GT(run.predicted_seconds, 0);
+}
+
+// What an evaluation sends is none of a step's.
+TEST_F(Explain, AnEvaluationAfterAStep) {
+  Timeline timeline = timeline_of(DataParallel{.transfer = 40});
+  const auto findings = [&] { return explain(made::job_of("dp=2"), timeline).findings; };
+  const auto before = findings();
+  ASSERT_EQ(before.size(), 1u);
+  for (int64_t step : {3, 7}) {
+    for (int rank : {0, 1}) {
+      int64_t end = 0;
+      for (const Span& span : timeline.spans) {
+        if (span.step == step) end = std::max(end, span.end_ns);
+      }
+      const auto add = [&](const char* track, const char* name, SpanKind kind,
+                           int64_t begin, int64_t length, const char* axis) {
+        timeline.spans.push_back(
+            {rank, track, name, kind, end + begin, end + begin + length, step,
+             1 << 20, axis});
+      };
+      add("compute", "evaluation", SpanKind::evaluation, 0, 90'000'000, "");
+      add("comm", "all_reduce score", SpanKind::communication, 10'000'000,
+          50'000'000, "dp_replicate");
+      add("compute", "wait for all_reduce score", SpanKind::communication,
+          10'000'000, 50'000'000, "");
+    }
+  }
+  const auto after = findings();
+  ASSERT_EQ(after.size(), 1u);
+  EXPECT_EQ(after[0].reason.diagnosis, before[0].reason.diagnosis);
+  EXPECT_EQ(after[0].share, before[0].share);
+}
+
 TEST_F(Explain, AStraggler) {
   const DataParallel straggling{.ranks = 4, .times = [](int rank, int64_t) {
     const double factor = rank == 2 ? 1.5 : 1;
