@@ -136,6 +136,10 @@ class Reader {
     try {
       record_.job = load_job(path.string());
       record_.configuration = path.string();
+      if (!is_of_this_timeline(*record_.job)) {
+        record_.job.reset();
+        return;
+      }
       if (record_.title.empty()) {
         record_.title = record_.job->model.name + " on " + record_.job->data.name;
       }
@@ -143,6 +147,18 @@ class Reader {
     } catch (const Error& error) {
       note(first_line(error.what()));
     }
+  }
+
+  // A timeline may lie beside another run's configuration.
+  bool is_of_this_timeline(const Job& job) {
+    int32_t most = -1;
+    for (const Span& span : record_.timeline.spans) most = std::max(most, span.rank);
+    const int64_t ranks = job.layout.num_ranks();
+    if (most < ranks) return true;
+    note("config.toml is of " + std::to_string(ranks) +
+         (ranks == 1 ? " rank" : " ranks") + ", and the timeline has a rank " +
+         std::to_string(most) + ": it is another run's, and no fix is simulated");
+    return false;
   }
 
   void note_unfinished() {
@@ -165,13 +181,19 @@ class Reader {
 }  // namespace
 
 RunRecord read_run(const fs::path& run) {
-  if (!is_there(run)) {
+  if (run.empty()) throw DataError("RUN is empty; name a run's folder");
+  std::error_code error;
+  if (!fs::exists(run, error)) {
+    if (error) throw DataError(run.string() + ": " + error.message());
     throw DataError(
         run.string() + ": there is no such run; name a folder that `echelon train` "
         "wrote, or a timeline.json");
   }
-  std::error_code ignored;
-  if (fs::is_directory(run, ignored)) {
+  if (fs::is_directory(run, error)) {
+    const fs::directory_iterator entries(run, error);
+    if (error) {
+      throw DataError(run.string() + ": cannot be read: " + error.message());
+    }
     return Reader(run, run / "timeline.json").read();
   }
   return Reader(run.parent_path(), run).read();

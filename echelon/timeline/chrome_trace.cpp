@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "echelon/error.h"
+#include "echelon/timeline/json_reason.h"
 #include "echelon/timeline/text_file.h"
 
 namespace echelon {
@@ -163,7 +164,7 @@ void write_memory(TraceText& trace, const RankMemory& memory) {
 
 int64_t to_ns(const Json& microseconds) {
   const double value = microseconds.get<double>() * 1e3;
-  if (!(std::abs(value) < 9e18)) {
+  if (!(std::abs(value) < 4e18)) {  // two of them can be added
     throw DataError("a time is out of range");
   }
   return std::llround(value);
@@ -305,9 +306,14 @@ Timeline read_chrome_trace(const std::filesystem::path& path) {
 Timeline parse_chrome_trace(const std::string& text, const std::string& place) {
   std::string reason;
   try {
-    return read_timeline(Json::parse(text));
+    const Json json = Json::parse(text);
+    if (json.is_object() && json.contains("otherData") &&
+        json.contains("traceEvents")) {
+      return read_timeline(json);
+    }
+    reason = "it is another program's JSON";
   } catch (const nlohmann::json::exception& error) {
-    reason = error.what();
+    reason = json_reason(error);
   } catch (const std::out_of_range&) {
     reason = "an event is on a thread without a name";
   } catch (const DataError& error) {

@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "echelon/error.h"
+#include "echelon/timeline/json_reason.h"
 #include "echelon/timeline/text_file.h"
 
 namespace echelon {
@@ -254,7 +255,7 @@ MetricsFile read_metrics(const std::filesystem::path& path) {
     } catch (const nlohmann::json::exception& error) {
       throw DataError(
           path.string() + ":" + std::to_string(number) +
-          ": no line of metrics (" + error.what() +
+          ": no line of metrics (" + json_reason(error) +
           "); remove the line to read the rest");
     }
     begin = end + 1;
@@ -273,7 +274,7 @@ void cut_metrics(const std::filesystem::path& path, int64_t step) {
       read_line(std::string_view(text).substr(begin, end - begin), line);
     } catch (const nlohmann::json::exception& error) {
       throw DataError(
-          path.string() + ": no line of metrics (" + error.what() +
+          path.string() + ": no line of metrics (" + json_reason(error) +
           "); remove the line to go on");
     }
     if (!line.steps.empty() && line.steps[0].step > step) break;

@@ -62,6 +62,12 @@ std::string read_text_file(const std::filesystem::path& path) {
     throw DataError(
         "[timeline] cannot read " + path.string() + ": it is a folder");
   }
+  // One that never ends, or that waits for a writer.
+  if (std::filesystem::exists(path, error) &&
+      !std::filesystem::is_regular_file(path, error)) {
+    throw DataError(
+        "[timeline] cannot read " + path.string() + ": it is no regular file");
+  }
   std::ifstream in(path, std::ios::binary);
   if (!in) {
     throw DataError(

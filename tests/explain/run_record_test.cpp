@@ -21,8 +21,11 @@ namespace {
 
 using testing::AllOf;
 using testing::Contains;
+using testing::Each;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 class RunRecordTest : public testing::Test {
  protected:
@@ -117,6 +120,30 @@ TEST_F(RunRecordTest, ATimelineAloneIsEnough) {
   EXPECT_THAT(run.notes, Contains(HasSubstr("no config.toml")));
 }
 
+TEST_F(RunRecordTest, AnotherRunsConfigurationIsNone) {
+  folder_.write("run/config.toml", to_toml(made::job_of("dp=1")));
+  const RunRecord record = read_run(run_);
+  EXPECT_FALSE(record.job);
+  EXPECT_THAT(
+      record.notes,
+      ElementsAre(HasSubstr("config.toml is of 1 rank, and the timeline has a rank 1")));
+  // Of a simulated run some ranks are shown.
+  folder_.write("run/config.toml", to_toml(made::job_of("dp=4")));
+  EXPECT_TRUE(read_run(run_).job);
+}
+
+TEST_F(RunRecordTest, WhatFailsIsSaidWithoutTheLibrarysNumbers) {
+  folder_.write("run/timeline.json", "{\"traceEvents\":[");
+  folder_.write("run/metrics.jsonl", "garbage\n");
+  EXPECT_THAT(
+      error_text<DataError>([&] { read_run(run_); }),
+      AllOf(HasSubstr("metrics.jsonl:1: "), Not(HasSubstr("json."))));
+  folder_.write("run/metrics.jsonl", "{\"step\":1,\"step_seconds\":0.1}\n");
+  const RunRecord record = read_run(run_);
+  EXPECT_THAT(record.notes, Contains(HasSubstr("is no trace")));
+  EXPECT_THAT(record.notes, Each(Not(HasSubstr("exception"))));
+}
+
 TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
   EXPECT_THAT(
       error_text<DataError>([&] { read_run(folder_.path("none")); }),
@@ -145,6 +172,14 @@ TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
         AllOf(HasSubstr("timeline.json: "), HasSubstr("no metrics.jsonl")))
         << rank << " " << end << " " << step;
   }
+  EXPECT_THAT(
+      error_text<DataError>([] { read_run("/dev/zero"); }),
+      HasSubstr("no regular file"));
+  EXPECT_THAT(error_text<DataError>([] { read_run(""); }), HasSubstr("RUN is empty"));
+  folder_.write("other/package.json", "{\"name\":\"x\",\"traceEvents\":[]}");
+  EXPECT_THAT(
+      error_text<DataError>([&] { read_run(folder_.path("other/package.json")); }),
+      HasSubstr("it is another program's JSON; and there is no metrics.jsonl"));
   folder_.write("run/timeline.json", "garbage");
   EXPECT_THAT(read_run(run_).notes, Contains(HasSubstr("is no trace")));
   folder_.write("run/config.toml", "[model\n");
