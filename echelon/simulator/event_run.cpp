@@ -65,7 +65,7 @@ class Run {
       check_done(c);
       RankStep& sums = ranks_[c].sums;
       sums.end = ranks_[c].now;
-      result.seconds = std::max(result.seconds, sums.end);
+      result.seconds = std::max(result.seconds, length_of(job_, sums));
       result.ranks.push_back(std::move(sums));
     }
     return result;
@@ -149,6 +149,7 @@ class Run {
     }
     const Action& action = list[rank.action];
     if (!take_message(c, rank, action)) return false;
+    if (rank.action == 0) rank.sums.begin = rank.now;
     const auto& positions =
         positions_.actions[static_cast<size_t>(stage_rank(c))];
     rank.begin(program.pass(
@@ -185,6 +186,10 @@ class Run {
         compute(c, rank, instruction);
         return true;
       case Instruction::Kind::collective:
+        if (!instruction.meets) {
+          stand(c, rank, instruction, rank.now, rank.now + instruction.collective_seconds);
+          return true;
+        }
         meet(c, kStoodStill, instruction, rank.now);
         return false;
       case Instruction::Kind::launch:
@@ -350,13 +355,18 @@ class Run {
     }
   }
 
-  void end_standing(int32_t c, double start, double end) {
-    RunningRank& rank = ranks_[static_cast<size_t>(c)];
-    const Instruction& instruction = (*rank.list)[rank.at];
+  void stand(
+      int32_t c, RunningRank& rank, const Instruction& instruction, double start,
+      double end) {
     if (watched(c)) {
       observer_->collective(c, instruction, rank.now, end, true);
     }
     rank.stand_until(instruction, start, end);
+  }
+
+  void end_standing(int32_t c, double start, double end) {
+    RunningRank& rank = ranks_[static_cast<size_t>(c)];
+    stand(c, rank, (*rank.list)[rank.at], start, end);
     ++rank.at;
     ready_.push_back(c);
   }
@@ -412,6 +422,10 @@ class Run {
 };
 
 }  // namespace
+
+double length_of(const SimulatedJob& job, const RankStep& rank) {
+  return job.validates_afterwards ? rank.own_seconds() : rank.end;
+}
 
 StepRun run_step(
     const SimulatedJob& job, int64_t step, StepObserver* observer) {

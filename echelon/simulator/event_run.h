@@ -39,6 +39,9 @@ struct SimulatedJob {
   std::vector<bool> group_shares;     // by group class: others may use its links
   bool messages_share = false;        // so may others use those of messages
   bool blocking_messages = false;     // a rank stands still while it sends
+  /// Each rank begins its next step when its own is done: a step takes as long as the
+  /// rank that is longest at it (Stack).
+  bool validates_afterwards = false;
   /// Of computing, while something launched runs beside it: this much of the
   /// launched thing's time, paid by who waits for it.
   double overlap_slowdown = 0;
@@ -74,6 +77,9 @@ struct StepRun {
   std::vector<RankStep> ranks;  // by class
   int64_t events = 0;
 };
+
+/// What the step is long for: the rank that ends last, or is longest at it.
+double length_of(const SimulatedJob& job, const RankStep& rank);
 
 /// Step number `step` (its jitter differs from that of others), from 0 s.
 StepRun run_step(

@@ -38,6 +38,9 @@ struct Instruction {
   std::array<double, kNumWorks> seconds{};  // compute
   double spread_seconds = 0;  // compute: root of the sum of squares of operations
   double collective_seconds = 0;  // alone on its links
+  /// collective: the rank waits for the others; else for the transfer alone, where
+  /// steps follow each other without all ranks' meeting.
+  bool meets = true;
   double bytes = 0;               // of the whole tensor
 };
 

@@ -19,7 +19,11 @@ struct RankStep {
   std::vector<double> communication;  // by axes, and last the pipeline: in all
   double pipeline = 0;          // waiting for messages of other stages
   double sending = 0;           // standing still for them (blocking_messages)
+  double begin = 0;             // its first action
   double end = 0;
+
+  /// From its first action to its end.
+  double own_seconds() const { return end - begin; }
 };
 
 struct RunningRank {

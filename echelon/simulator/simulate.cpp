@@ -41,19 +41,19 @@ void check(const SimulationOptions& options) {
   }
 }
 
-size_t slowest(const StepRun& run) {
+size_t slowest(const SimulatedJob& job, const StepRun& run) {
   size_t last = 0;
   for (size_t c = 0; c < run.ranks.size(); ++c) {
-    if (run.ranks[c].end > run.ranks[last].end) last = c;
+    if (length_of(job, run.ranks[c]) > length_of(job, run.ranks[last])) last = c;
   }
   return last;
 }
 
-// What the rank that ends last did with the step.
+// What the rank that the step is long for did with it.
 void fill_parts(
     const ModelJob& job, const Layout& layout, const StepRun& run,
     StepEstimate& step) {
-  const RankStep& rank = run.ranks[slowest(run)];
+  const RankStep& rank = run.ranks[slowest(job.job, run)];
   const auto work = [&](Work kind) {
     return rank.work[static_cast<size_t>(kind)];
   };
@@ -63,7 +63,9 @@ void fill_parts(
   parts.recompute = work(Work::recompute);
   parts.optimizer = work(Work::optimizer);
   parts.other = work(Work::other);
-  parts.bubble = rank.pipeline;
+  // Until its first action it was in the step before.
+  parts.bubble =
+      rank.pipeline - (job.job.validates_afterwards ? rank.begin : 0);
   step.communication = {};
   const auto& axes = job.job.classes.axes;
   for (size_t i = 0; i < axes.size(); ++i) {

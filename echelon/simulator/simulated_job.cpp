@@ -75,6 +75,7 @@ class JobBuilder {
     job.jitter = options_.jitter;
     job.overlap_slowdown = stack_.overlap_slowdown;
     job.blocking_messages = stack_.blocking_transfers;
+    job.validates_afterwards = stack_.validates_afterwards;
     job.messages_share = true;
     built_.stragglers = choose_stragglers(options_, built_.grid.size());
     find_neighbours();

@@ -211,6 +211,7 @@ class Builder {
              CollectiveKind::all_reduce, mask_of(Axis::pp), in_.tied_bytes,
              "tied embedding")) {
       one.collective_seconds = in_.after.tied;  // of the two ends alone
+      one.meets = !in_.stack.validates_afterwards;
       list.push_back(one);
     }
     add_compute(list, Work::other, in_.after.other);

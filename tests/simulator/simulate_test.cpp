@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
+#include <utility>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
@@ -130,7 +132,19 @@ TEST(Simulate, AgreesWithTheFormula) {
       {"resnet50", "h100-sxm:2x8", with({.dp_replicate = 16}, 256), 1e-6},
       {"simple_cnn", "h100-sxm:1x8", with({.dp_replicate = 8}, 256), 1e-6},
       {"resnet50", "h100-sxm:2x8", with({.dp_shard = 16}, 256), 1e-6},
+      {"gpt2", "a100-80gb:1x8", with({.pp = 4}, 32), 1e-4},
+      {"gpt2", "a100-80gb:1x8", with({.pp = 8}, 64), 0.002},
+      {"gpt2", "a100-80gb:2x8", with({.dp_replicate = 2, .pp = 8}, 64), 0.025},
+      {"gpt2", "a100-80gb:1x8", with({.pp = 4}, 32), 0.002},
+      {"gpt2", "a100-80gb:1x8", with({.pp = 4}, 32), 1e-6},
   };
+  for (const size_t later : {20, 21, 22, 23, 24}) {
+    cases[later].strategy.stack = "zero-bubble";
+    cases[later].strategy.schedule = "zb-h2";
+  }
+  cases[21].strategy.schedule = "zb-h1";
+  cases[23].strategy.schedule = "zb-v";
+  cases[24].strategy.stack = "zero-bubble-synchronous";
   cases[5].strategy.schedule = "interleaved";
   cases[10].strategy.zero_stage = 1;
   cases[11].strategy.zero_stage = 3;
@@ -205,6 +219,37 @@ TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
     reduced += span.rank == 0 && span.name.rfind("reduce_scatter", 0) == 0;
   }
   EXPECT_EQ(reduced, 3u);
+}
+
+// Where a rank goes on to the next step by itself, waiting for its first microbatch is
+// part of the step before, and its parts are those of its own time.
+TEST(Simulate, StepsThatFollowWithoutMeetingTakeTheLongestRanksTime) {
+  Strategy strategy = with({.pp = 8}, 32);
+  strategy.schedule = "zb-h2";
+  const auto on = [&](const char* stack) {
+    strategy.stack = stack;
+    return simulate(
+        find_model("gpt2"), strategy, find_cluster("a100-80gb:1x8"), {.steps = 2});
+  };
+  const SimulatedRun later = on("zero-bubble"), meeting = on("zero-bubble-synchronous");
+  EXPECT_LT(later.step.step_seconds, 0.98 * meeting.step.step_seconds);
+  EXPECT_LT(relative(later.step.parts.total(), later.step.step_seconds), 1e-9);
+  EXPECT_LT(later.step.parts.bubble, meeting.step.parts.bubble);
+  // Each rank's second step begins after its first has ended.
+  std::map<std::pair<int32_t, int64_t>, std::pair<int64_t, int64_t>> times;
+  for (const Span& span : later.timeline.spans) {
+    const bool works = span.kind == SpanKind::forward || span.name == "optimizer";
+    if (span.track != "compute" || !works) continue;
+    const auto [at, is_new] = times.try_emplace(
+        {span.rank, span.step}, span.begin_ns, span.end_ns);
+    at->second.first = std::min(at->second.first, span.begin_ns);
+    at->second.second = std::max(at->second.second, span.end_ns);
+  }
+  ASSERT_EQ(times.size(), 16u);
+  for (int32_t rank = 0; rank < 8; ++rank) {
+    EXPECT_GE(times.at({rank, 1}).first, times.at({rank, 0}).second - 1)
+        << "rank " << rank;
+  }
 }
 
 // Copies of a tied embedding on the ends of a pipeline, and nowhere else.
