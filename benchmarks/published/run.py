@@ -6,7 +6,8 @@ error of the step time, bias, memory, and for each sweep (layouts of one model o
 cluster) the rank correlation, how far the layout predicted best is from the
 best one measured, how far the one that the planner puts first is, and what a predictor
 without any error would get, given how well measurements repeat. Every row left out is
-listed with its reason; rows that ran out of memory are in out_of_memory.csv."""
+listed with its reason; rows that ran out of memory are in out_of_memory.csv, models of
+vTrain that nothing was chosen by in unseen_steps.csv."""
 import argparse
 import collections
 import csv
@@ -203,6 +204,8 @@ def planner_summary(found):
     if not planned:
         return {}
     return {"planned": len(planned), "planner_within_5_percent": sum(b <= 0.05 for b in planned),
+            "planner_behind_best_median": statistics.median(planned),
+            "planner_behind_best_mean": statistics.fmean(planned),
             "planner_behind_best_most": max(planned)}
 
 
@@ -299,6 +302,24 @@ def percent(value, sign=""):
     return "" if value is None else f"{100 * value:{sign}.1f} %"
 
 
+def print_planner_misses(result):
+    """Of the sweeps in which the planner's first is not within 5 % of the best: how far."""
+    for name, f in result["files"].items():
+        behind = sorted(s["planner_behind_best"] for s in f.get("sweeps_same_batch", []) if "planner_behind_best" in s)
+        if behind:
+            beyond = ", ".join(f"{100 * b:.0f}" for b in behind if b > 0.05)
+            print(f"{name}: the planner's first is behind the best by {percent(statistics.median(behind))} (median), "
+                  f"{percent(statistics.fmean(behind))} (mean), {percent(behind[-1])} (most); beyond 5 %: {beyond or 'none'}")
+
+
+def unseen(echelon):
+    """Steps of a source's models that no constant and no formula was chosen by."""
+    table = HERE / "unseen_steps.csv"
+    rows = with_cells(predictions_of(echelon, table), table)
+    models = dict.fromkeys(r["cells"]["model"] for r in rows)
+    return {model: summary([r for r in rows if r["cells"]["model"] == model]) for model in models} | {"all": summary(rows)}
+
+
 def print_table(result):
     print("| file | rows | predicted | asked | mean | median | bias | memory, mean (bias) |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -324,6 +345,7 @@ def print_table(result):
                 + (f"{s['planner_within_5_percent']} of {s['planned']}" if "planned" in s else "") + " | "
                 + (f"{s['ceiling_rank_correlation']:.3f}, {s['ceiling_within_5_percent']:.1f}"
                    if "ceiling_rank_correlation" in s else "") + " |")
+    print_planner_misses(result)
     for name, f in result["files"].items():
         if f.get("repeat"):
             r = f["repeat"]
@@ -332,6 +354,9 @@ def print_table(result):
     print(f"ran out of memory: {oom['rows']} rows, {oom['predicted_not_to_fit']} of them predicted not to fit")
     for row in oom["predicted_to_fit"]:
         print(f"  row {row['row']} predicted to fit: {row['strategy']}, {row['memory_gib']:.1f} GiB")
+    for model, s in result["unseen"].items():
+        print(f"unseen, {model}: {s['rows']} rows, mean error {percent(s['mean'])}, "
+              f"median {percent(s['median'])}, bias {percent(s['bias'], '+')}")
     for row in result["excluded"]:
         print(f"left out: row {row['row']} ({row['file']}, {row['model']}): {row['reason']}")
 
@@ -352,6 +377,7 @@ def main():
             add_planned(arguments.echelon, table, rows)
     result = report(Path(table).name, rows)
     result["out_of_memory"] = unfit(arguments.echelon)
+    result["unseen"] = unseen(arguments.echelon)
     print_table(result)
     if arguments.json:
         for f in result["files"].values():

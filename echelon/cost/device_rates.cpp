@@ -13,7 +13,7 @@ namespace {
 
 DeviceRates a100() {
   DeviceRates r;
-  r.matrix_share = 0.825;  // [fit]; [azure] 256 of 312 TFLOP/s at 16384^3
+  r.matrix_share = 0.84;  // [fit]; [azure] 256 of 312 TFLOP/s at 16384^3
   r.attention_share = 0.58;  // [azure] FlashAttention 2: 180 of 312
   r.attention_backward_share = 0.50;
   r.memory_share = 0.86;  // [azure] streams 1.61 to 1.75 of 2.04 TB/s
@@ -29,7 +29,7 @@ DeviceRates a100() {
 
 DeviceRates v100() {
   DeviceRates r;
-  r.matrix_share = 0.75;
+  r.matrix_share = 0.765;
   r.attention_share = 0.4;
   r.attention_backward_share = 0.35;
   r.memory_share = 0.85;
@@ -41,8 +41,8 @@ DeviceRates v100() {
 
 DeviceRates h100() {
   DeviceRates r;
-  r.matrix_share = 0.72;  // power limit; [mamf] 0.80 is the best shape
-  r.matrix_share_fp8 = 0.68;
+  r.matrix_share = 0.735;  // power limit; [mamf] 0.80 is the best shape
+  r.matrix_share_fp8 = 0.695;
   r.attention_share = 0.43;  // [azure] FlashAttention 2: 328 of 989
   r.attention_backward_share = 0.22;
   r.native_attention_share = 0.73;
@@ -62,15 +62,15 @@ DeviceRates h100() {
 /// Of 500 W, with slower memory: torchtitan's benchmark pages.
 DeviceRates h100_500w() {
   DeviceRates r = h100();
-  r.matrix_share = 0.57;
-  r.matrix_share_fp8 = 0.68;
+  r.matrix_share = 0.58;
+  r.matrix_share_fp8 = 0.695;
   return r;
 }
 
 DeviceRates b200() {
   DeviceRates r = h100();
-  r.matrix_share = 0.52;  // [mamf] 0.78
-  r.matrix_share_fp8 = 0.63;
+  r.matrix_share = 0.53;  // [mamf] 0.78
+  r.matrix_share_fp8 = 0.645;
   r.memory_share = 0.85;
   r.cache_bytes = 126e6;
   r.multiprocessors = 148;
@@ -83,7 +83,7 @@ DeviceRates b200() {
 
 DeviceRates b300() {
   DeviceRates r = b200();
-  r.matrix_share_fp8 = 0.82;
+  r.matrix_share_fp8 = 0.835;
   return r;
 }
 

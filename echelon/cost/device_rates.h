@@ -24,7 +24,7 @@ struct DeviceRates {
                              // side by side
   double launch_seconds = 2e-6;    // that the device itself takes to begin
   int multiprocessors = 0;  // tiles of a product run on these at once; 0: any number
-  int tile = 128;           // side of a square tile
+  int tile = 128;           // shorter side of the largest tile, twice as long
 
   // collectives inside a node
   double ring_share = 0.80;      // of a link's rate, rings of many ranks

@@ -110,6 +110,7 @@ Stack megatron_2022() {
 Stack megatron_2023() {
   Stack s = megatron_2022();
   s.name = "megatron-2023";
+  s.compute_share = 0.97;  // [fit]
   s.optimizer_bytes = 40;
   return s;
 }

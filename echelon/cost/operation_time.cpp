@@ -54,16 +54,17 @@ double peak_of(const Device& device, Precision precision) {
 }
 
 /// Part of the multiprocessors' time that useful tiles take: the last wave and the
-/// tiles at the edges are not full. The best of the tile shapes; narrow ones load
-/// more per product.
+/// tiles at the edges are not full. The best of the tile shapes; small ones load more
+/// per product (shares: least squares on benchmarks/published).
 double tile_share(int64_t m, int64_t n, int64_t count, const DeviceRates& rates) {
   if (rates.multiprocessors == 0) return 1;
   struct Shape { double rows, columns, share; };
   const double side = rates.tile;
   double best = 0;
   for (const Shape& shape :
-       {Shape{side, side, 1.0}, Shape{side, side / 2, 0.92},
-        Shape{side / 2, side, 0.92}, Shape{side / 2, side / 2, 0.78}}) {
+       {Shape{2 * side, side, 1.0}, Shape{side, 2 * side, 1.0},
+        Shape{side, side, 0.96}, Shape{side, side / 2, 0.88},
+        Shape{side / 2, side, 0.88}, Shape{side / 2, side / 2, 0.76}}) {
     const double tiles = ceil_div(static_cast<double>(m), shape.rows) *
         ceil_div(static_cast<double>(n), shape.columns) * static_cast<double>(count);
     const double useful = static_cast<double>(m) * static_cast<double>(n) *
