@@ -71,6 +71,28 @@ TEST_F(Explain, ASlowLoader) {
   EXPECT_TRUE(found.ranks.empty());
 }
 
+// Eight times the threads is the most that is advised, and all that is promised.
+TEST_F(Explain, ALoaderThatIsFarTooSlow) {
+  const DataParallel slow{.times = [](int, int64_t) {
+    return RankStep{.data = 2000};
+  }};
+  const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
+  EXPECT_GT(found.share, 0.95);
+  EXPECT_THAT(found.settings, testing::Contains("data.workers=16"));
+  EXPECT_NEAR(found.gain, 7.0 / 8, 1e-9);
+}
+
+TEST_F(Explain, ALoaderThatIsALittleSlow) {
+  const DataParallel slow{.times = [](int, int64_t) {
+    return RankStep{.data = 15};
+  }};
+  Job job = made::job_of("dp=2");
+  job.data.prefetch = 64;
+  const RunFinding found = only(job, timeline_of(slow));
+  EXPECT_EQ(found.fault, Fault::data_loading);
+  EXPECT_THAT(found.settings, ElementsAre("data.workers=4"));
+}
+
 TEST_F(Explain, ALoaderThatIsSlowOnOneRank) {
   const DataParallel slow{.times = [](int rank, int64_t) {
     return RankStep{.data = rank == 1 ? 60.0 : 0.5};
@@ -201,6 +223,29 @@ TEST_F(Explain, AStraggler) {
   EXPECT_NEAR(found.share, 45 / 141.0, 1e-6);
   EXPECT_NEAR(found.gain, found.share, 1e-12);
   EXPECT_THAT(found.reason.diagnosis, HasSubstr("Rank 2 takes 50 % longer"));
+}
+
+TEST_F(Explain, AStragglerThatIsSlowMostOfTheTime) {
+  const DataParallel straggling{.ranks = 4, .times = [](int rank, int64_t step) {
+    const double factor = rank == 2 && step % 5 != 0 ? 1.3 : 1;
+    return RankStep{.forward = 30 * factor, .backward = 60 * factor};
+  }};
+  const RunFinding found = only(made::job_of("dp=4"), timeline_of(straggling));
+  EXPECT_EQ(found.fault, Fault::straggler);
+  EXPECT_THAT(found.ranks, ElementsAre(2));
+  EXPECT_THAT(found.reason.diagnosis, HasSubstr("in 80 % of the steps"));
+}
+
+// Its samples take long, but it has few: nobody waits for it.
+TEST_F(Explain, ASlowRankWithFewSamplesIsNoStraggler) {
+  Job job = made::job_of("dp=2");
+  job.train.rank_batch = {60, 4};
+  const DataParallel few{.times = [](int rank, int64_t) {
+    return rank == 0 ? RankStep{} : RankStep{.forward = 26, .backward = 52};
+  }};
+  for (const auto& found : explain(job, timeline_of(few)).findings) {
+    EXPECT_NE(found.fault, Fault::straggler) << found.reason.diagnosis;
+  }
 }
 
 TEST_F(Explain, RanksThatAreSlowInTurns) {

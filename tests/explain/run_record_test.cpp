@@ -112,6 +112,18 @@ TEST_F(RunRecordTest, ARunWithoutATimelineIsExplainedByItsMetrics) {
             Contains(HasSubstr("end at step 6 of 10"))));
 }
 
+// The first step waits for the first batch of all.
+TEST_F(RunRecordTest, OfMetricsTheFirstStepSaysLittleOfTheLoader) {
+  remove("timeline.json");
+  std::string steps = "{\"step\":1,\"step_seconds\":9.0,\"data_seconds\":8.9}\n";
+  for (int step = 2; step <= 6; ++step) {
+    steps += "{\"step\":" + std::to_string(step) +
+             ",\"step_seconds\":0.1,\"data_seconds\":0.001}\n";
+  }
+  folder_.write("run/metrics.jsonl", steps);
+  EXPECT_THAT(explain_run(run_).findings, IsEmpty());
+}
+
 TEST_F(RunRecordTest, ATimelineAloneIsEnough) {
   remove("metrics.jsonl");
   remove("config.toml");
