@@ -66,11 +66,23 @@ TEST(CheckStrategy, NamesWhatTheScheduleNeeds) {
   };
   EXPECT_THAT(with("1f1b", 35, 64), HasSubstr("has 32 layers, an embedding and a head; take pp=34 or less"));
   EXPECT_EQ(with("1f1b", 34, 68), "");
+  EXPECT_EQ(with("1f2b", 1, 64), "") << "read in a pipeline";
   EXPECT_THAT(with("1f2b", 4, 64), HasSubstr("did you mean \"1f1b\""));
   EXPECT_THAT(with("interleaved", 4, 6), HasSubstr("no multiple of pp=4"));
   EXPECT_THAT(with("dualpipev", 4, 6), HasSubstr("needs 8 or more"));
   EXPECT_THAT(problem_of([](Strategy& s) { s.stages_per_rank = 2; }),
               HasSubstr("1f1b has 1 stage per rank, not 2"));
+}
+
+TEST(CheckStrategy, StagesHaveAllLayersBetweenThem) {
+  const auto with = [](const std::vector<int64_t>& layers) {
+    return problem_of([&](Strategy& s) { s.stage_layers = layers; });
+  };
+  EXPECT_EQ(with({5, 9, 9, 9}), "");
+  for (const auto& wrong : {std::vector<int64_t>{5, 9, 9}, {5, 9, 9, 8}, {14, 0, 9, 9},
+                            {16, 16}, {5, 9, 9, 5, 4}}) {
+    EXPECT_THAT(with(wrong), HasSubstr("they must be 4, each of 1 or more, and sum to 32"));
+  }
 }
 
 TEST(CheckStrategy, RefusesNumbersThatAreNone) {
@@ -81,6 +93,10 @@ TEST(CheckStrategy, RefusesNumbersThatAreNone) {
               HasSubstr("global_batch=0"));
   EXPECT_THAT(problem_of([](Strategy& s) { s.zero_stage = 4; }),
               HasSubstr("zero_stage=4"));
+  for (const auto number : {&Strategy::seq_len, &Strategy::stages_per_rank}) {
+    EXPECT_THAT(problem_of([=](Strategy& s) { s.*number = -1; }),
+                HasSubstr("must be 0 or more"));
+  }
 }
 
 }  // namespace

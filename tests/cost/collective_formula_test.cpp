@@ -68,6 +68,14 @@ TEST_F(CollectiveFormula, BetweenNodesTheAdaptersCount) {
       seconds(CollectiveKind::all_gather, kLarge, one) / alone, 3, 0.01);
 }
 
+TEST_F(CollectiveFormula, AMessageInsideANodeHasALinkToItself) {
+  const double rate =
+      cluster_.node_of(0).inside.bytes_per_second * rates().ring_share;
+  EXPECT_NEAR(
+      seconds(CollectiveKind::send, kLarge, inside(2)), kLarge / rate,
+      0.001 * kLarge / rate);
+}
+
 TEST_F(CollectiveFormula, DevicesOnOneBusShareIt) {
   cluster_ = find_cluster("l4:1x8");
   GroupPlace pair = inside(2);
@@ -116,6 +124,18 @@ TEST_F(CollectiveFormula, GroupsLieWhereTheirRanksAre) {
   EXPECT_EQ(both.ranks, 32);
   EXPECT_EQ(both.ranks_per_node, 8);
   EXPECT_EQ(place_of(strategy, cluster_, Axis::cp).ranks, 1);
+}
+
+TEST_F(CollectiveFormula, AGroupIsAcrossRacksFromTheFirstRankBeyondOne) {
+  cluster_.nodes_per_rack = 2;
+  const auto across = [&](int64_t copies) {
+    return place_of(
+               strategy_of({.dp_replicate = copies, .tp = 8}), cluster_,
+               Axis::dp_replicate)
+        .across_racks;
+  };
+  EXPECT_FALSE(across(2));
+  EXPECT_TRUE(across(3));
 }
 
 TEST_F(CollectiveFormula, SlicesOfAMessageLeaveThroughTheirOwnAdapters) {

@@ -79,6 +79,23 @@ TEST(LayerWork, AttentionComputesWhatTheMaskLeaves) {
   }
 }
 
+// Queries and the result of all heads; keys and values of theirs.
+TEST(LayerWork, FusedAttentionMovesItsInputsAndItsResult) {
+  const ModelShape llama = find_model("llama3-8b");
+  const LayerWork block =
+      layer_work(llama, pipeline(1, "1f1b"), find_stack("echelon"))[1];
+  const double bytes = 2.0 * 8192 * (2 * 4096 + 2 * 1024);
+  const auto moved = [](const Operations& operations) {
+    double sum = 0;
+    for (const Operation& one : operations) {
+      if (one.kind == OperationKind::attention) sum += one.bytes;
+    }
+    return sum;
+  };
+  EXPECT_EQ(moved(block.forward), bytes);
+  EXPECT_EQ(moved(block.backward_input), 2 * bytes);
+}
+
 TEST(LayerWork, CountedLayersComputeWhatTheModelDoes) {
   const ModelShape resnet = find_model("resnet50");
   Strategy strategy = pipeline(1, "1f1b");
@@ -93,6 +110,29 @@ TEST(LayerWork, CountedLayersComputeWhatTheModelDoes) {
   }
   const double all = 3 * resnet.model_flops(0, false);
   EXPECT_NEAR(flops, all, 1e-6 * all);
+}
+
+// Counted for two samples, asked for eight: four times the side that samples are on.
+TEST(LayerWork, CountedOperatorsGrowWithTheSamples) {
+  const CountedOperator product{
+      .name = "mm", .product = "product", .count = 1, .m = 32, .n = 5, .k = 7};
+  CountedOperator weight = product, many = product;
+  weight.for_weight = true;
+  many.count = 6;
+  ModelShape model;
+  model.layers = {{.name = "fc", .counted_samples = 2, .forward = {product, many},
+                   .backward = {product, weight}}};
+  Strategy strategy = pipeline(1, "1f1b");
+  strategy.microbatch_size = 8;
+  const LayerWork work = layer_work(model, strategy, find_stack("echelon"))[0];
+  EXPECT_EQ(work.forward[0].m, 128);
+  EXPECT_EQ(work.forward[0].flops, 2.0 * 128 * 5 * 7);
+  EXPECT_EQ(work.forward[1].count, 24);
+  EXPECT_EQ(work.forward[1].m, 32);
+  EXPECT_EQ(work.forward[1].flops, 24 * 2.0 * 32 * 5 * 7);
+  EXPECT_EQ(work.backward_input[0].m, 128);
+  EXPECT_EQ(work.backward_weight[0].k, 28);
+  EXPECT_EQ(work.backward_weight[0].m, 32);
 }
 
 TEST(LayerWork, OnlySoManyLayersOfAStageComputeAgain) {

@@ -86,6 +86,37 @@ TEST(MeasuredRates, APlaneOfLogarithmsIsFound) {
   }
 }
 
+// Where the plane goes on beyond all measured rates, they are its ends.
+TEST(MeasuredRates, NoRateIsBeyondThoseMeasured) {
+  const auto seconds_at = [](double flat, double corner, double m, double n) {
+    Device device;
+    const int64_t side = m > 16 ? 16 : 256;  // the corner across
+    device.matrix_rates.push_back({Precision::fp32, side, side, 64, corner});
+    for (const auto& [rows, columns] : {std::pair(16, 256), std::pair(256, 16)}) {
+      device.matrix_rates.push_back({Precision::fp32, rows, columns, 64, flat});
+    }
+    return measured_product_seconds(
+               device, ProductKind::product, Precision::fp32, m, n, 64)
+        .value();
+  };
+  EXPECT_NEAR(seconds_at(40e9, 10e9, 256, 256), 2 * 256.0 * 256 * 64 / 40e9, 1e-12);
+  EXPECT_NEAR(seconds_at(10e9, 40e9, 16, 16), 2 * 16.0 * 16 * 64 / 10e9, 1e-12);
+}
+
+TEST(MeasuredRates, OnAProcessorNothingRunsBesideComputing) {
+  for (const std::string& name : stack_names()) {
+    const Stack stack = stack_on(find_stack(name), device());
+    EXPECT_FALSE(stack.overlaps_gradients || stack.overlaps_parameters) << name;
+    EXPECT_EQ(stack.hidden_tensor_parallel, 0) << name;
+    EXPECT_EQ(stack.hidden_backward_tensor_parallel, 0) << name;
+    EXPECT_EQ(stack.hidden_context_parallel, 0) << name;
+    EXPECT_EQ(stack.hidden_expert_parallel, 0) << name;
+  }
+  Device gpu = device();
+  gpu.processor = false;
+  EXPECT_GT(stack_on(find_stack("megatron-core"), gpu).hidden_tensor_parallel, 0);
+}
+
 TEST(MeasuredRates, BeyondWhatWasMeasuredTheBordersRateCounts) {
   EXPECT_NEAR(product(1 << 20, 64, 64), 1024 * product(1024, 64, 64), 1e-9);
   EXPECT_NEAR(product(1, 64, 64), product(64, 64, 64) / 64, 1e-12);

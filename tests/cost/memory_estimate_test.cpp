@@ -44,6 +44,37 @@ TEST(ActivationBytes, AreThoseOfKorthikanti) {
   EXPECT_NEAR(kept(Recompute::all), 2 / t, 1e-9);
 }
 
+// Beside what is kept, backward needs gradients: of the residual stream twice, and
+// of the feed-forward's two tensors or of scores, projections and attention.
+TEST(ActivationBytes, WhileALayerComputesItsGradientsAreThere) {
+  const ModelShape model = find_model("gpt3-175b");
+  const Strategy strategy = strategy_of({}, 8, "megatron-2022");
+  const double s = 2048, h = 12288, a = 96, sbh = s * h;
+  const auto working = [&](const char* stack, Recompute how) {
+    return block_bytes(model, strategy, find_stack(stack), false, how).working / sbh;
+  };
+  const double fused = 2 * (2 + 2 * 4), scores = 2 * (2 + 2 * a * s / h + 3 + 1);
+  EXPECT_NEAR(working("echelon", Recompute::none), fused, 1e-9);
+  EXPECT_NEAR(working("megatron-2022", Recompute::none), scores, 1e-9);
+  // What is computed again is there as well.
+  EXPECT_NEAR(
+      working("megatron-2022", Recompute::all), scores + 34 + 5 * a * s / h - 2, 1e-9);
+}
+
+TEST(ActivationBytes, OfACountedLayerAreItsElements) {
+  const CountedLayer layer{
+      .name = "conv", .kept_elements = 100, .output_elements = 30};
+  Strategy strategy = strategy_of({}, 8, "echelon");
+  strategy.microbatch_size = 4;
+  const auto bytes = [&](Recompute how) { return counted_bytes(layer, strategy, how); };
+  EXPECT_EQ(bytes(Recompute::none).kept, 2 * 4 * 100);
+  EXPECT_EQ(bytes(Recompute::none).working, 2 * 4 * 2 * 30);
+  EXPECT_EQ(bytes(Recompute::selective).kept, 2 * 4 * 50);
+  EXPECT_EQ(bytes(Recompute::selective).working, 2 * 4 * (50 + 2 * 30));
+  EXPECT_EQ(bytes(Recompute::all).kept, 2 * 4 * 30);
+  EXPECT_EQ(bytes(Recompute::all).output, 2 * 4 * 30);
+}
+
 // arXiv:1910.02054, figure 1: 7.5 B parameters on 64 ranks, 16 bytes each.
 TEST(StateBytes, AreThoseOfZeRO) {
   const double parameters = 7.5e9;
@@ -88,6 +119,48 @@ TEST(MemoryEstimate, OfAPartIsLess) {
   });
   EXPECT_LT(some, plain);
   EXPECT_GT(some, with([](Strategy& s) { s.recompute = Recompute::all; }));
+}
+
+TEST(StateBytes, AnOffloadedOptimizerIsInTheHostsMemory) {
+  const RankParameters part{.dense = 1e9};
+  for (const auto& [name, host] : {std::pair("echelon", 12e9), std::pair("megatron-2022", 12e9)}) {
+    Strategy strategy = strategy_of({}, 8, name);
+    const Stack& stack = find_stack(name);
+    const MemoryByKind here = state_bytes(part, strategy, stack).device;
+    strategy.offload_optimizer = true;
+    const StateBytes state = state_bytes(part, strategy, stack);
+    EXPECT_GT(here[MemoryKind::optimizer_state], 0);
+    EXPECT_EQ(state.device[MemoryKind::optimizer_state], 0) << name;
+    EXPECT_EQ(state.device[MemoryKind::gradients], here[MemoryKind::gradients]);
+    EXPECT_EQ(state.host_bytes, host) << name;
+  }
+}
+
+TEST(MemoryEstimate, AScheduleIsOfPipelinesAlone) {
+  const ModelShape model = find_model("gpt3-175b");
+  Strategy strategy = strategy_of({}, 16, "megatron-2022");  // blocks are the most
+  const double plain = gib(model, strategy);
+  strategy.schedule = "gpipe";
+  EXPECT_EQ(gib(model, strategy), plain);
+}
+
+// FSDP keeps the outermost unit gathered: embedding and head, where they are.
+TEST(MemoryEstimate, AGatheredEmbeddingIsOnTheRanksThatHaveIt) {
+  Strategy strategy = strategy_of({.dp_shard = 8, .pp = 4}, 64, "fsdp");
+  strategy.zero_stage = 3;
+  const ModelShape model = find_model("llama3-8b");
+  const auto gathered = [&](size_t rank) {
+    return static_cast<double>(estimate_memory(model, strategy, Cluster{})
+                                   .ranks[rank][MemoryKind::gathered]);
+  };
+  const double embedding = 2.0 * 128256 * 4096;
+  const double first = gathered(0), middle = gathered(1), last = gathered(3);
+  EXPECT_GT(first, 2 * embedding);
+  EXPECT_NEAR(first, last, 1e-3 * embedding);
+  EXPECT_LT(middle, embedding);
+  strategy.schedule = "zb-v";  // both ends are the first rank's
+  EXPECT_NEAR(gathered(0), first + embedding, 1e-3 * embedding);
+  EXPECT_EQ(gathered(3), middle);
 }
 
 TEST(MemoryEstimate, IsAtLeastTheQuickBound) {

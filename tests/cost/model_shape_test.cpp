@@ -130,6 +130,33 @@ TEST(ModelShape, OfImagesCostsWhatItsPaperSays) {
   }
 }
 
+TEST(ModelShape, PoolingHandsOnAQuarterAndKeepsItsPlaces) {
+  const auto layer = [](const char* model, size_t number) {
+    return find_model(model).layers.at(number);
+  };
+  // 16 channels of 32 x 32, pooled to 16 x 16.
+  const double cnn = 16 * 32 * 32;
+  EXPECT_EQ(layer("simple_cnn", 0).output_elements, cnn / 4);
+  EXPECT_EQ(layer("simple_cnn", 0).kept_elements, 3 * 32 * 32 + cnn + 2 * cnn / 4);
+  const double stem = 64 * 112 * 112;
+  EXPECT_EQ(layer("resnet18", 1).output_elements, stem / 4);
+  EXPECT_EQ(layer("resnet18", 2).output_elements, 64 * 56 * 56);
+  EXPECT_EQ(layer("resnet50", 2).output_elements, 256 * 56 * 56);
+  // Of normalisation and ReLU five times, then read and written by pooling.
+  EXPECT_EQ(layer("resnet18", 1).moved_elements, 5 * stem + stem + 3 * stem / 4);
+}
+
+TEST(ModelShape, ImagesMayBeAsSmallAsThePoolsAllow) {
+  EXPECT_NO_THROW(convolution_shape("simple_cnn", {1, 4, 4}, 10));
+  EXPECT_NO_THROW(convolution_shape("resnet18", {1, 1, 1}, 1));
+  for (const ImageShape& image : {ImageShape{1, 3, 4}, ImageShape{1, 4, 3},
+                                  ImageShape{0, 4, 4}}) {
+    EXPECT_THAT(
+        error_text([&] { convolution_shape("simple_cnn", image, 10); }),
+        HasSubstr("4 pixels or more each way"));
+  }
+}
+
 TEST(ModelCatalogue, EveryNameIsAModel) {
   for (const std::string& name : catalogue_names()) {
     const ModelShape model = find_model(name);

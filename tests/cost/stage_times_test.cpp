@@ -43,6 +43,26 @@ TEST(StageTimes, TheEndsOfAPipelineSumATiedEmbedding) {
   EXPECT_EQ(times_of("gpt2", strategy).after[0].tied, 0);
 }
 
+TEST(StageTimes, EachStageIsTimedOnItsOwnDevices) {
+  const Strategy strategy = strategy_of({.pp = 2});
+  const StageTimes mixed =
+      times_of("gpt2", strategy, "a100-80gb:1x1+h100-sxm:1x1");
+  const StageTimes slow = times_of("gpt2", strategy, "a100-80gb:2x1");
+  const StageTimes fast = times_of("gpt2", strategy, "h100-sxm:2x1");
+  for (const size_t stage : {0, 1}) {
+    const StageTimes& alone = stage == 0 ? slow : fast;
+    EXPECT_EQ(mixed.forward[stage].matrix, alone.forward[stage].matrix);
+    EXPECT_EQ(mixed.backward_weight[stage].memory, alone.backward_weight[stage].memory);
+    EXPECT_EQ(mixed.after[stage].optimizer, alone.after[stage].optimizer);
+  }
+  EXPECT_GT(slow.forward[1].matrix, 1.5 * fast.forward[1].matrix);
+  // So are ranks of one kind that meet on other nodes.
+  const Strategy pairs = strategy_of({.tp = 2, .pp = 2});
+  const StageTimes near = times_of("gpt2", pairs, "h100-sxm:1x2+h100-sxm:2x1");
+  EXPECT_GT(near.forward[1].exposed[static_cast<size_t>(Axis::tp)],
+            2 * near.forward[0].exposed[static_cast<size_t>(Axis::tp)]);
+}
+
 TEST(StageTimes, ExpertsAreSummedByThoseThatHaveThem) {
   // Along ep every rank has other experts: their gradients are not summed there.
   const auto gradients = [](Layout layout, int64_t batch) {

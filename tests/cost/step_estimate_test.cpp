@@ -77,6 +77,26 @@ TEST(StepEstimate, PartsSumToTheStepAndDegreeOneHasNoCommunication) {
   EXPECT_EQ(one.parts.bubble, 0);
 }
 
+TEST(StepEstimate, UtilisationIsOfTheDevicesThatTheJobHas) {
+  const ModelShape model = find_model("gpt2");
+  const auto expect_peak = [&](const char* cluster, double peak) {
+    const StepEstimate step = estimate_time(
+        model, strategy_on({.dp_replicate = 12}, 12), find_cluster(cluster));
+    const double flops = 12 * model.model_flops(1024, false);
+    EXPECT_NEAR(
+        step.model_flops_utilisation * step.step_seconds, flops / peak,
+        1e-9 * flops / peak)
+        << cluster;
+    EXPECT_NEAR(step.tokens_per_second * step.step_seconds, 12 * 1024, 1e-6);
+  };
+  const auto peak = [](const char* device) {
+    return find_device(device).peak(Precision::bf16);
+  };
+  expect_peak("a100-80gb:4x8", 12 * peak("a100-80gb"));
+  expect_peak(
+      "a100-80gb:1x8+h100-sxm:2x8", 8 * peak("a100-80gb") + 4 * peak("h100-sxm"));
+}
+
 TEST(PipelineSeconds, BubbleOf1F1BIsTheFormulasAlsoWhereItIsExtrapolated) {
   for (const int64_t microbatches : {8, 64, 500}) {
     const Strategy strategy = strategy_on({.pp = 4}, microbatches);

@@ -57,6 +57,14 @@ TEST(StageCut, SparesTheEndsOfThePipeline) {
   EXPECT_EQ(blocks_of_stages(5, 2), (std::vector<int64_t>{3, 2}));
 }
 
+TEST(StageCut, ALayersWeightIsAllThatItComputes) {
+  ModelShape model;
+  for (const double backward : {2.0, 2.0, 8.0}) {
+    model.layers.push_back({.forward_flops = 1, .backward_flops = backward});
+  }
+  EXPECT_EQ(flops_of_layers(model), (std::vector<double>{3, 3, 9}));
+}
+
 TEST(StageCut, OfCountedLayersIsEvenAndLeavesNoneEmpty) {
   EXPECT_EQ(layers_of_stages({1, 1, 1, 1}, 2), (std::vector<int64_t>{2, 2}));
   EXPECT_EQ(layers_of_stages({1, 1, 1, 5}, 2), (std::vector<int64_t>{3, 1}));
