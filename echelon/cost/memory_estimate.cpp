@@ -69,14 +69,20 @@ double MemoryEstimate::limit(size_t rank) const {
   return rank < limits.size() ? limits[rank] : 0;
 }
 
+double MemoryEstimate::fullness() const {
+  const auto rank = static_cast<size_t>(fullest());
+  return limit(rank) > 0 ? peak_bytes() / limit(rank) : peak_bytes();
+}
+
 int MemoryEstimate::fullest() const {
-  const auto fullness = [&](size_t rank) {
-    const double bytes = static_cast<double>(ranks[rank].total()) + reserved_bytes;
-    return limit(rank) > 0 ? bytes / limit(rank) : bytes;
-  };
+  double highest = -1;
   size_t most = 0;
-  for (size_t rank = 1; rank < ranks.size(); ++rank) {
-    if (fullness(rank) > fullness(most)) most = rank;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    double part = static_cast<double>(ranks[rank].total()) + reserved_bytes;
+    if (limit(rank) > 0) part /= limit(rank);
+    if (part <= highest) continue;
+    highest = part;
+    most = rank;
   }
   return static_cast<int>(most);
 }

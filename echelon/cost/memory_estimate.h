@@ -24,6 +24,8 @@ struct MemoryEstimate {
   double peak_bytes() const;
   /// The one with the largest part of its limit.
   int fullest() const;
+  /// Bytes of that one over its limit; bytes where limits are not known.
+  double fullness() const;
 };
 
 MemoryEstimate estimate_memory(

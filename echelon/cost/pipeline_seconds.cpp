@@ -46,6 +46,18 @@ double timed(
   return longest;
 }
 
+// A microbatch's forward and backward through all stages of the busiest rank.
+double busiest_rank(
+    const Strategy& strategy, const std::vector<StageCost>& stages) {
+  const auto rank_of_stage = rank_of_stages(strategy);
+  std::vector<double> busy(static_cast<size_t>(strategy.layout.pp), 0);
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    busy[static_cast<size_t>(rank_of_stage[stage])] +=
+        stages[stage].forward + stages[stage].backward;
+  }
+  return *std::max_element(busy.begin(), busy.end());
+}
+
 }  // namespace
 
 std::vector<int32_t> rank_of_stages(const Strategy& strategy) {
@@ -77,7 +89,11 @@ double pipeline_seconds(
   const double period = timed(strategy, stages, full + round) - begin;
   const double rounds =
       static_cast<double>(microbatches - full) / static_cast<double>(round);
-  return begin + rounds * period;
+  // Where the rank that takes longest is another one with more microbatches, a period
+  // tells too little; none ends before its own work is done.
+  return std::max(
+      begin + rounds * period,
+      static_cast<double>(microbatches) * busiest_rank(strategy, stages));
 }
 
 }  // namespace echelon

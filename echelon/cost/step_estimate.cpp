@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "echelon/cost/distinct_pipelines.h"
 #include "echelon/cost/layer_work.h"
 #include "echelon/error.h"
 
@@ -111,11 +110,6 @@ Strategy own_strategy(const Strategy& strategy, const PipelinePlace& pipeline) {
   return with_microbatch(strategy, microbatch_of(strategy, pipeline.data_index));
 }
 
-double fullness(const MemoryEstimate& memory) {
-  const auto rank = static_cast<size_t>(memory.fullest());
-  return memory.peak_bytes() / memory.limit(rank);
-}
-
 /// Of one pipeline, against what its devices have.
 MemoryEstimate pipeline_memory(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
@@ -139,9 +133,10 @@ double StepParts::total() const {
 
 // The slowest of the pipelines: gradients are summed over all of them.
 StepEstimate estimate_time(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    const std::vector<PipelinePlace>& pipelines) {
   StepEstimate slowest;
-  for (const auto& pipeline : distinct_pipelines(strategy, cluster)) {
+  for (const auto& pipeline : pipelines) {
     const StepEstimate step = pipeline_estimate(
         model, own_strategy(strategy, pipeline), cluster, pipeline.first_rank);
     if (step.step_seconds > slowest.step_seconds) slowest = step;
@@ -150,21 +145,42 @@ StepEstimate estimate_time(
   return slowest;
 }
 
+StepEstimate estimate_time(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+  return estimate_time(
+      model, strategy, cluster, distinct_pipelines(strategy, cluster));
+}
+
+MemoryEstimate fullest_memory(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+  return fullest_memory(
+      model, strategy, cluster, distinct_pipelines(strategy, cluster));
+}
+
+MemoryEstimate fullest_memory(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    const std::vector<PipelinePlace>& pipelines) {
+  MemoryEstimate fullest;
+  double most = 0;
+  for (const auto& pipeline : pipelines) {
+    MemoryEstimate memory = pipeline_memory(model, strategy, cluster, pipeline);
+    const double share = memory.fullness();
+    if (share <= most) continue;
+    most = share;
+    fullest = std::move(memory);
+  }
+  return fullest;
+}
+
 StepEstimate estimate_step(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
   if (const std::string why = check_strategy(model, strategy, cluster); !why.empty()) {
     throw ConfigError(why);
   }
-  StepEstimate step = estimate_time(model, strategy, cluster);
-  double most = 0;
-  for (const auto& pipeline : distinct_pipelines(strategy, cluster)) {
-    MemoryEstimate memory = pipeline_memory(model, strategy, cluster, pipeline);
-    const double share = fullness(memory);
-    if (share <= most) continue;
-    most = share;
-    step.memory = std::move(memory);
-  }
-  step.fits = most <= 1;
+  const auto pipelines = distinct_pipelines(strategy, cluster);
+  StepEstimate step = estimate_time(model, strategy, cluster, pipelines);
+  step.memory = fullest_memory(model, strategy, cluster, pipelines);
+  step.fits = step.memory.fullness() <= 1;
   return step;
 }
 

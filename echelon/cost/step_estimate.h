@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "echelon/cost/check_strategy.h"
+#include "echelon/cost/distinct_pipelines.h"
 #include "echelon/cost/memory_estimate.h"
 #include "echelon/cost/operation_time.h"
 #include "echelon/schedule/timing.h"
@@ -68,9 +69,19 @@ StageTimes stage_times(
     int64_t first_rank = 0);
 StepEstimate estimate_step(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
-/// The same without the memory, and without asking whether the strategy is one.
+/// The two parts of it, without asking whether the strategy is one: all but the
+/// memory, and the memory of the fullest pipeline against what its devices have.
 StepEstimate estimate_time(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
+MemoryEstimate fullest_memory(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
+/// The same where distinct_pipelines() of the strategy are known already.
+StepEstimate estimate_time(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    const std::vector<PipelinePlace>& pipelines);
+MemoryEstimate fullest_memory(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    const std::vector<PipelinePlace>& pipelines);
 
 /// From the first forward to the last backward of a step, of a stack that validates
 /// afterwards those of one rank, the longest. Long schedules are timed

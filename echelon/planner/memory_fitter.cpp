@@ -30,14 +30,6 @@ bool same_host(const Strategy& one, const Strategy& other) {
          one.offload_activations == other.offload_activations;
 }
 
-// Bytes and seconds grow with the layers, nearly in proportion.
-double seconds_of(
-    const Candidate& none, const Candidate& all, int64_t layers, int64_t most) {
-  return none.step.step_seconds +
-         (all.step.step_seconds - none.step.step_seconds) *
-             static_cast<double>(layers) / static_cast<double>(most);
-}
-
 }  // namespace
 
 double most_usable_bytes(const Cluster& cluster) {
@@ -78,29 +70,51 @@ std::vector<MemoryFitter::Saver> MemoryFitter::list_savers(
   return savers;
 }
 
+// What does not fit need not be timed, and most does not.
 std::optional<Candidate> MemoryFitter::fit(
-    const Strategy& strategy, double limit_seconds) {
+    const Strategy& strategy, const PipelineBound& bound, double limit_seconds) {
   best_.reset();
-  limit_ = limit_seconds;
-  fitted_.clear();
-  too_slow_ = false;
   plain_.reset();
+  limit_ = limit_seconds;
+  bound_ = &bound;
+  const auto ways = list_ways(strategy);
+  if (ways.empty() || too_slow(strategy)) return {};
+  for (const Way& way : ways) enter(way);
+  return best_;
+}
+
+// Those that fit and may be below the limit, less those that do more than another.
+std::vector<MemoryFitter::Way> MemoryFitter::list_ways(
+    const Strategy& strategy) {
+  std::vector<Saver> fitted;
+  std::vector<Way> ways;
+  std::optional<Weighed> none;
   for (const Saver& saver : savers_) {
-    if (too_slow_) break;  // saving memory only adds time
-    if (needless(saver)) continue;
+    if (needless(saver, fitted)) continue;
     Strategy saved = strategy;
     saved.offload_optimizer = saver.offload_optimizer;
     saved.offload_activations = saver.offload_activations;
     saved.recompute = saver.recompute;
-    if (!try_saver(saved)) continue;
-    fitted_.push_back(saver);
+    const auto weighed = weigh(saved);
+    if (!weighed) continue;
+    if (is_plain(saved)) none = weighed;
+    if (!weighed->fits) {
+      keep_closest(*weighed);
+      continue;
+    }
+    fitted.push_back(saver);
+    Way way{*weighed, {}};
+    if (partial(saved.recompute)) way.fewest = with_fewest_layers(none, *weighed);
+    const Weighed& least = way.fewest ? *way.fewest : way.whole;
+    if (bound_->of(least.strategy) < limit_) ways.push_back(way);
   }
-  return best_;
+  return ways;
 }
 
 // Whether something fits that does less.
-bool MemoryFitter::needless(const Saver& saver) const {
-  return std::any_of(fitted_.begin(), fitted_.end(), [&](const Saver& less) {
+bool MemoryFitter::needless(
+    const Saver& saver, const std::vector<Saver>& fitted) const {
+  return std::any_of(fitted.begin(), fitted.end(), [&](const Saver& less) {
     return less.offload_optimizer <= saver.offload_optimizer &&
            less.offload_activations <= saver.offload_activations &&
            (less.recompute == Recompute::none ||
@@ -108,72 +122,69 @@ bool MemoryFitter::needless(const Saver& saver) const {
   });
 }
 
+// Whether it is before memory is saved, which only adds time.
+bool MemoryFitter::too_slow(const Strategy& strategy) {
+  const bool asked = std::any_of(savers_.begin(), savers_.end(), [](const Saver& one) {
+    return one.recompute == Recompute::none && !one.offload_optimizer &&
+           !one.offload_activations;
+  });
+  if (!asked) return false;
+  plain_ = time(*weigh(strategy));
+  return plain_->step.step_seconds >= limit_;
+}
+
 bool MemoryFitter::partial(Recompute recompute) const {
   return recompute == Recompute::all ||
          (recompute == Recompute::selective && partial_selective_);
 }
 
-// Whether it fits. Enters the fastest of it.
-bool MemoryFitter::try_saver(const Strategy& strategy) {
-  const auto whole = estimate(strategy);
-  if (!whole) return false;
-  if (is_plain(strategy)) {
-    too_slow_ = whole->step.step_seconds >= limit_;
-    plain_ = whole;
+void MemoryFitter::enter(const Way& way) {
+  const Strategy& strategy = way.whole.strategy;
+  enter(is_plain(strategy) && plain_ ? *plain_ : time(way.whole));
+  if (way.fewest) enter(time(*way.fewest));
+  if (partial(strategy.recompute) && job_.constraints.says("recompute_layers")) {
+    enter_asked_layers(strategy);
   }
-  if (!whole->step.fits) {
-    keep_closest(*whole);
-    return false;
-  }
-  if (strategy.recompute != Recompute::none) {
-    enter_fewest_layers(strategy, *whole);
-  } else {
-    enter(*whole);
-  }
-  return true;
 }
 
-void MemoryFitter::enter_fewest_layers(
-    Strategy strategy, const Candidate& whole) {
-  enter(whole);
-  if (!partial(strategy.recompute)) return;
+// Of what fits when all layers compute again; empty when no fewer will do.
+std::optional<MemoryFitter::Weighed> MemoryFitter::with_fewest_layers(
+    const std::optional<Weighed>& none, const Weighed& all) const {
+  Strategy strategy = all.strategy;
   const int64_t most = layers_of_stage(strategy);
   int64_t low = 0;  // does not fit
   int64_t high = most;
-  int64_t guess = most / 2;
-  if (plain_ && same_host(plain_->strategy, strategy)) {
-    // Bytes and seconds grow with the layers, nearly in proportion.
-    guess = guess_layers(*plain_, whole, most);
-    if (seconds_of(*plain_, whole, guess - 1, most) >= limit_) return;
-  }
-  std::optional<Candidate> fewest;
+  int64_t guess = none && same_host(none->strategy, strategy)
+                      ? guess_layers(*none, all, most)
+                      : most / 2;
+  std::optional<Weighed> fewest;
   while (high - low > 1) {
     strategy.recompute_layers = std::clamp(guess, low + 1, high - 1);
-    const auto candidate = estimate(strategy);
-    const bool fits = candidate && candidate->step.fits;
+    const auto weighed = weigh(strategy);
+    const bool fits = weighed && weighed->fits;
     (fits ? high : low) = strategy.recompute_layers;
-    if (fits) fewest = candidate;
+    if (fits) fewest = weighed;
     // The neighbour decides when the guess is right.
     const bool first = guess == strategy.recompute_layers;
     guess = first ? guess + (fits ? -1 : 1) : (low + high) / 2;
   }
-  if (fewest) enter(*fewest);
-  if (job_.constraints.says("recompute_layers")) enter_asked_layers(strategy);
+  return fewest;
 }
 
 void MemoryFitter::enter_asked_layers(Strategy strategy) {
   for (int64_t layers = 1; layers < layers_of_stage(strategy); ++layers) {
     if (!job_.constraints.allow("recompute_layers", layers)) continue;
     strategy.recompute_layers = layers;
-    const auto candidate = estimate(strategy);
-    if (candidate && candidate->step.fits) enter(*candidate);
+    const auto weighed = weigh(strategy);
+    if (weighed && weighed->fits) enter(time(*weighed));
   }
 }
 
 int64_t MemoryFitter::guess_layers(
-    const Candidate& none, const Candidate& all, int64_t most) const {
-  const double without = none.step.memory.peak_bytes();
-  const double saved = without - all.step.memory.peak_bytes();
+    const Weighed& none, const Weighed& all, int64_t most) const {
+  // Bytes grow with the layers, nearly in proportion.
+  const double without = none.memory.peak_bytes();
+  const double saved = without - all.memory.peak_bytes();
   if (saved <= 0) return most;
   const double share = (without - usable_bytes_) / saved;
   return std::clamp<int64_t>(
@@ -192,14 +203,34 @@ int64_t MemoryFitter::layers_of_stage(const Strategy& strategy) const {
   return (blocks + stages - 1) / stages;
 }
 
-std::optional<Candidate> MemoryFitter::estimate(const Strategy& strategy) {
+std::optional<MemoryFitter::Weighed> MemoryFitter::weigh(
+    const Strategy& strategy) const {
   if (!check_strategy(job_.model, strategy, job_.cluster).empty()) return {};
+  Weighed weighed{
+      strategy, fullest_memory(
+                    job_.model, strategy, job_.cluster, bound_->places())};
+  weighed.fits = weighed.memory.fullness() <= 1 &&
+                 weighed.memory.host_bytes <= host_bytes_;
+  return weighed;
+}
+
+Candidate MemoryFitter::time(const Weighed& weighed) {
   ++estimated_;
   Candidate candidate{
-      strategy, estimate_step(job_.model, strategy, job_.cluster)};
-  if (candidate.step.memory.host_bytes > host_bytes_) {
-    candidate.step.fits = false;
-  }
+      weighed.strategy,
+      estimate_time(
+          job_.model, weighed.strategy, job_.cluster, bound_->places())};
+  candidate.step.memory = weighed.memory;
+  candidate.step.fits = weighed.fits;
+  return candidate;
+}
+
+std::optional<Candidate> MemoryFitter::closest() const {
+  if (!closest_) return {};
+  Candidate candidate{
+      closest_->strategy,
+      estimate_step(job_.model, closest_->strategy, job_.cluster)};
+  candidate.step.fits = false;
   return candidate;
 }
 
@@ -209,11 +240,9 @@ void MemoryFitter::enter(const Candidate& candidate) {
   if (!best_ || faster(candidate, *best_)) best_ = candidate;
 }
 
-void MemoryFitter::keep_closest(const Candidate& candidate) {
-  const double bytes = candidate.step.memory.peak_bytes();
-  if (!closest_ || bytes < closest_->step.memory.peak_bytes()) {
-    closest_ = candidate;
-  }
+void MemoryFitter::keep_closest(const Weighed& weighed) {
+  const double bytes = weighed.memory.peak_bytes();
+  if (!closest_ || bytes < closest_->memory.peak_bytes()) closest_ = weighed;
 }
 
 }  // namespace echelon

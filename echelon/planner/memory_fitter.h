@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "echelon/planner/candidate.h"
+#include "echelon/planner/pipeline_bound.h"
 #include "echelon/planner/search_space.h"
 
 namespace echelon {
@@ -20,13 +21,16 @@ class MemoryFitter {
   /// `offload`: whether the host's memory may be used.
   MemoryFitter(const SearchJob& job, bool offload);
 
-  /// Empty when it does not fit or is not below `limit_seconds`.
-  std::optional<Candidate> fit(const Strategy& strategy, double limit_seconds);
+  /// Empty when it does not fit or is not below `limit_seconds`. `bound`: of the
+  /// strategy's group.
+  std::optional<Candidate> fit(
+      const Strategy& strategy, const PipelineBound& bound, double limit_seconds);
 
-  /// Of the last strategy before memory was saved; empty when that was not tried.
+  /// Of the last strategy before memory was saved; empty when that was not timed.
   const std::optional<Candidate>& plain() const { return plain_; }
   /// Of all that did not fit, the one that needs the least.
-  const std::optional<Candidate>& closest() const { return closest_; }
+  std::optional<Candidate> closest() const;
+  /// Steps that were timed. Most strategies are too large, which takes less to tell.
   int64_t estimated() const { return estimated_; }
 
  private:
@@ -38,29 +42,44 @@ class MemoryFitter {
   };
   static std::vector<Saver> list_savers(const SearchJob& job, bool offload);
 
-  bool needless(const Saver& saver) const;
+  // A strategy and its memory, before it is timed.
+  struct Weighed {
+    Strategy strategy;
+    MemoryEstimate memory;
+    bool fits = false;
+  };
+
+  // One way to make it fit.
+  struct Way {
+    Weighed whole;                  // computed again in all layers
+    std::optional<Weighed> fewest;  // in as few as will do
+  };
+
+  std::vector<Way> list_ways(const Strategy& strategy);
+  bool needless(const Saver& saver, const std::vector<Saver>& fitted) const;
   bool partial(Recompute recompute) const;
-  bool try_saver(const Strategy& strategy);
-  void enter_fewest_layers(Strategy strategy, const Candidate& whole);
+  bool too_slow(const Strategy& strategy);
+  void enter(const Way& way);
   void enter_asked_layers(Strategy strategy);
-  int64_t guess_layers(
-      const Candidate& none, const Candidate& all, int64_t most) const;
+  std::optional<Weighed> with_fewest_layers(
+      const std::optional<Weighed>& none, const Weighed& all) const;
+  int64_t guess_layers(const Weighed& none, const Weighed& all, int64_t most) const;
   int64_t layers_of_stage(const Strategy& strategy) const;
-  std::optional<Candidate> estimate(const Strategy& strategy);
+  std::optional<Weighed> weigh(const Strategy& strategy) const;
+  Candidate time(const Weighed& weighed);
   void enter(const Candidate& candidate);
-  void keep_closest(const Candidate& candidate);
+  void keep_closest(const Weighed& weighed);
 
   const SearchJob& job_;
+  const PipelineBound* bound_ = nullptr;  // while one strategy is fitted
   std::vector<Saver> savers_;
   bool partial_selective_;
   double host_bytes_;  // for each rank
   double usable_bytes_;
-  std::vector<Saver> fitted_;
   std::optional<Candidate> best_;
-  std::optional<Candidate> closest_;
+  std::optional<Weighed> closest_;
   std::optional<Candidate> plain_;
   double limit_ = std::numeric_limits<double>::infinity();
-  bool too_slow_ = false;
   int64_t estimated_ = 0;
 };
 

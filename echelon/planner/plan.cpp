@@ -284,9 +284,9 @@ std::string bound_text(const PlanRequest& request) {
   return "A strategy is left out when weights, gradients and optimizer state of "
          "its fullest rank alone are above the " +
          format_bytes(static_cast<int64_t>(usable_device_bytes(request.cluster))) +
-         " that a job may use of a device, or when the work of its microbatches, "
-         "shared out evenly, with the bubble of its schedule takes longer than "
-         "the plans that were found.";
+         " that a job may use of a device, or when its slowest rank computes longer, "
+         "with what the pipeline must do before and after it, than the plans that "
+         "were found take.";
 }
 
 }  // namespace

@@ -4,29 +4,24 @@
 #include <limits>
 
 #include "echelon/planner/memory_fitter.h"
-#include "echelon/planner/time_bounds.h"
+#include "echelon/planner/pipeline_bound.h"
+#include "echelon/planner/pipeline_times.h"
 
 namespace echelon {
 namespace {
 
 struct BoundedGroup {
   Strategy strategy;
-  double microbatch_seconds = 0;
-  double bound = 0;
+  PipelineBound bound;
 };
 
-std::vector<BoundedGroup> bounded_groups(const SearchJob& job) {
-  MicrobatchTimes times(job);
+std::vector<BoundedGroup> bounded_groups(const SearchJob& job, LayerTimes& times) {
   std::vector<BoundedGroup> groups;
   for (const Strategy& group : list_groups(job)) {
-    const double seconds = times.of(group);
-    Strategy without_bubble = group;
-    without_bubble.schedule = "zb-v";
-    groups.push_back(
-        {group, seconds, lower_bound_seconds(without_bubble, seconds)});
+    groups.push_back({group, PipelineBound(job, times, group)});
   }
   std::stable_sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
-    return a.bound < b.bound;
+    return a.bound.any_cut() < b.bound.any_cut();
   });
   return groups;
 }
@@ -36,12 +31,20 @@ struct BoundedVariant {
   double bound = 0;
 };
 
-std::vector<BoundedVariant>
-bounded_variants(const SearchJob& job, const BoundedGroup& group) {
+bool same_pipeline(const Strategy& one, const Strategy& other) {
+  return one.schedule == other.schedule &&
+         one.stages_per_rank == other.stages_per_rank &&
+         one.stage_layers == other.stage_layers;
+}
+
+std::vector<BoundedVariant> bounded_variants(
+    const PipelineBound& bound, std::vector<Strategy> strategies) {
   std::vector<BoundedVariant> variants;
-  for (const Strategy& variant : list_variants(job, group.strategy)) {
-    variants.push_back(
-        {variant, lower_bound_seconds(variant, group.microbatch_seconds)});
+  for (Strategy& strategy : strategies) {
+    const bool known =
+        !variants.empty() && same_pipeline(variants.back().strategy, strategy);
+    const double seconds = known ? variants.back().bound : bound.of(strategy);
+    variants.push_back({std::move(strategy), seconds});
   }
   std::stable_sort(
       variants.begin(), variants.end(),
@@ -64,10 +67,18 @@ SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
   const double usable = most_usable_bytes(job.cluster);
   std::optional<Strategy> smallest;
   double smallest_bytes = std::numeric_limits<double>::infinity();
-  for (const auto& group : bounded_groups(job)) {
-    const auto variants = bounded_variants(job, group);
-    result.considered += static_cast<int64_t>(variants.size());
-    for (const auto& variant : variants) {
+  LayerTimes times(job);
+  VariantLists lists(job);
+  for (const auto& group : bounded_groups(job, times)) {
+    const auto number =
+        static_cast<int64_t>(lists.like(group.strategy).size());
+    result.considered += number;
+    if (group.bound.any_cut() >= ranking.limit_seconds(group.strategy.layout)) {
+      result.pruned_time += number;
+      continue;
+    }
+    for (const auto& variant :
+         bounded_variants(group.bound, lists.of(group.strategy))) {
       const double limit = ranking.limit_seconds(variant.strategy.layout);
       if (std::max(variant.bound, pipelines.at_least(variant.strategy)) >= limit) {
         ++result.pruned_time;
@@ -82,14 +93,18 @@ SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
         }
         continue;
       }
-      const auto fitted = fitter.fit(variant.strategy, limit);
+      const auto fitted = fitter.fit(variant.strategy, group.bound, limit);
       if (fitted) ranking.enter(*fitted);
       if (fitter.plain()) pipelines.learn(*fitter.plain());
     }
   }
   result.best = ranking.sorted();
   if (result.best.empty()) {
-    if (smallest) fitter.fit(*smallest, std::numeric_limits<double>::infinity());
+    if (smallest) {
+      fitter.fit(
+          *smallest, PipelineBound(job, times, *smallest),
+          std::numeric_limits<double>::infinity());
+    }
     result.closest = fitter.closest();
   }
   result.estimated = fitter.estimated();

@@ -52,10 +52,17 @@ bool is_first_of_equals(const Layout& layout, int order, const StackRules& rules
   return true;
 }
 
+Strategy with_microbatches(Strategy variant, const Strategy& group) {
+  variant.sequence_parallel = group.sequence_parallel;
+  variant.microbatch_size = group.microbatch_size;
+  variant.rank_microbatch = group.rank_microbatch;
+  return variant;
+}
+
 class Lister {
  public:
   explicit Lister(const SearchJob& job)
-      : job_(job), rules_(rules_of_stack(job.stack)) {}
+      : job_(job), rules_(rules_of_stack(job.stack)), variants_(job) {}
 
   std::vector<Strategy> run() {
     over("tp", rules_.tensor_parallel, job_.devices, [&](int64_t tp, int64_t left) {
@@ -173,16 +180,19 @@ class Lister {
     }
   }
 
-  bool any_variant(const Strategy& group) const {
-    const auto variants = list_variants(job_, group);
+  bool any_variant(const Strategy& group) {
+    const auto& variants = variants_.like(group);
     return std::any_of(variants.begin(), variants.end(), [&](const auto& one) {
-      return check_strategy(job_.model, one, job_.cluster).empty();
+      return check_strategy(
+                 job_.model, with_microbatches(one, group), job_.cluster)
+          .empty();
     });
   }
 
   const SearchJob& job_;
   StackRules rules_;
   Layout layout_;
+  VariantLists variants_;
   std::vector<Strategy> groups_;
 };
 
@@ -256,6 +266,27 @@ std::vector<Strategy> list_variants(const SearchJob& job, const Strategy& group)
     return !job.constraints.allow(
         variant, {"schedule", "stages_per_rank", "stage", "gather"});
   });
+  return variants;
+}
+
+const std::vector<Strategy>& VariantLists::like(const Strategy& group) {
+  const Layout& layout = group.layout;
+  const std::array<int64_t, 6> degrees = {
+      layout.dp_replicate, layout.dp_shard, layout.tp, layout.pp, layout.cp, layout.ep};
+  const auto [at, is_new] = lists_.try_emplace({degrees, group.order});
+  if (is_new) {
+    Strategy equal = group;
+    equal.rank_microbatch.clear();
+    at->second = list_variants(job_, equal);
+  }
+  return at->second;
+}
+
+std::vector<Strategy> VariantLists::of(const Strategy& group) {
+  std::vector<Strategy> variants;
+  for (const Strategy& one : like(group)) {
+    variants.push_back(with_microbatches(one, group));
+  }
   return variants;
 }
 

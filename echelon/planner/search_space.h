@@ -2,8 +2,11 @@
 // microbatch on a rank, and the variants of each.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "echelon/cluster/cluster.h"
@@ -52,5 +55,21 @@ std::vector<Strategy> list_groups(const SearchJob& job);
 /// parameters are gathered. Not all of them pass check_strategy. Stages of a rank:
 /// 2 to 16 that leave each stage the same number of blocks, or 2.
 std::vector<Strategy> list_variants(const SearchJob& job, const Strategy& group);
+
+/// The same for many groups: those with one layout and one order have variants alike
+/// but for the microbatches.
+class VariantLists {
+ public:
+  explicit VariantLists(const SearchJob& job) : job_(job) {}
+  /// The variants of a group like it.
+  const std::vector<Strategy>& like(const Strategy& group);
+  /// The group's own.
+  std::vector<Strategy> of(const Strategy& group);
+
+ private:
+  const SearchJob& job_;
+  std::map<std::pair<std::array<int64_t, 6>, std::array<Axis, 6>>, std::vector<Strategy>>
+      lists_;
+};
 
 }  // namespace echelon

@@ -1,0 +1,223 @@
+#include "echelon/planner/pipeline_bound.h"
+
+#include <algorithm>
+#include <limits>
+#include <span>
+
+#include "echelon/cost/layer_work.h"
+#include "echelon/cost/measured_rates.h"
+#include "echelon/cost/stage_cut.h"
+#include "echelon/cost/step_estimate.h"
+
+namespace echelon {
+namespace {
+
+// Sums of numbers in another order differ by less.
+constexpr double kRounding = 1 - 1e-9;
+
+bool splits_backward(const std::string& schedule) {
+  const auto& whole = {"gpipe", "1f1b", "interleaved", "breadth_first"};
+  return std::find(whole.begin(), whole.end(), schedule) == whole.end();
+}
+
+// Which part of a stage's layers counts as done before a rank's first action and after
+// its last.
+enum class Around { nothing, forward, both };
+
+Around around_ranks(const Strategy& strategy) {
+  if (!splits_backward(strategy.schedule)) return Around::both;
+  // Steps of these are measured from a rank's own first action.
+  return find_stack(strategy.stack).validates_afterwards ? Around::nothing
+                                                         : Around::forward;
+}
+
+double part(
+    const std::vector<double>& sums, int64_t begin, int64_t count) {
+  return sums[static_cast<size_t>(begin + count)] - sums[static_cast<size_t>(begin)];
+}
+
+// Of the first layers of a stage.
+double again_seconds(
+    const LayerTimes::Sums& sums, const Strategy& strategy, int64_t begin,
+    int64_t count) {
+  if (strategy.recompute == Recompute::none) return 0;
+  if (strategy.recompute_layers >= 0) {
+    count = std::min(count, strategy.recompute_layers);
+  }
+  return part(sums.again[static_cast<size_t>(strategy.recompute)], begin, count);
+}
+
+// The largest over ranks of what is around them and of their own work.
+double slowest_rank(
+    const std::vector<const LayerTimes::Sums*>& of_rank, const Strategy& strategy,
+    const std::vector<int64_t>& counts, const std::vector<int32_t>& rank_of_stage,
+    double microbatches) {
+  const Around around = around_ranks(strategy);
+  const size_t stages = counts.size();
+  struct Rank {
+    double below = -1;
+    double own = 0;
+  };
+  std::vector<Rank> ranks(of_rank.size());
+  double sum_below = 0;
+  int64_t begin = 0;
+  for (size_t stage = 0; stage < stages; ++stage) {
+    const auto rank = static_cast<size_t>(rank_of_stage[stage]);
+    const LayerTimes::Sums& sums = *of_rank[rank];
+    double forward = part(sums.forward, begin, counts[stage]);
+    double both = part(sums.both, begin, counts[stage]) +
+                  again_seconds(sums, strategy, begin, counts[stage]);
+    if (stage == 0) {
+      forward += sums.first_forward;
+      both += sums.first_both;
+    }
+    if (stage + 1 == stages) both += sums.last_both;
+    ranks[rank].own += both;
+    if (ranks[rank].below < 0) ranks[rank].below = sum_below;
+    if (around == Around::forward) sum_below += forward;
+    if (around == Around::both) sum_below += both;
+    begin += counts[stage];
+  }
+  double most = 0;
+  for (const Rank& rank : ranks) {
+    most = std::max(most, rank.below + microbatches * rank.own);
+  }
+  return most;
+}
+
+// Of a part of the layers on each kind of device, the least of its share of the whole.
+template <class Part>
+double least_share(
+    const std::vector<const LayerTimes::Sums*>& of_rank, const Part& part) {
+  double least = std::numeric_limits<double>::infinity();
+  const LayerTimes::Sums* last = nullptr;
+  for (const auto* sums : of_rank) {
+    if (sums == last) continue;
+    last = sums;
+    least = std::min(least, part(*sums) / sums->total());
+  }
+  return least;
+}
+
+// The busiest rank's seconds of a microbatch, of the best of all cuts.
+double busiest(const std::vector<const LayerTimes::Sums*>& of_rank) {
+  double speeds = 0;
+  bool alike = true;
+  for (const auto* sums : of_rank) {
+    speeds += 1 / sums->total();
+    alike &= sums == of_rank.front();
+  }
+  if (alike) return 1 / speeds;
+  using Sums = LayerTimes::Sums;
+  double work =
+      least_share(of_rank, [](const Sums& sums) { return sums.first_both; }) +
+      least_share(of_rank, [](const Sums& sums) { return sums.last_both; });
+  for (size_t layer = 1; layer < of_rank.front()->both.size(); ++layer) {
+    work += least_share(of_rank, [&](const Sums& sums) {
+      return sums.both[layer] - sums.both[layer - 1];
+    });
+  }
+  return work / speeds;
+}
+
+// Between the embedding and the head; of counted models, all layers.
+std::span<const LayerWork> blocks_of(
+    const ModelShape& model, const std::vector<LayerWork>& layers) {
+  const std::span<const LayerWork> all(layers);
+  return model.transformer ? all.subspan(1, all.size() - 2) : all;
+}
+
+void append(std::vector<double>& sums, double seconds, int64_t times) {
+  for (int64_t i = 0; i < times; ++i) sums.push_back(sums.back() + seconds);
+}
+
+}  // namespace
+
+const LayerTimes::Sums& LayerTimes::of(
+    const Strategy& group, int64_t samples, int64_t first_rank, int64_t rank,
+    int64_t kind) {
+  const Layout& layout = group.layout;
+  const bool processor = job_.cluster.node_of(first_rank).device.processor;
+  const Key key = {layout.tp, layout.cp, layout.ep, group.sequence_parallel,
+                   samples, kind, processor};
+  const auto [at, is_new] = sums_.try_emplace(key);
+  if (is_new) at->second = compute(group, samples, first_rank, rank);
+  return at->second;
+}
+
+// tp, cp and ep are innermost in every order, so that their groups lie alike on equal
+// nodes, wherever these are.
+LayerTimes::Sums LayerTimes::compute(
+    const Strategy& group, int64_t samples, int64_t first_rank,
+    int64_t rank) const {
+  Strategy own = with_microbatch(group, samples);
+  const Stack stack = stack_on(
+      find_stack(own.stack), job_.cluster.node_of(first_rank).device);
+  const auto seconds = [&](const Operations& pass) {
+    return pass_seconds(pass, own, job_.cluster, stack, rank).total();
+  };
+  Sums sums{.forward = {0}, .both = {0}, .again = {}};
+  for (const Recompute recompute : kRecomputes) {
+    own.recompute = recompute;
+    const auto layers = layer_work(job_.model, own, stack);
+    const auto blocks = blocks_of(job_.model, layers);
+    auto& again = sums.again[static_cast<size_t>(recompute)];
+    again = {0};
+    for (const LayerWork& layer : blocks) {
+      append(again, seconds(layer.again), layer.repeat);
+    }
+    if (recompute != Recompute::none) continue;
+    for (const LayerWork& layer : layers) {
+      const double forward = seconds(layer.forward);
+      const double both = forward + seconds(layer.backward_input) +
+                          seconds(layer.backward_weight);
+      if (&layer < blocks.data()) {
+        sums.first_forward = forward;
+        sums.first_both = both;
+      } else if (&layer >= blocks.data() + blocks.size()) {
+        sums.last_both = both;
+      } else {
+        append(sums.forward, forward, layer.repeat);
+        append(sums.both, both, layer.repeat);
+      }
+    }
+  }
+  return sums;
+}
+
+PipelineBound::PipelineBound(
+    const SearchJob& job, LayerTimes& times, const Strategy& group)
+    : model_(&job.model),
+      places_(distinct_pipelines(group, job.cluster)),
+      microbatches_(static_cast<double>(group.num_microbatches())) {
+  const int64_t stride = stride_along(group, Axis::pp);
+  for (const auto& pipeline : places_) {
+    const int64_t samples = microbatch_of(group, pipeline.data_index);
+    Ranks ranks;
+    int64_t rank = pipeline.first_rank;
+    for (const int64_t kind : pipeline.groups) {
+      ranks.push_back(&times.of(group, samples, pipeline.first_rank, rank, kind));
+      rank += stride;
+    }
+    any_cut_ = std::max(any_cut_, kRounding * microbatches_ * busiest(ranks));
+    if (std::find(pipelines_.begin(), pipelines_.end(), ranks) == pipelines_.end()) {
+      pipelines_.push_back(std::move(ranks));
+    }
+  }
+}
+
+double PipelineBound::of(const Strategy& variant) const {
+  if (!model_->transformer) return any_cut_;
+  const auto counts = stage_layers(*model_, variant);
+  const auto rank_of_stage = rank_of_stages(variant);
+  double most = any_cut_;
+  for (const Ranks& ranks : pipelines_) {
+    most = std::max(
+        most, kRounding * slowest_rank(
+                              ranks, variant, counts, rank_of_stage,
+                              microbatches_));
+  }
+  return most;
+}
+
+}  // namespace echelon
