@@ -156,11 +156,17 @@ class JobBuilder {
       key = mixed(key, static_cast<uint64_t>(microbatch(rank)));
     }
     const int64_t node = cluster_.node_index(rank);
+    const auto mix_place_of = [&](int64_t other) {
+      const int64_t partner = grid().moved(rank, Axis::pp, other);
+      const bool near = cluster_.node_index(partner) == node;
+      key = mixed(key, (group_index(partner) << 1) | (near ? 1u : 0u));
+    };
     for (const int64_t other : neighbours_[static_cast<size_t>(at)]) {
-      const int64_t neighbour = grid().moved(rank, Axis::pp, other);
-      const bool near = cluster_.node_index(neighbour) == node;
-      key = mixed(key, (group_index(neighbour) << 1) | (near ? 1u : 0u));
+      mix_place_of(other);
     }
+    // The ends of a pipeline sum a tied embedding.
+    const int64_t last = strategy_.layout.pp - 1;
+    if (copied_ > 0 && (at == 0 || at == last)) mix_place_of(last - at);
     return key;
   }
 

@@ -167,6 +167,27 @@ TEST(Simulate, AgreesWithTheFormula) {
   }
 }
 
+// The slowest pipeline, of those that leave a node in other places and of those that
+// are on other devices or have more samples, without gradients to wait for.
+TEST(Simulate, AgreesWithTheFormulaWhereASlowerPipelineIsNotTheFirst) {
+  const ModelShape model = find_model("gpt2");
+  const auto expect_near = [&](const Strategy& strategy, const Cluster& cluster) {
+    const double estimated = estimate_time(model, strategy, cluster).step_seconds;
+    const double simulated =
+        simulate(model, strategy, cluster, {.timeline_ranks = 0}).step.step_seconds;
+    EXPECT_LT(relative(simulated, estimated), 0.01) << to_string(strategy);
+    Cluster near = cluster;
+    for (NodeGroup& group : near.groups) group.node = cluster.groups[0].node;
+    near.groups[0].node.network = near.groups[0].node.inside;
+    EXPECT_GT(estimated, 1.05 * estimate_time(model, strategy, near).step_seconds);
+  };
+  Cluster slow_network = find_cluster("h100-sxm:3x8");
+  slow_network.groups[0].node.network.bytes_per_second = 5e9;
+  expect_near(with({.dp_replicate = 4, .pp = 6}, 64), slow_network);
+  expect_near(with({.dp_replicate = 4, .pp = 2}, 64),
+              find_cluster("h100-sxm:1x6+v100:1x2"));
+}
+
 // Layers of `bytes` of gradients each.
 ModelShape layers_of(const std::vector<double>& bytes) {
   ModelShape model{.name = "made"};
