@@ -6,6 +6,7 @@
 #include "echelon/simulator/simulate.h"
 #include "echelon/timeline/lanes.h"
 #include "echelon/timeline/overlap.h"
+#include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/timeline/pipeline_section.h"
 #include "echelon/timeline/report_time.h"
 #include "echelon/timeline/units.h"
@@ -13,7 +14,9 @@
 namespace echelon {
 namespace {
 
-constexpr int64_t kMostRows = 32;  // of one pipeline
+// Drawn of one pipeline. With more, the last ones would have nothing in the stretch of
+// time that a picture holds, which is the shorter the more rows there are.
+constexpr int64_t kMostRows = 16;
 
 std::string count(int64_t number) {
   return format_count(static_cast<double>(number));
@@ -57,7 +60,20 @@ std::string idle_text(const StagePictures& stages) {
          " of it is.";
 }
 
+// Figures stay those of all rows.
+void keep_first_rows(PipelinePicture& picture) {
+  const auto most = static_cast<size_t>(kMostRows);
+  if (picture.rows.size() <= most) return;
+  picture.bubble = bubble_fraction(picture.blocks, picture.rows.size());
+  picture.makespan = makespan(picture.blocks);
+  picture.rows.resize(most);
+  std::erase_if(picture.blocks, [](const PipelineBlock& block) {
+    return block.row >= kMostRows;
+  });
+}
+
 void draw_pipeline(Markup& page, StagePictures stages, const std::string& drawn) {
+  for (auto& picture : stages.pictures) keep_first_rows(picture);
   stages.pictures.back().title = "The step, simulated";
   stages.pictures.back().player_name = "the simulated step";
   page.leaf("p", {{"class", "finding"}}, unbroken(idle_text(stages)));
@@ -71,7 +87,7 @@ void draw_step(Markup& page, const PlanRequest& request, const Plan& plan) {
   const Layout& layout = plan.strategy.layout;
   const SimulatedRun run = simulate(
       request.model, plan.strategy, request.cluster,
-      {.timeline_ranks = std::min(layout.pp, kMostRows)});
+      {.timeline_ranks = layout.pp});
   const std::string drawn = drawn_text(request, layout, run);
   if (auto stages = stage_pictures(run.timeline, {}, "step")) {
     draw_pipeline(page, std::move(*stages), drawn);

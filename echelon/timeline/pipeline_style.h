@@ -55,7 +55,7 @@ margin:0}
 .scene{overflow-x:auto;margin-top:12px;padding-bottom:2px}
 .line-name{font-size:12px;font-weight:600;color:var(--soft);margin-top:8px}
 .devices{position:relative;display:flex;gap:14px;width:100%}
-.device{flex:1 1 0;min-width:58px;text-align:center}
+.device{flex:1 1 0;min-width:66px;text-align:center}
 .queue{height:48px;position:relative}
 .more{position:absolute;right:0;top:0;font-size:11px;color:var(--soft)}
 .slot{height:66px;border-radius:8px;border:1.5px solid var(--hair);

@@ -13,13 +13,18 @@ constexpr int kBelowBar = 10;  // that the last row does not need
 constexpr double kLeastDrawn = 0.0005;  // of the width
 constexpr double kLeastInLegend = 0.002;
 
-void draw_row(Markup& page, const StackedRow& row, double whole, int top) {
+// Over the limits, and beside them where they are at the end.
+void draw_words(Markup& page, const StackedBars& bars, const StackedRow& row, int top) {
   const std::string y = std::to_string(top);
   page.leaf("text", {{"class", "name"}, {"x", "0"}, {"y", y}}, row.name);
   page.leaf(
       "text",
-      {{"class", "share"}, {"x", "100%"}, {"y", y}, {"text-anchor", "end"}},
+      {{"class", "share"}, {"x", "100%"}, {"y", y}, {"text-anchor", "end"},
+       {"dx", bars.limit > 0 ? "-8" : "0"}},
       row.total);
+}
+
+void draw_bar(Markup& page, const StackedRow& row, double whole, int top) {
   double x = 0;
   for (const auto& part : row.parts) {
     const double begin = std::min(1.0, x / whole);
@@ -107,10 +112,15 @@ void draw_stacked_bars(Markup& page, const StackedBars& bars) {
   page.leaf("desc", {{"id", bars.id + "-d"}}, bars.description);
   int y = top;
   for (const auto& row : bars.rows) {
-    draw_row(page, row, whole, y);
+    draw_bar(page, row, whole, y);
     y += kRowHeight;
   }
   if (bars.limit > 0) draw_limits(page, bars, whole, top, height);
+  y = top;
+  for (const auto& row : bars.rows) {
+    draw_words(page, bars, row, y);
+    y += kRowHeight;
+  }
   page.close().close();
 }
 

@@ -44,5 +44,34 @@ TEST(PlanPage, ShowsMemoryStepChoicesAndGrowthWithoutTheNetwork) {
   }
 }
 
+// The text between two marks, after `from`.
+std::string between(
+    const std::string& text, const std::string& from, const std::string& to) {
+  const size_t begin = text.find(from);
+  if (begin == std::string::npos) return {};
+  const size_t first = begin + from.size();
+  return text.substr(first, text.find(to, first) - first);
+}
+
+// Of 64 ranks 16 are drawn, but what is said is of all of them.
+TEST(PlanPage, FiguresOfALongPipelineAreOfAllItsRanks) {
+  PlanRequest request;
+  request.model = find_model("gpt3-175b");
+  request.cluster = find_cluster("h100-sxm:512");
+  request.global_batch = 128;
+  request.fixed = {{"pp", "64"}, {"tp", "8"}, {"schedule", "1f1b"}, {"microbatch", "1"}};
+  request.compare = false;
+  const auto result = plan(request);
+  ASSERT_FALSE(result.plans.empty());
+  const std::string html = to_html(make_plan_page(request, result));
+  EXPECT_LT(html.size(), 500'000u);
+  EXPECT_NE(html.find("the first 16 of its 64 ranks"), std::string::npos);
+  EXPECT_EQ(html.find("rank 248"), std::string::npos);
+  // (pp - 1) / (m + pp - 1) of the paper.
+  const double ideal =
+      std::stod(between(html, "emptying the pipeline leaves ", " %"));
+  EXPECT_NEAR(ideal, 100.0 * 63 / (128 + 63), 2.0);
+}
+
 }  // namespace
 }  // namespace echelon
