@@ -15,10 +15,13 @@
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "echelon/explain/explain.h"
 #include "echelon/explain/run_record.h"
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/overlap.h"
 #include "tests/data/make_image.h"
 #include "tests/launch/process.h"
 
@@ -77,25 +80,38 @@ class ExplainRuns : public testing::Test {
   std::string failure_;  // of the last run
 };
 
-bool is_busy() {
-  double load = 0;
-  return ::getloadavg(&load, 1) == 1 &&
-         load > 0.5 * std::thread::hardware_concurrency() + 1;
+// Leaves the quickest steps in the timeline: those in which the machine did little
+// else.
+void keep_quickest(const std::filesystem::path& timeline, size_t count) {
+  Timeline all = read_chrome_trace(timeline);
+  std::vector<std::pair<int64_t, int64_t>> steps;  // how long, which
+  for (const auto& [step, window] : step_windows(step_activities(all))) {
+    steps.emplace_back(window.end - window.begin, step);
+  }
+  ASSERT_GT(steps.size(), 2 * count);
+  std::sort(steps.begin(), steps.end());
+  std::set<int64_t> kept;
+  for (size_t i = 0; i < count; ++i) kept.insert(steps[i].second);
+  std::erase_if(
+      all.spans, [&](const Span& span) { return !kept.contains(span.step); });
+  write_chrome_trace(timeline, all);
 }
 
-// What else a machine does can hold any run back: it has three tries.
+// What else a machine does holds any run back, and that is told. In the steps that it
+// held back least nothing is to be found; of a very busy machine in one run of five.
 TEST_F(ExplainRuns, AHealthyOne) {
   RunExplanation run;
-  for (int tries = 0; tries < 3; ++tries) {
-    run = trained({"data.shape=[3, 64, 64]"}, {"-n", "2"});
+  for (int tries = 0; tries < 5; ++tries) {
+    run = trained(
+        {"data.shape=[3, 64, 64]", "train.steps=70", "train.timeline_steps=60"},
+        {"-n", "2"});
     EXPECT_EQ(run.ranks, 2);
-    EXPECT_GT(run.recorded_steps, 10);
+    EXPECT_GT(run.recorded_steps, 40);  // without outliers
+    keep_quickest(folder_.path() + "/run/timeline.json", 12);
+    run = explain_run(folder_.path() + "/run");
+    EXPECT_EQ(run.recorded_steps, 12);
     if (run.findings.empty()) return;
   }
-  // Ranks that are stopped for a moment wait for each other, and that is told.
-  const bool waits = run.findings.size() == 1 &&
-                     run.findings[0].fault == Fault::rank_imbalance;
-  if (is_busy() && waits) GTEST_SKIP() << "the machine is busy: " << told(run);
   ADD_FAILURE() << told(run);
 }
 

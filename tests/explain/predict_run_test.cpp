@@ -134,6 +134,22 @@ TEST_F(PredictRun, TheRestOfAStepIsAPartOfIt) {
       some.parts.step_seconds(), some.step_seconds, 1e-6 * some.step_seconds);
 }
 
+// All stages are looked at, of a long pipeline too.
+TEST_F(PredictRun, PartsAreMeansOverAllStages) {
+  Configured what{.model = find_model("gpt3-175b")};
+  what.strategy.layout = {.tp = 2, .pp = 32};
+  what.strategy.global_batch = 32;
+  const Cluster cluster = find_cluster("h100-sxm:8x8");
+  const TimedParts some = predict_step(what, cluster).parts;
+  const TimedParts all =
+      prediction_of(
+          simulate(what.model, what.strategy, cluster, {.timeline_ranks = 64}),
+          what.strategy, cluster)
+          .parts;
+  EXPECT_NEAR(some.forward, all.forward, 1e-3 * all.forward);
+  EXPECT_NEAR(some.stages, all.stages, 1e-3 * all.stages);
+}
+
 // The first ranks are looked at; those that the step waits for may be others.
 TEST_F(PredictRun, AStepLastsUntilTheLastRankHasUpdated) {
   Configured what{.model = find_model("gpt2")};

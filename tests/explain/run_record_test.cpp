@@ -8,6 +8,7 @@
 #include <set>
 #include <tuple>
 
+#include "echelon/cluster/catalogue.h"
 #include "echelon/error.h"
 #include "echelon/explain/explain.h"
 #include "echelon/timeline/chrome_trace.h"
@@ -110,6 +111,47 @@ TEST_F(RunRecordTest, ARunWithoutATimelineIsExplainedByItsMetrics) {
       crashed.notes,
       AllOf(Contains(HasSubstr("the last line of metrics.jsonl is cut off")),
             Contains(HasSubstr("end at step 6 of 10"))));
+}
+
+// The first step waits for the first batch of all.
+TEST_F(RunRecordTest, OfMetricsTheFirstStepSaysLittleOfTheLoader) {
+  remove("timeline.json");
+  std::string steps = "{\"step\":1,\"step_seconds\":9.0,\"data_seconds\":8.9}\n";
+  for (int step = 2; step <= 6; ++step) {
+    steps += "{\"step\":" + std::to_string(step) +
+             ",\"step_seconds\":0.1,\"data_seconds\":0.001}\n";
+  }
+  folder_.write("run/metrics.jsonl", steps);
+  EXPECT_THAT(explain_run(run_).findings, IsEmpty());
+}
+
+TEST_F(RunRecordTest, MetricsNameARankThatHasMostWork) {
+  remove("timeline.json");
+  std::string steps;
+  for (int step = 1; step <= 10; ++step) {
+    steps += "{\"step\":" + std::to_string(step) +
+             ",\"step_seconds\":0.1,\"slowest_rank\":" +
+             (step == 4 ? "0" : "1") + "}\n";
+  }
+  folder_.write("run/metrics.jsonl", steps);
+  const RunExplanation run =
+      explain_run(run_, {.cluster = find_cluster("h100-sxm:2")});
+  EXPECT_THAT(
+      run.notes, Contains(HasSubstr("rank 1 had most work in 9 of 10 steps")));
+  EXPECT_THAT(run.notes, Each(Not(HasSubstr("rank 0 had"))));
+  EXPECT_GT(run.predicted_seconds, 0);
+  EXPECT_THAT(run.parts, IsEmpty());  // nothing to compare them with
+}
+
+// Memory comes after all spans, which are whole then.
+TEST_F(RunRecordTest, ATimelineThatBreaksOffInItsMemoryHasAllRanks) {
+  Timeline timeline = timeline_of(made::DataParallel{});
+  made::add_memory(timeline, 1 << 20, 1 << 30);
+  const std::string text = to_chrome_trace(timeline);
+  folder_.write("run/timeline.json", text.substr(0, text.size() - 40));
+  const RunRecord record = read_run(run_);
+  EXPECT_EQ(ranks(record).size(), 2u);
+  EXPECT_FALSE(record.timeline.memory.empty());
 }
 
 TEST_F(RunRecordTest, ATimelineAloneIsEnough) {

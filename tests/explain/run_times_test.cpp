@@ -46,6 +46,73 @@ TEST(LateRanks, CallsOfOneNameAreToldByTheirOrder) {
   EXPECT_EQ(late.waits.at({0, 0}), (Intervals{{0, 30}, {100, 130}}));
 }
 
+TEST(LateRanks, NobodyWaitsLongerThanItsOwnCall) {
+  // A call that was left by a time-out, and one of messages.
+  const Timeline timeline{
+      .spans = {
+          call(0, "dp_replicate", 0, 5), call(1, "dp_replicate", 8, 10),
+          call(0, "pp", 20, 30), call(1, "pp", 28, 30)}};
+  const LateRanks late = late_ranks(timeline, Layout{.dp_replicate = 2});
+  EXPECT_EQ(late.waits.at({0, 0}), (Intervals{{0, 5}}));
+  EXPECT_FALSE(late_ranks(
+                   {.spans = {call(0, "pp", 20, 30), call(1, "pp", 28, 30)}},
+                   Layout{.pp = 2})
+                   .waits.contains({0, 0}));
+}
+
+Span pass(
+    int32_t rank, const std::string& name, SpanKind kind, int64_t begin,
+    int64_t end, const std::string& track = "compute") {
+  return {rank, track, name, kind, begin, end, 0};
+}
+
+// Figures of the step are shared when the last stage has them.
+TEST(RunTimes, WhoMeetsAtTheEndOfAPipelinesStepWaitsForStages) {
+  const Timeline timeline{
+      .spans = {
+          pass(0, "0F0", SpanKind::forward, 0, 20),
+          pass(0, "wait 1B0", SpanKind::communication, 20, 80),
+          pass(0, "0B0", SpanKind::backward, 80, 120),
+          pass(1, "1F0", SpanKind::forward, 20, 40),
+          pass(1, "1B0", SpanKind::backward, 40, 80),
+          call(0, "world", 120, 130), call(1, "world", 80, 130)}};
+  const RunTimes times = run_times(timeline, Layout{.pp = 2});
+  EXPECT_TRUE(times.pipeline);
+  EXPECT_EQ(times.mean.for_ranks, 0);
+  EXPECT_NEAR(times.ranks.at(1).mean.for_stages, 70e-9, 1e-15);
+  EXPECT_NEAR(times.ranks.at(0).mean.for_stages, 70e-9, 1e-15);
+}
+
+TEST(RunTimes, TracksThatComputeAtOnceCountOnce) {
+  const RunTimes times = run_times(
+      {.spans =
+           {pass(0, "forward", SpanKind::forward, 0, 10),
+            pass(0, "backward", SpanKind::backward, 5, 15, "device 1")}},
+      {});
+  EXPECT_NEAR(times.mean.forward, 10e-9, 1e-18);
+  EXPECT_NEAR(times.mean.backward, 5e-9, 1e-18);
+}
+
+TEST(RunTimes, OfTwoAxesAtOnceTheInnermostCounts) {
+  Timeline timeline{.spans = {pass(0, "forward", SpanKind::forward, 0, 10)}};
+  timeline.spans.push_back(call(0, "dp_replicate", 10, 30));
+  timeline.spans.push_back(call(0, "tp", 15, 20));
+  const RankTimes mean = run_times(timeline, {}).mean;
+  EXPECT_NEAR(mean.communication.at("tp"), 5e-9, 1e-18);
+  EXPECT_NEAR(mean.communication.at("dp"), 15e-9, 1e-18);
+}
+
+TEST(RunTimes, RanksArePeersByTheFirstOfTheirStages) {
+  const RunTimes times = run_times(
+      {.spans = {
+           pass(0, "2F0", SpanKind::forward, 0, 10),
+           pass(0, "0F0", SpanKind::forward, 10, 20),
+           pass(1, "1F0", SpanKind::forward, 0, 10)}},
+      {});
+  EXPECT_EQ(times.ranks.at(0).first_stage, 0);
+  EXPECT_EQ(times.ranks.at(1).first_stage, 1);
+}
+
 // Of every layout that the simulator runs: parts that add up, axes that it has.
 TEST(RunTimes, AddUpToTheStep) {
   const struct {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <set>
 
 #include "echelon/timeline/timed_parts.h"
 #include "echelon/timeline/waits.h"
@@ -288,6 +289,35 @@ TEST(Diagnosis, NamesTheSlowestRankAndLeavesOutlyingStepsOut) {
   EXPECT_EQ(d.num_outliers, 1);  // the first step takes four times as long
   EXPECT_LT(d.mean.step_seconds, 0.030);
   EXPECT_THAT(d.sentence, HasSubstr("rank 3 works"));
+}
+
+// Each step of one rank, so long.
+Diagnosis of_steps(const std::vector<int64_t>& lengths) {
+  Timeline timeline;
+  int64_t begin = 0;
+  for (size_t step = 0; step < lengths.size(); ++step) {
+    timeline.spans.push_back(span(
+        "compute", kForward, begin, begin + lengths[step], 0,
+        static_cast<int64_t>(step)));
+    begin += lengths[step];
+  }
+  return diagnose(timeline);
+}
+
+TEST(Diagnosis, OutliersAreLongerThanThreeOfTheMiddleStep) {
+  EXPECT_EQ(of_steps({1, 10, 10, 29, 31}).outliers, (std::set<int64_t>{4}));
+  EXPECT_EQ(of_steps({1, 1, 10, 10, 12}).num_outliers, 0);
+}
+
+TEST(Diagnosis, ARankThatWaitsForItsDataIsTheSlowest) {
+  const Diagnosis d = diagnose(
+      {.spans = {
+           span("compute", kForward, 0, 60, 0),
+           span("comm", kComm, 60, 90, 0),
+           span("compute", kData, 0, 40, 1),
+           span("compute", kForward, 40, 90, 1)}});
+  EXPECT_EQ(d.slowest_rank, 1);
+  EXPECT_NEAR(d.slowest_excess, 0.2, 1e-9);
 }
 
 Diagnosis of_one_step(std::vector<Span> spans) {

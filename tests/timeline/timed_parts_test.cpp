@@ -78,6 +78,19 @@ TEST(TimedParts, AWaitIsOfTheAxisThatItWaitsFor) {
   EXPECT_NEAR(parts.exposed.at("dp_replicate"), 3e-3, 1e-12);
 }
 
+TEST(TimedParts, OfTwoAxesAtOnceTheInnermostCounts) {
+  Made made;
+  made.compute(0, "forward", SpanKind::forward, 0, 3)
+      .add(0, "comm 2", "all_reduce bucket 0", kComm, 3, 9, "dp_replicate")
+      .add(0, "comm", "all_reduce attn", kComm, 4, 6, "tp")
+      .add(0, "comm 3", "all_gather fc", kComm, 5, 8, "dp_shard")
+      .compute(0, "optimizer", SpanKind::optimizer, 9, 10);
+  const TimedParts parts = made.parts();
+  EXPECT_NEAR(parts.exposed.at("tp"), 2e-3, 1e-12);
+  EXPECT_NEAR(parts.exposed.at("dp_shard"), 2e-3, 1e-12);
+  EXPECT_NEAR(parts.exposed.at("dp_replicate"), 2e-3, 1e-12);
+}
+
 TEST(TimedParts, WhatFollowsAStepIsNoneOfIt) {
   Made made = sharded();
   for (const int32_t rank : {0, 1}) {
