@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "echelon/error.h"
 #include "echelon/timeline/json_reason.h"
@@ -170,101 +171,137 @@ int64_t to_ns(const Json& microseconds) {
   return std::llround(value);
 }
 
-using TrackNames = std::map<std::pair<int32_t, int64_t>, std::string>;
+// Takes events as they are read: of a large run all of them as JSON would need ten
+// times the memory of the file.
+class EventReader {
+ public:
+  void read(const Json& event) {
+    const Json& kind = event.at("ph");
+    const bool memory = event.at("name") == "memory";
+    if (kind == "M") read_name(event);
+    if (kind == "X") read_span(event);
+    if (memory && kind == "M") read_limits(event);
+    if (memory && kind == "C") read_sample(event);
+  }
 
-// Thread names come before or after the events that they name.
-TrackNames read_names(const Json& events, Timeline& timeline) {
-  TrackNames tracks;
-  std::map<int32_t, std::string> ranks;
-  for (const auto& event : events) {
-    if (event.at("ph") != "M") continue;
+  // Thread names come before or after the events that they name.
+  Timeline take() {
+    for (const auto& [at, tid] : unnamed_) {
+      Span& span = timeline_.spans[at];
+      span.track = tracks_.at({span.rank, tid});
+    }
+    for (auto& [_, memory] : memory_) {
+      timeline_.memory.push_back(std::move(memory));
+    }
+    std::stable_sort(
+        timeline_.spans.begin(), timeline_.spans.end(),
+        [](const Span& a, const Span& b) {
+          return std::pair(a.rank, a.begin_ns) < std::pair(b.rank, b.begin_ns);
+        });
+    return std::move(timeline_);
+  }
+
+ private:
+  void read_name(const Json& event) {
     const auto pid = event.at("pid").get<int32_t>();
-    const auto& name = event.at("name");
+    const Json& name = event.at("name");
     if (name == "process_name") {
-      ranks[pid] = event.at("args").at("name").get<std::string>();
+      name_rank(pid, event.at("args").at("name").get<std::string>());
     } else if (name == "thread_name") {
-      tracks[{pid, event.at("tid").get<int64_t>()}] =
+      tracks_[{pid, event.at("tid").get<int64_t>()}] =
           event.at("args").at("name").get<std::string>();
     }
   }
-  for (const auto& [rank, name] : ranks) {
+
+  void name_rank(int32_t rank, std::string name) {
     if (rank < 0 || rank > 1 << 20) {
       throw DataError("a process is no rank: " + std::to_string(rank));
     }
-    if (timeline.rank_names.size() <= static_cast<size_t>(rank)) {
-      timeline.rank_names.resize(rank + 1);
+    auto& names = timeline_.rank_names;
+    if (names.size() <= static_cast<size_t>(rank)) names.resize(rank + 1);
+    names[rank] = std::move(name);
+  }
+
+  void read_span(const Json& event) {
+    Span span;
+    span.rank = event.at("pid").get<int32_t>();
+    const auto tid = event.at("tid").get<int64_t>();
+    const Json& args = event.at("args");
+    if (const auto track = args.find("track"); track != args.end()) {
+      span.track = track->get<std::string>();
+    } else {
+      unnamed_.emplace_back(timeline_.spans.size(), tid);
     }
-    timeline.rank_names[rank] = name;
+    span.name = event.at("name").get<std::string>();
+    span.kind = span_kind_from_name(event.at("cat").get<std::string>());
+    span.begin_ns = to_ns(event.at("ts"));
+    span.end_ns = span.begin_ns + to_ns(event.at("dur"));
+    span.step = args.at("step").get<int64_t>();
+    span.bytes = args.value("bytes", int64_t{0});
+    span.axis = args.value("axis", std::string());
+    timeline_.spans.push_back(std::move(span));
   }
-  return tracks;
-}
 
-Span read_span(const Json& event, const TrackNames& tracks) {
-  Span span;
-  span.rank = event.at("pid").get<int32_t>();
-  const auto tid = event.at("tid").get<int64_t>();
-  const auto& args = event.at("args");
-  if (const auto track = args.find("track"); track != args.end()) {
-    span.track = track->get<std::string>();
-  } else {
-    span.track = tracks.at({span.rank, tid});
-  }
-  span.name = event.at("name").get<std::string>();
-  span.kind = span_kind_from_name(event.at("cat").get<std::string>());
-  span.begin_ns = to_ns(event.at("ts"));
-  span.end_ns = span.begin_ns + to_ns(event.at("dur"));
-  span.step = args.at("step").get<int64_t>();
-  span.bytes = args.value("bytes", int64_t{0});
-  span.axis = args.value("axis", std::string());
-  return span;
-}
-
-// Counters of each rank, in the order of the file, which is that of time.
-std::vector<RankMemory> read_memory(const Json& events) {
-  std::map<int32_t, RankMemory> ranks;
-  for (const auto& event : events) {
-    if (event.at("name") != "memory") continue;
+  RankMemory& memory_of(const Json& event) {
     const auto rank = event.at("pid").get<int32_t>();
-    const auto& args = event.at("args");
-    RankMemory& memory = ranks[rank];
+    RankMemory& memory = memory_[rank];
     memory.rank = rank;
-    if (event.at("ph") == "M") {
-      memory.planned_bytes = args.at("planned").get<int64_t>();
-      memory.limit_bytes = args.at("limit").get<int64_t>();
-    } else if (event.at("ph") == "C") {
-      MemorySample sample{.time_ns = to_ns(event.at("ts"))};
-      for (const MemoryKind kind : kMemoryKinds) {
-        sample.memory[kind] =
-            args.at(std::string(to_string(kind))).get<int64_t>();
-      }
-      memory.samples.push_back(sample);
-    }
+    return memory;
   }
-  std::vector<RankMemory> list;
-  for (auto& [_, memory] : ranks) list.push_back(std::move(memory));
-  return list;
-}
 
-Timeline read_timeline(const Json& json) {
-  Timeline timeline;
-  const Json& about = json.at("otherData");
+  void read_limits(const Json& event) {
+    RankMemory& memory = memory_of(event);
+    const Json& args = event.at("args");
+    memory.planned_bytes = args.at("planned").get<int64_t>();
+    memory.limit_bytes = args.at("limit").get<int64_t>();
+  }
+
+  // In the order of the file, which is that of time.
+  void read_sample(const Json& event) {
+    const Json& args = event.at("args");
+    MemorySample sample{.time_ns = to_ns(event.at("ts"))};
+    for (const MemoryKind kind : kMemoryKinds) {
+      sample.memory[kind] =
+          args.at(std::string(to_string(kind))).get<int64_t>();
+    }
+    memory_of(event).samples.push_back(sample);
+  }
+
+  Timeline timeline_;
+  std::map<std::pair<int32_t, int64_t>, std::string> tracks_;
+  std::vector<std::pair<size_t, int64_t>> unnamed_;  // span, thread
+  std::map<int32_t, RankMemory> memory_;             // by rank
+};
+
+Timeline read_timeline(const std::string& text) {
+  EventReader events;
+  std::string table;  // of the file, in which the reading is
+  const auto take_event = [&](int depth, Json::parse_event_t what, Json& value) {
+    if (what == Json::parse_event_t::key && depth == 1) {
+      table = value.get<std::string>();
+    }
+    if (what != Json::parse_event_t::object_end || depth != 2 ||
+        table != "traceEvents") {
+      return true;
+    }
+    events.read(value);
+    return false;  // it is taken
+  };
+  const Json rest = Json::parse(text, take_event);
+  const Json& about = rest.at("otherData");
+  if (!rest.at("traceEvents").empty()) {
+    throw DataError("an event is no object");
+  }
+  Timeline timeline = events.take();
   timeline.title = about.at("title").get<std::string>();
   timeline.simulated = about.value("simulated", false);
-  const Json& events = json.at("traceEvents");
-  const auto tracks = read_names(events, timeline);
-  for (const auto& event : events) {
-    if (event.at("ph") == "X") {
-      timeline.spans.push_back(read_span(event, tracks));
-    }
-  }
-  timeline.memory = read_memory(events);
-  std::stable_sort(
-      timeline.spans.begin(),
-      timeline.spans.end(),
-      [](const Span& a, const Span& b) {
-        return std::pair(a.rank, a.begin_ns) < std::pair(b.rank, b.begin_ns);
-      });
   return timeline;
+}
+
+bool is_of_another_program(const std::string& text) {
+  return (text.find("\"otherData\"") == std::string::npos ||
+          text.find("\"traceEvents\"") == std::string::npos) &&
+         Json::accept(text);
 }
 
 }  // namespace
@@ -306,11 +343,7 @@ Timeline read_chrome_trace(const std::filesystem::path& path) {
 Timeline parse_chrome_trace(const std::string& text, const std::string& place) {
   std::string reason;
   try {
-    const Json json = Json::parse(text);
-    if (json.is_object() && json.contains("otherData") &&
-        json.contains("traceEvents")) {
-      return read_timeline(json);
-    }
+    if (!is_of_another_program(text)) return read_timeline(text);
     reason = "it is another program's JSON";
   } catch (const nlohmann::json::exception& error) {
     reason = json_reason(error);

@@ -162,6 +162,8 @@ TEST(ChromeTrace, WhatIsNoTraceIsAnErrorWithItsPlace) {
        {std::pair{"\"forward\",\"pid\"", "\"sleeping\",\"pid\""},
         std::pair{"\"thread_name\"", "\"thread_nome\""},
         std::pair{"\"ts\":0.001", "\"ts\":1e300"},
+        std::pair{"\"traceEvents\":[", "\"traceEvents\":[7,"},
+        std::pair{"\"otherData\"", "\"elseData\""},
         std::pair{"\"pid\":1,\"tid\":0", "\"pid\":-1,\"tid\":0"}}) {
     std::string text = good;
     const auto at = text.find(from);
