@@ -7,6 +7,7 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/model_catalogue.h"
+#include "echelon/cost/stage_activations.h"
 #include "echelon/cost/state_bytes.h"
 
 namespace echelon {
@@ -119,6 +120,35 @@ TEST(MemoryEstimate, OfAPartIsLess) {
   });
   EXPECT_LT(some, plain);
   EXPECT_GT(some, with([](Strategy& s) { s.recompute = Recompute::all; }));
+}
+
+TEST(ActivationBytes, OfAStageIsTheSumKeptAndTheLargestAtWork) {
+  ModelShape model;
+  for (const double elements : {5.0, 70.0, 20.0}) {
+    model.layers.push_back({.forward_flops = 1, .backward_flops = 2,
+                            .kept_elements = elements, .output_elements = elements});
+  }
+  const auto stages =
+      stage_activations(model, strategy_of({}, 1, "echelon"), find_stack("echelon"));
+  ASSERT_EQ(stages.size(), 1u);
+  EXPECT_EQ(stages[0].kept, 2 * (5 + 70 + 20));
+  EXPECT_EQ(stages[0].working, 2 * 2 * 70);
+  EXPECT_EQ(stages[0].output, 2 * 20);
+}
+
+// Masters that are cast when used: gradients are what is computed in.
+TEST(StateBytes, GradientsAreAsWideAsTheSoftwareSumsThem) {
+  const RankParameters part{.dense = 1e9};
+  const auto gradients = [&](const char* name, Precision precision) {
+    Strategy strategy = strategy_of({}, 8, name);
+    strategy.precision = precision;
+    const StateBytes state = state_bytes(part, strategy, find_stack(name));
+    return static_cast<double>(state.device[MemoryKind::gradients]);
+  };
+  EXPECT_EQ(gradients("echelon", Precision::bf16), 2e9);
+  EXPECT_EQ(gradients("echelon", Precision::fp32), 4e9);
+  EXPECT_EQ(gradients("megatron-2022", Precision::bf16), 4e9);
+  EXPECT_EQ(gradients("megatron-core", Precision::bf16), 2e9);
 }
 
 TEST(StateBytes, AnOffloadedOptimizerIsInTheHostsMemory) {
