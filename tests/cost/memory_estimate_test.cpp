@@ -62,6 +62,20 @@ TEST(ActivationBytes, WhileALayerComputesItsGradientsAreThere) {
       working("megatron-2022", Recompute::all), scores + 34 + 5 * a * s / h - 2, 1e-9);
 }
 
+// What queries, keys and values are made of, and its norm, whole on ranks of tp.
+TEST(ActivationBytes, OfLatentAttentionAreItsCompressedTensorsToo) {
+  ModelShape model = find_model("deepseek-v3");
+  Strategy strategy = strategy_of({.tp = 4}, 8, "echelon");
+  const auto kept = [&](bool sequence_parallel) {
+    strategy.sequence_parallel = sequence_parallel;
+    return block_bytes(model, strategy, find_stack("echelon"), false, Recompute::none)
+        .kept;
+  };
+  const double tokens = 2.0 * static_cast<double>(model.seq_len);  // two bytes each
+  const double whole = 4 * 7168 + 2 * (1536 + 512);
+  EXPECT_NEAR(kept(false) - kept(true), tokens * whole * 3 / 4, 1);
+}
+
 TEST(ActivationBytes, OfACountedLayerAreItsElements) {
   const CountedLayer layer{
       .name = "conv", .kept_elements = 100, .output_elements = 30};

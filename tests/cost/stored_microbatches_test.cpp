@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
 #include "echelon/schedule/memory.h"
@@ -55,6 +56,15 @@ TEST(StageCut, SparesTheEndsOfThePipeline) {
   EXPECT_EQ(blocks_of_stages(30, 8), (std::vector<int64_t>{3, 4, 4, 4, 4, 4, 4, 3}));
   EXPECT_EQ(blocks_of_stages(4, 4), (std::vector<int64_t>{1, 1, 1, 1}));
   EXPECT_EQ(blocks_of_stages(5, 2), (std::vector<int64_t>{3, 2}));
+}
+
+TEST(StageCut, IsWhatTheStrategySays) {
+  Strategy strategy;
+  strategy.layout.pp = 2;
+  const ModelShape gpt2 = find_model("gpt2");
+  EXPECT_EQ(stage_layers(gpt2, strategy), (std::vector<int64_t>{6, 6}));
+  strategy.stage_layers = {3, 9};
+  EXPECT_EQ(stage_layers(gpt2, strategy), (std::vector<int64_t>{3, 9}));
 }
 
 TEST(StageCut, ALayersWeightIsAllThatItComputes) {
