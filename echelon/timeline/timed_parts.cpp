@@ -166,8 +166,13 @@ std::vector<ComparedPart> compared_parts(
       {"waiting for other stages", "idle", predicted.stages, measured.stages});
   parts.push_back({"waiting for data", "da", predicted.data, measured.data});
   parts.push_back({"the rest", "ot", predicted.other, measured.other});
+  for (ComparedPart& part : parts) {  // what is left of a sum is no part
+    for (double* seconds : {&part.predicted, &part.measured}) {
+      if (*seconds < kNothing) *seconds = 0;
+    }
+  }
   std::erase_if(parts, [](const ComparedPart& part) {
-    return part.predicted < kNothing && part.measured < kNothing;
+    return part.predicted == 0 && part.measured == 0;
   });
   return parts;
 }

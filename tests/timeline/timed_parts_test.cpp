@@ -147,11 +147,16 @@ TEST(TimedParts, AgreeWithTheDiagnosis) {
 }
 
 TEST(TimedParts, AreComparedWhereEitherHasThem) {
-  TimedParts predicted{.forward = 1, .exposed = {{"tp", 2}}};
-  TimedParts measured{.forward = 3, .exposed = {{"world", 4}}, .data = 5};
+  TimedParts predicted{
+      .forward = 1, .exposed = {{"tp", 2}}, .data = 2e-10, .other = 1e-10};
+  TimedParts measured{
+      .forward = 3, .exposed = {{"world", 4}}, .data = 5, .other = 1e-10};
   std::vector<std::string> names;
   for (const auto& part : compared_parts(predicted, measured)) {
     names.push_back(part.name);
+    if (part.name == "waiting for data") {
+      EXPECT_EQ(part.predicted, 0);  // rounding
+    }
   }
   EXPECT_THAT(
       names,
