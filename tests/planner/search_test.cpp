@@ -117,6 +117,19 @@ TEST(Search, FindsTheBestWhereMemoryIsTight) {
   expect_brute_force_agrees(job_of("gpt2-xl", "v100:4", 8));
 }
 
+// Some layers must compute again, and as few as will do.
+TEST(Search, FindsTheFewestLayersThatMustComputeAgain) {
+  for (const auto& [cluster, microbatch] :
+       {std::pair{"v100:2", "8"}, std::pair{"v100:1x1+a100-40gb:1x1", "16"}}) {
+    SearchJob job = job_of("gpt2-xl", cluster, 32);
+    job.constraints = Constraints(
+        std::vector<std::pair<std::string, std::string>>{
+            {"schedule", "1f1b"}, {"pp", "2"}, {"microbatch", microbatch}});
+    expect_brute_force_agrees(job);
+    EXPECT_GT(search(job, 1).best[0].strategy.recompute_layers, 0) << cluster;
+  }
+}
+
 TEST(Search, FindsTheBestOfAnImageNetwork) {
   expect_brute_force_agrees(job_of("resnet18", "a100-40gb:4", 64));
 }
@@ -183,6 +196,53 @@ TEST(Search, ComputesAgainWhatItIsToldThoughAllFits) {
   ASSERT_FALSE(found.best.empty());
   EXPECT_EQ(found.best[0].strategy.recompute_layers, 2);
   EXPECT_NE(found.best[0].strategy.recompute, Recompute::none);
+}
+
+TEST(Search, TheHostsMemoryIsALimitToo) {
+  SearchJob job = job_of("llama2-7b", "a100-40gb:1x2+a100-80gb:1x2", 4);
+  job.constraints = Constraints(
+      std::vector<std::pair<std::string, std::string>>{{"offload", "optimizer"}});
+  const auto large = search(job, 1);
+  ASSERT_FALSE(large.best.empty());
+  const double host = large.best[0].step.memory.host_bytes;
+  EXPECT_GT(host, 0);
+  // The least of all groups of nodes counts.
+  job.cluster.groups[0].node.host_memory_bytes = 1e9;
+  EXPECT_TRUE(search(job, 1).best.empty());
+  job.cluster.groups[0].node.host_memory_bytes = 2 * 1.3 * host;
+  job.cluster.groups[1].node.host_memory_bytes = 2 * 1.3 * host;
+  EXPECT_FALSE(search(job, 1).best.empty());
+}
+
+// Stages that the small device has no room for are the large one's.
+TEST(Search, TheLargestDeviceSaysWhatCannotFit) {
+  SearchJob job = job_of("gpt3-2.7b", "h200:1x1+rtx-4090:1x1", 8);
+  job.constraints = Constraints(
+      std::vector<std::pair<std::string, std::string>>{
+          {"pp", "2"}, {"offload", "none"}, {"activations", "keep"}});
+  const auto found = search(job, 1);
+  ASSERT_FALSE(found.best.empty());
+  EXPECT_GT(
+      found.best[0].step.memory.peak_bytes(),
+      usable_bytes(job.cluster.groups[1].node.device));
+}
+
+// With everything computed again, and nothing that needs more.
+TEST(Search, TheClosestNeedsTheLeast) {
+  SearchJob job = job_of("gpt3-2.7b", "v100:2", 256);
+  job.constraints = Constraints(
+      std::vector<std::pair<std::string, std::string>>{
+          {"offload", "none"}, {"activations", "keep"}, {"microbatch", "256"}});
+  const auto found = search(job, 1);
+  ASSERT_TRUE(found.best.empty());
+  ASSERT_TRUE(found.closest);
+  EXPECT_FALSE(found.closest->step.fits);
+  EXPECT_EQ(found.closest->strategy.recompute, Recompute::all);
+  Strategy plain = found.closest->strategy;
+  plain.recompute = Recompute::none;
+  EXPECT_LT(
+      found.closest->step.memory.peak_bytes(),
+      estimate_step(job.model, plain, job.cluster).memory.peak_bytes());
 }
 
 TEST(Search, ShowsEachLayoutOnceTheFastestFirst) {
