@@ -1,0 +1,64 @@
+// Which strategies share the time of a pipeline.
+#include "echelon/planner/pipeline_times.h"
+
+#include <gtest/gtest.h>
+
+namespace echelon {
+namespace {
+
+Strategy strategy_of_eight() {
+  Strategy strategy;
+  strategy.layout = {.dp_replicate = 2, .tp = 2, .pp = 2};
+  strategy.global_batch = 16;
+  strategy.microbatch_size = 2;
+  return strategy;
+}
+
+TEST(PipelineTimes, AreStepsWithoutWhatDataParallelRanksDoAlone) {
+  Candidate plain{strategy_of_eight(), {}};
+  StepEstimate& step = plain.step;
+  step.step_seconds = 10;
+  step.parts.optimizer = 1;
+  step.parts.other = 0.5;
+  step.parts.exposed[static_cast<size_t>(Axis::dp_replicate)] = 2;
+  step.parts.exposed[static_cast<size_t>(Axis::dp_shard)] = 0.25;
+  step.parts.exposed[static_cast<size_t>(Axis::tp)] = 3;
+  PipelineTimes times;
+  EXPECT_EQ(times.at_least(plain.strategy), 0);
+  times.learn(plain);
+  EXPECT_DOUBLE_EQ(times.at_least(plain.strategy), 6.25);
+
+  Strategy sharded = plain.strategy;
+  sharded.layout.dp_replicate = 1;
+  sharded.layout.dp_shard = 2;
+  sharded.zero_stage = 3;
+  EXPECT_DOUBLE_EQ(times.at_least(sharded), 6.25);
+}
+
+TEST(PipelineTimes, AreSharedByStrategiesWithOnePipelineAlone) {
+  PipelineTimes times;
+  Candidate plain{strategy_of_eight(), {}};
+  plain.step.step_seconds = 10;
+  times.learn(plain);
+  const std::vector<void (*)(Strategy&)> changes = {
+      [](Strategy& s) { s.layout.dp_replicate = 4; },
+      [](Strategy& s) { s.layout.tp = 4; },
+      [](Strategy& s) { s.layout.pp = 4; },
+      [](Strategy& s) { s.layout.cp = 2; },
+      [](Strategy& s) { s.layout.ep = 2; },
+      [](Strategy& s) { s.microbatch_size = 1; },
+      [](Strategy& s) { s.stages_per_rank = 2; },
+      [](Strategy& s) { s.sequence_parallel = true; },
+      [](Strategy& s) { std::swap(s.order[0], s.order[2]); },
+      [](Strategy& s) { s.schedule = "gpipe"; },
+      [](Strategy& s) { s.stage_layers = {3, 5}; },
+      [](Strategy& s) { s.rank_microbatch = {1, 2}; }};
+  for (size_t i = 0; i < changes.size(); ++i) {
+    Strategy other = plain.strategy;
+    changes[i](other);
+    EXPECT_EQ(times.at_least(other), 0) << "change " << i;
+  }
+}
+
+}  // namespace
+}  // namespace echelon
