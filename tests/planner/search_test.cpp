@@ -158,6 +158,21 @@ TEST(Search, FindsTheBestOfTwoKindsInOtherStacks) {
       job_of("gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 16, "megatron-core"));
 }
 
+// Listed once for all groups with one layout, each has its own microbatches.
+TEST(Search, VariantsThatAreSharedAreThoseOfTheGroup) {
+  const SearchJob job = job_of("gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 24);
+  VariantLists lists(job);
+  for (const auto& group : list_groups(job)) {
+    const auto alone = list_variants(job, group);
+    const auto shared = lists.of(group);
+    ASSERT_EQ(shared.size(), alone.size());
+    for (size_t i = 0; i < alone.size(); ++i) {
+      EXPECT_EQ(to_string(shared[i]), to_string(alone[i]));
+      EXPECT_EQ(shared[i].rank_microbatch, alone[i].rank_microbatch);
+    }
+  }
+}
+
 // What least_bytes leaves out has no way to fit.
 TEST(Search, TheBoundOnMemoryLeavesOutNothingThatFits) {
   SearchJob job = job_of("llama2-7b", "v100:2", 2);
