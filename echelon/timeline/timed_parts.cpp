@@ -138,7 +138,9 @@ TimedParts timed_parts(const Timeline& timeline, const Diagnosis& diagnosis) {
   const auto windows = step_windows(activities);
   const bool pipeline = typical_pipeline_step(timeline).has_value();
   for (const auto& activity : activities) {
-    Cutter(activity, windows.at(activity.step), pipeline).cut(mean);
+    const Interval window =
+        pipeline ? windows.at(activity.step) : activity.window;
+    Cutter(activity, window, pipeline).cut(mean);
   }
   const auto count = static_cast<double>(activities.size());
   for (double* part :

@@ -1,9 +1,10 @@
 // What a typical step's time goes to, in parts that a measured timeline and a
 // simulated one have in common: a prediction is compared with a run by them.
 //
-// A step lasts from the first begin of any rank to the last end (of each:
-// step_activities). Each part is a mean over ranks and typical
-// steps; they add up to the step.
+// A step lasts from a rank's first begin to its last end (step_activities): ranks of
+// data parallelism may begin at different times, and are ahead then in the next one.
+// In a pipeline it lasts from the first begin of any rank to the last end. Each part
+// is a mean over ranks and typical steps; they add up to the step.
 //
 //   forward, backward, optimizer   computing
 //   exposed, by axis   communication while nothing computes, waiting for slower
