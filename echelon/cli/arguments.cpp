@@ -26,7 +26,9 @@ void add_job_arguments(CLI::App& app, JobArguments& arguments, bool ranks) {
     app.add_option(
            "--layout",
            arguments.overrides.layout,
-           "degrees of the mesh, as dp=2 or fsdp=2,tp=2; replaces [layout]")
+           "degrees of the mesh, as dp=2 or fsdp=2,tp=2, and their order where it "
+           "is not the usual one, outermost first: dp=2,tp=2,order=tp:dp; replaces "
+           "[layout]")
         ->type_name("AXIS=DEGREE,…");
     app.add_option(
            "--ranks",

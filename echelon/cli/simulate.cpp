@@ -142,7 +142,8 @@ void add_simulate(CLI::App& app, Action& action) {
       "count the configuration's layers now, operator by operator, in place of "
       "formulas: closer on a processor (needs echelon-train)");
   option("--layout", arguments->layout, "LAYOUT",
-         "degrees of the axes: dp=2,fsdp=4,tp=8,pp=4,cp=2,ep=1 (one rank)");
+         "degrees of the axes: dp=2,fsdp=4,tp=8,pp=4,cp=2,ep=1 (one rank); their "
+         "order, outermost first: order=pp:dp:fsdp:cp:tp (dp, fsdp, pp, cp, ep, tp)");
   option("--microbatch", arguments->microbatch, "SAMPLES",
          "of a rank in one pass (1)");
   option("--schedule", arguments->schedule, "KIND",

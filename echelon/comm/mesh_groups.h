@@ -26,7 +26,8 @@ class MeshGroups {
   const Mesh& mesh() const { return mesh_; }
   /// The ranks that differ from this one along `axis` alone.
   const Group& along(Axis axis) const { return groups_.at(axis); }
-  /// The ranks with different samples: along dp_replicate and dp_shard together.
+  /// The ranks with different samples: along dp_replicate and dp_shard together, by
+  /// data_index().
   const Group& data() const { return *data_; }
   /// Which share of the samples this rank sees, in [0, data().size()).
   int64_t data_index() const { return data_index_; }

@@ -348,6 +348,14 @@ Field& Field::not_empty() {
   return *this;
 }
 
+Field& Field::rule(const std::function<std::string()>& broken) {
+  if (failed_) return *this;
+  if (const auto text = broken(); !text.empty()) {
+    refuse(entry_.place, written_, text);
+  }
+  return *this;
+}
+
 Field& Field::also(const std::string& other_key) {
   document_.aliases_[entry_.table + "." + other_key] = entry_.key;
   const auto table = document_.tables_.find(entry_.table);

@@ -34,6 +34,9 @@ class Field {
   /// Lists: how many items.
   Field& length(size_t smallest, size_t largest);
   Field& not_empty();
+  /// Any other rule: called with the target set; returns "" or the rule that the
+  /// value breaks, with the way out.
+  Field& rule(const std::function<std::string()>& broken);
   /// Another name of the same key; setting both is an error.
   Field& also(const std::string& other_key);
 

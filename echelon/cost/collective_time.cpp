@@ -6,17 +6,6 @@
 namespace echelon {
 namespace {
 
-/// Distance in rank of neighbours along `axis`.
-int64_t stride_of(const Strategy& strategy, Axis axis) {
-  int64_t stride = 1;
-  for (auto inner = strategy.order.rbegin(); inner != strategy.order.rend();
-       ++inner) {
-    if (*inner == axis) break;
-    stride *= strategy.layout.degree(*inner);
-  }
-  return stride;
-}
-
 /// Rate and delays of the way that a group's messages take.
 struct Way {
   double bytes_per_second = 0;  // of one rank, one direction, large messages
@@ -168,7 +157,7 @@ GroupPlace place_of(
   GroupPlace place;
   int64_t reach = 1;  // ranks between its first and its last
   int64_t stride = 1;
-  for (auto axis = strategy.order.rbegin(); axis != strategy.order.rend(); ++axis) {
+  for (auto axis = layout.order.rbegin(); axis != layout.order.rend(); ++axis) {
     const int64_t degree = layout.degree(*axis);
     if (degree == 1) continue;
     if (std::find(axes.begin(), axes.end(), *axis) != axes.end()) {
@@ -227,7 +216,7 @@ double transfer_seconds(
   pair.ranks_per_node = near ? 2 : 1;
   pair.nodes = near ? 1 : 2;
   const Node& node = cluster.node_of(sender);
-  pair.sharing = std::min(node.num_devices, stride_of(strategy, Axis::pp));
+  pair.sharing = std::min(node.num_devices, strategy.layout.stride(Axis::pp));
   const int64_t tp = strategy.layout.tp;
   const bool scatters =
       stack.scatters_transfers && tp > 1 && !near && !strategy.sequence_parallel;

@@ -68,9 +68,9 @@ void for_each_pipeline(
     const Strategy& strategy, const Cluster& cluster, Visits visits,
     const Visit& visit) {
   const Layout& layout = strategy.layout;
-  const int64_t stride = stride_along(strategy, Axis::pp);
-  const int64_t replicate = stride_along(strategy, Axis::dp_replicate);
-  const int64_t shard = stride_along(strategy, Axis::dp_shard);
+  const int64_t stride = layout.stride(Axis::pp);
+  const int64_t replicate = layout.stride(Axis::dp_replicate);
+  const int64_t shard = layout.stride(Axis::dp_shard);
   const bool equal = !cluster.mixed() && strategy.rank_microbatch.empty();
   int64_t first_ranks = layout.num_ranks();
   if (equal && visits == Visits::first_of_alike) {
@@ -108,14 +108,6 @@ void for_each_pipeline(
 }
 
 }  // namespace
-
-int64_t stride_along(const Strategy& strategy, Axis axis) {
-  int64_t stride = 1;
-  for (auto inner = strategy.order.rbegin(); *inner != axis; ++inner) {
-    stride *= strategy.layout.degree(*inner);
-  }
-  return stride;
-}
 
 std::vector<PipelinePlace> distinct_pipelines(
     const Strategy& strategy, const Cluster& cluster) {

@@ -10,9 +10,6 @@
 
 namespace echelon {
 
-/// Ranks between neighbours along `axis`.
-int64_t stride_along(const Strategy& strategy, Axis axis);
-
 /// The ranks that differ along pp alone. Without a pipeline: one rank.
 struct PipelinePlace {
   int64_t first_rank = 0;

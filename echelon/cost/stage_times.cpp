@@ -12,15 +12,6 @@
 namespace echelon {
 namespace {
 
-int64_t stride_of_pipeline(const Strategy& strategy) {
-  int64_t stride = 1;
-  for (auto axis = strategy.order.rbegin(); axis != strategy.order.rend(); ++axis) {
-    if (*axis == Axis::pp) break;
-    stride *= strategy.layout.degree(*axis);
-  }
-  return stride;
-}
-
 /// Of a pair of pipeline ranks.
 double send_seconds(const StageContext& context, double bytes, int64_t from, int64_t to) {
   return transfer_seconds(
@@ -185,7 +176,7 @@ StageTimes stage_times(
   const Stack stack = stack_on(
       find_stack(strategy.stack), cluster.node_of(first_rank).device);
   const StageContext context{
-      model, strategy, cluster, stack, first_rank, stride_of_pipeline(strategy)};
+      model, strategy, cluster, stack, first_rank, strategy.layout.stride(Axis::pp)};
   const StageWork work =
       stage_work(layer_work(model, strategy, stack), strategy, stack);
   StageTimes times;

@@ -17,19 +17,6 @@ std::string runs_text(const std::vector<int64_t>& numbers) {
   return text;
 }
 
-// The axes that have ranks, outermost first.
-std::string order_text(const Strategy& strategy, const std::array<Axis, 6>& order) {
-  std::string text;
-  for (const Axis axis : order) {
-    if (strategy.layout.degree(axis) == 1) continue;
-    const std::string_view name = axis == Axis::dp_replicate ? "dp"
-                                  : axis == Axis::dp_shard   ? "fsdp"
-                                                             : to_string(axis);
-    text += (text.empty() ? "" : ",") + std::string(name);
-  }
-  return text;
-}
-
 }  // namespace
 
 std::string to_string(const Strategy& strategy) {
@@ -56,8 +43,6 @@ std::string to_string(const Strategy& strategy) {
   if (!strategy.stage_layers.empty()) {
     add("stages of " + runs_text(strategy.stage_layers) + " layers");
   }
-  const std::string order = order_text(strategy, strategy.order);
-  if (order != order_text(strategy, kAxes)) add("ranks by " + order);
   if (strategy.recompute != Recompute::none) {
     add("recompute " + to_string(strategy.recompute) +
         (strategy.recompute_layers >= 0

@@ -2,7 +2,6 @@
 // model and cluster.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <numeric>
 #include <string>
@@ -16,9 +15,6 @@ namespace echelon {
 
 struct Strategy {
   Layout layout;
-  /// Of the axes, outermost first: neighbours in the last one are neighbours in
-  /// rank. kAxes is what the trainer has; Megatron-LM has pp outermost.
-  std::array<Axis, 6> order = kAxes;
   bool sequence_parallel = false;  // read when tp > 1
   int64_t zero_stage = 0;          // of dp_shard: 0 when that is 1
   /// Stage 3: parameters stay gathered for the whole step ([shard] gather).

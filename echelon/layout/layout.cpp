@@ -1,9 +1,12 @@
 #include "echelon/layout/layout.h"
 
+#include <algorithm>
 #include <charconv>
+#include <optional>
 #include <set>
 #include <sstream>
 
+#include "echelon/config/nearest.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -37,14 +40,46 @@ int64_t& degree_of(Layout& layout, Axis axis) {
   throw Error("layout: unknown axis");
 }
 
+const Name* find_name(std::string_view spelled) {
+  for (const auto& name : kNames) {
+    if (name.spelled == spelled) return &name;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> names_of_axes() {
+  std::vector<std::string> names;
+  for (const auto& name : kNames) names.emplace_back(name.spelled);
+  return names;
+}
+
+// The axes of degree above 1 in any order.
+std::vector<Axis> used_in(const Layout& layout, const AxisOrder& order) {
+  std::vector<Axis> used;
+  for (const Axis axis : order) {
+    if (layout.degree(axis) > 1) used.push_back(axis);
+  }
+  return used;
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(separator, begin), text.size());
+    parts.emplace_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+}  // namespace
+
 std::string_view short_name(Axis axis) {
   for (const auto& name : kNames) {
     if (name.axis == axis) return name.spelled;
   }
   return "?";
 }
-
-}  // namespace
 
 std::string_view to_string(Axis axis) {
   switch (axis) {
@@ -74,25 +109,79 @@ int64_t Layout::num_ranks() const {
   return product;
 }
 
+int64_t Layout::stride(Axis axis) const {
+  int64_t stride = 1;
+  for (auto inner = order.rbegin(); inner != order.rend() && *inner != axis;
+       ++inner) {
+    stride *= degree(*inner);
+  }
+  return stride;
+}
+
+std::vector<Axis> Layout::used_axes() const { return used_in(*this, order); }
+
+bool Layout::same_degrees(const Layout& other) const {
+  return std::all_of(kAxes.begin(), kAxes.end(), [&](Axis axis) {
+    return degree(axis) == other.degree(axis);
+  });
+}
+
+bool Layout::operator==(const Layout& other) const {
+  return same_degrees(other) && used_axes() == other.used_axes();
+}
+
+std::string
+set_order(Layout& layout, const std::vector<std::string>& names) {
+  std::vector<Axis> named;
+  for (const auto& spelled : names) {
+    const Name* found = find_name(spelled);
+    if (found == nullptr) {
+      return "\"" + spelled + "\" is not an axis: dp, fsdp, pp, cp, ep or tp" +
+             config::did_you_mean(spelled, names_of_axes());
+    }
+    if (std::find(named.begin(), named.end(), found->axis) != named.end()) {
+      return "names the axis " + std::string(short_name(found->axis)) +
+             " twice; each is at one place";
+    }
+    named.push_back(found->axis);
+  }
+  AxisOrder order{};
+  auto at = order.begin();
+  for (const Axis axis : kAxes) {
+    if (std::find(named.begin(), named.end(), axis) != named.end()) continue;
+    if (layout.degree(axis) > 1) {
+      return "leaves out " + std::string(short_name(axis)) + ", which has " +
+             std::to_string(layout.degree(axis)) +
+             " ranks; name every axis that has several, outermost first";
+    }
+    *at++ = axis;
+  }
+  std::copy(named.begin(), named.end(), at);
+  layout.order = order;
+  return "";
+}
+
 Layout parse_layout(std::string_view text) {
   Layout layout;
   std::set<Axis> seen;
-  size_t begin = 0;
-  while (begin <= text.size()) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view item = text.substr(begin, end - begin);
-    begin = end + 1;
+  std::optional<std::string> order;
+  for (const std::string& item : split(text, ',')) {
     const size_t equals = item.find('=');
-    const std::string_view key = item.substr(0, equals);
-    const std::string_view value =
-        equals == std::string_view::npos ? "" : item.substr(equals + 1);
-    const Name* found = nullptr;
-    for (const auto& name : kNames) {
-      if (name.spelled == key) found = &name;
+    const std::string key = item.substr(0, equals);
+    const std::string value =
+        equals == std::string::npos ? "" : item.substr(equals + 1);
+    if (key == "order") {
+      if (order) {
+        throw ConfigError(
+            "--layout " + std::string(text) + ": order is given twice");
+      }
+      order = value;
+      continue;
     }
+    const Name* found = find_name(key);
     if (found == nullptr) {
       throw ConfigError(
-          "--layout " + std::string(text) + ": \"" + std::string(item) +
+          "--layout " + std::string(text) + ": \"" + item +
           "\" is not AXIS=DEGREE with an axis of dp, fsdp, tp, pp, cp or ep; "
           "write for example dp=2,tp=4");
     }
@@ -102,27 +191,35 @@ Layout parse_layout(std::string_view text) {
     if (error != std::errc() || rest != value.data() + value.size() ||
         degree < 1) {
       throw ConfigError(
-          "--layout " + std::string(text) + ": " + std::string(key) + "=\"" +
-          std::string(value) + "\" must be a whole number, 1 or more");
+          "--layout " + std::string(text) + ": " + key + "=\"" + value +
+          "\" must be a whole number, 1 or more");
     }
     if (!seen.insert(found->axis).second) {
       throw ConfigError("--layout " + std::string(text) + ": axis " +
-                        std::string(key) + " is given twice");
+                        key + " is given twice");
     }
     degree_of(layout, found->axis) = degree;
   }
   layout.num_ranks();
+  if (!order) return layout;
+  if (const auto rule = set_order(layout, split(*order, ':')); !rule.empty()) {
+    throw ConfigError(
+        "--layout " + std::string(text) + ": order=" + *order + ": " + rule);
+  }
   return layout;
 }
 
 std::string to_string(const Layout& layout) {
+  const auto usual = used_in(layout, kAxes);
   std::string text;
-  for (Axis axis : {Axis::dp_replicate, Axis::dp_shard, Axis::pp, Axis::cp,
-                    Axis::ep, Axis::tp}) {
-    if (layout.degree(axis) == 1) continue;
+  for (const Axis axis : usual) {
     if (!text.empty()) text += ",";
     text += std::string(short_name(axis)) + "=" +
             std::to_string(layout.degree(axis));
+  }
+  const auto used = layout.used_axes();
+  for (size_t i = 0; used != usual && i < used.size(); ++i) {
+    text += (i == 0 ? ",order=" : ":") + std::string(short_name(used[i]));
   }
   return text.empty() ? "dp=1" : text;
 }

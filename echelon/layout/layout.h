@@ -1,4 +1,4 @@
-// How a model and a batch are cut: the degree of each mesh axis.
+// How a model and a batch are cut: the degree of each mesh axis, and their order.
 #pragma once
 
 #include <array>
@@ -9,17 +9,24 @@
 
 namespace echelon {
 
-/// The mesh axes, outermost first: neighbours in `tp` are neighbours in rank,
-/// so the axis with the most traffic runs over the fastest links, and copies of
-/// the model, which talk once a step, lie on different hosts.
-enum class Axis { dp_replicate, dp_shard, pp, cp, ep, tp };
+/// The mesh axes, in the order that a layout has by default, outermost first:
+/// neighbours in `tp` are neighbours in rank, so the axis with the most traffic
+/// runs over the fastest links, and copies of the model, which talk once a step,
+/// lie on different hosts.
+enum class Axis : uint8_t { dp_replicate, dp_shard, pp, cp, ep, tp };
 
-inline constexpr std::array<Axis, 6> kAxes = {
+/// Every axis once, outermost first.
+using AxisOrder = std::array<Axis, 6>;
+
+inline constexpr AxisOrder kAxes = {
     Axis::dp_replicate, Axis::dp_shard, Axis::pp,
     Axis::cp,           Axis::ep,       Axis::tp};
 
 /// The axis' name as configurations spell it, "dp_replicate".
 std::string_view to_string(Axis axis);
+
+/// As layouts are written: "dp" is dp_replicate, "fsdp" is dp_shard.
+std::string_view short_name(Axis axis);
 
 /// The degrees. 1 leaves an axis out. Their product is the number of ranks.
 struct Layout {
@@ -29,20 +36,37 @@ struct Layout {
   int64_t tp = 1;            // each layer's matrices are cut
   int64_t pp = 1;            // the list of layers is cut
   int64_t ep = 1;            // experts are spread
+  /// Outermost first: ranks that differ in the last axis alone are neighbours.
+  AxisOrder order = kAxes;
 
   int64_t degree(Axis axis) const;
   int64_t num_ranks() const;
+  /// Ranks between neighbours along `axis`: the product of the degrees inside it.
+  int64_t stride(Axis axis) const;
   /// Ranks that see different samples: dp_replicate * dp_shard.
   int64_t data_degree() const { return dp_replicate * dp_shard; }
-  bool operator==(const Layout&) const = default;
+  /// The axes of degree above 1, outermost first: what the order amounts to.
+  std::vector<Axis> used_axes() const;
+  /// Whatever the order.
+  bool same_degrees(const Layout& other) const;
+  /// Whether every rank is at the same place: degrees, and the order of used axes.
+  bool operator==(const Layout& other) const;
 };
 
-/// "dp=2,tp=4" -> Layout. `dp` is dp_replicate, `fsdp` is dp_shard. Throws
-/// ConfigError for an unknown or repeated axis or a degree below 1.
+/// "dp=2,tp=4", "dp=2,tp=4,order=tp:dp" -> Layout. `dp` is dp_replicate, `fsdp` is
+/// dp_shard; `order` names the axes, outermost first. Throws ConfigError for an
+/// unknown or repeated axis, a degree below 1, or an order that leaves out an axis
+/// with ranks.
 Layout parse_layout(std::string_view text);
 
-/// Layout -> "dp=2,tp=4"; "1 rank" degrees are left out ("dp=1" if all are 1).
+/// Layout -> "dp=2,tp=4"; "1 rank" degrees are left out ("dp=1" if all are 1), and
+/// the order where the axes that are left have the usual one.
 std::string to_string(const Layout& layout);
+
+/// Sets the order to `names`, outermost first, by either name of an axis; axes of
+/// degree 1 may be left out. Returns "", or the rule that the names break, with the
+/// order as it was.
+std::string set_order(Layout& layout, const std::vector<std::string>& names);
 
 /// Throws ConfigError unless the degrees' product is `world_size`; the message
 /// shows the product and which degree of each axis would fit.

@@ -2,20 +2,20 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "echelon/error.h"
 
 namespace echelon {
 
 Mesh::Mesh(const Layout& layout)
-    : layout_(layout), size_(layout.num_ranks()) {}
-
-int64_t Mesh::stride(Axis axis) const {
-  int64_t stride = 1;
-  for (auto it = kAxes.rbegin(); *it != axis; ++it) {
-    stride *= layout_.degree(*it);
+    : layout_(layout), size_(layout.num_ranks()) {
+  for (const Axis axis : kAxes) {
+    if (std::count(layout.order.begin(), layout.order.end(), axis) == 1) continue;
+    throw ConfigError(
+        "mesh: the order of the axes must have each once, and " +
+        std::string(to_string(axis)) + " is missing or repeated");
   }
-  return stride;
 }
 
 int64_t Mesh::coordinate(int64_t rank, Axis axis) const {
@@ -24,27 +24,28 @@ int64_t Mesh::coordinate(int64_t rank, Axis axis) const {
         "mesh: rank " + std::to_string(rank) + " is outside [0, " +
         std::to_string(size_) + ") of layout " + to_string(layout_));
   }
-  return rank / stride(axis) % layout_.degree(axis);
+  return rank / layout_.stride(axis) % layout_.degree(axis);
 }
 
 std::vector<int> Mesh::ranks_along(int64_t rank, Axis axis) const {
-  const int64_t first = rank - coordinate(rank, axis) * stride(axis);
-  std::vector<int> ranks;
-  for (int64_t i = 0; i < layout_.degree(axis); ++i) {
-    ranks.push_back(static_cast<int>(first + i * stride(axis)));
-  }
-  return ranks;
+  return ranks_along(rank, std::vector{axis});
 }
 
 std::vector<int> Mesh::ranks_along(
     int64_t rank, const std::vector<Axis>& axes) const {
-  std::vector<int> ranks;
-  for (int64_t other = 0; other < size_; ++other) {
-    const bool same = std::all_of(kAxes.begin(), kAxes.end(), [&](Axis axis) {
-      return std::find(axes.begin(), axes.end(), axis) != axes.end() ||
-             coordinate(rank, axis) == coordinate(other, axis);
-    });
-    if (same) ranks.push_back(static_cast<int>(other));
+  int64_t first = rank;
+  for (const Axis axis : axes) {
+    first -= coordinate(rank, axis) * layout_.stride(axis);
+  }
+  std::vector<int> ranks = {static_cast<int>(first)};
+  for (const Axis axis : axes) {
+    std::vector<int> further;
+    for (const int begin : ranks) {
+      for (int64_t i = 0; i < layout_.degree(axis); ++i) {
+        further.push_back(static_cast<int>(begin + i * layout_.stride(axis)));
+      }
+    }
+    ranks = std::move(further);
   }
   return ranks;
 }
@@ -64,6 +65,29 @@ std::vector<std::vector<int>> Mesh::groups_along(
 int64_t Mesh::data_index(int64_t rank) const {
   return coordinate(rank, Axis::dp_replicate) * layout_.dp_shard +
          coordinate(rank, Axis::dp_shard);
+}
+
+int64_t Mesh::place(int64_t rank) const {
+  Layout usual = layout_;
+  usual.order = kAxes;
+  int64_t place = 0;
+  for (const Axis axis : kAxes) {
+    place += coordinate(rank, axis) * usual.stride(axis);
+  }
+  return place;
+}
+
+bool Mesh::within_hosts(Axis axis, int64_t host_ranks) const {
+  const int64_t stride = layout_.stride(axis);
+  const int64_t reach = (layout_.degree(axis) - 1) * stride;
+  if (reach == 0) return true;
+  // Groups begin at the same places of every block of stride * degree ranks.
+  for (int64_t block = 0; block < size_; block += reach + stride) {
+    for (int64_t first = block; first < block + stride; ++first) {
+      if (first / host_ranks != (first + reach) / host_ranks) return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// Degrees of the mesh axes from a configuration.
+// Degrees of the mesh axes, and their order, from a configuration.
 #pragma once
 
 #include <string>
@@ -12,10 +12,13 @@ namespace config {
 class Section;
 }
 
-/// dp (dp_replicate), fsdp (dp_shard), tp, pp, cp, ep, each at least 1.
+/// dp (dp_replicate), fsdp (dp_shard), tp, pp, cp, ep, each at least 1; order.
 void bind(config::Section& section, Layout& layout);  // [layout]
 
-/// The keys that bind() takes, both names of each.
-const std::vector<std::string>& layout_keys();
+/// The keys of the degrees, both names of each.
+const std::vector<std::string>& degree_keys();
+
+/// The order as a configuration writes it: ["dp", "fsdp", …].
+std::vector<std::string> order_names(const AxisOrder& order);
 
 }  // namespace echelon

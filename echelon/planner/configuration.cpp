@@ -182,6 +182,18 @@ std::string data_table(const PlanRequest& request) {
   return table.text();
 }
 
+// Where it is not what the trainer has without the key.
+void put_order(Table& table, const Layout& layout) {
+  Layout usual = layout;
+  usual.order = kAxes;
+  if (layout == usual) return;
+  std::vector<std::string> names;
+  for (const Axis axis : layout.used_axes()) {
+    names.emplace_back(short_name(axis));
+  }
+  table.words("order", names);
+}
+
 std::string layout_table(const Strategy& strategy) {
   const Layout& layout = strategy.layout;
   Table table("layout");
@@ -191,6 +203,7 @@ std::string layout_table(const Strategy& strategy) {
   table.degree("pp", layout.pp);
   table.degree("cp", layout.cp);
   table.degree("ep", layout.ep);
+  put_order(table, layout);
   if (layout.pp > 1) {
     table.number("microbatches", strategy.num_microbatches());
     table.word("schedule", strategy.schedule);

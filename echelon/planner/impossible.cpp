@@ -146,7 +146,9 @@ std::vector<int64_t> values_of(const SearchJob& job, const SearchKey& key) {
   const bool of_variants = key.name == "schedule" || key.name == "gather" ||
                            key.name == "stage" || key.name == "stages_per_rank";
   for (const auto& group : list_groups(job)) {
-    if (!of_variants) {
+    if (key.name == "order") {
+      for (const int order : orders_of(job, group.layout)) values.insert(order);
+    } else if (!of_variants) {
       values.insert(key.value(group));
       continue;
     }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "echelon/planner/axis_orders.h"
+
 namespace echelon {
 namespace {
 
@@ -18,6 +20,18 @@ double least_host_bytes(const Cluster& cluster) {
                    static_cast<double>(group.node.num_devices));
   }
   return least;
+}
+
+// Those that the search leaves to who knows what fits: all but the first on equal
+// nodes, where memory is the same in each.
+std::vector<AxisOrder> other_orders(const SearchJob& job, const Layout& layout) {
+  if (job.cluster.mixed()) return {};
+  std::vector<AxisOrder> others;
+  const auto orders = orders_of(job, layout);
+  for (size_t i = 1; i < orders.size(); ++i) {
+    others.push_back(axis_orders()[static_cast<size_t>(orders[i])]);
+  }
+  return others;
 }
 
 bool is_plain(const Strategy& strategy) {
@@ -77,6 +91,7 @@ std::optional<Candidate> MemoryFitter::fit(
   plain_.reset();
   limit_ = limit_seconds;
   bound_ = &bound;
+  other_orders_ = other_orders(job_, strategy.layout);
   const auto ways = list_ways(strategy);
   if (ways.empty() || too_slow(strategy)) return {};
   for (const Way& way : ways) enter(way);
@@ -130,7 +145,7 @@ bool MemoryFitter::too_slow(const Strategy& strategy) {
   });
   if (!asked) return false;
   plain_ = time(*weigh(strategy));
-  return plain_->step.step_seconds >= limit_;
+  return least_seconds(*plain_) >= limit_;
 }
 
 bool MemoryFitter::partial(Recompute recompute) const {
@@ -140,8 +155,10 @@ bool MemoryFitter::partial(Recompute recompute) const {
 
 void MemoryFitter::enter(const Way& way) {
   const Strategy& strategy = way.whole.strategy;
-  enter(is_plain(strategy) && plain_ ? *plain_ : time(way.whole));
-  if (way.fewest) enter(time(*way.fewest));
+  const Candidate whole =
+      is_plain(strategy) && plain_ ? *plain_ : time(way.whole);
+  if (way.fewest) enter(whole);
+  enter_in_orders(way.fewest ? time(*way.fewest) : whole);
   if (partial(strategy.recompute) && job_.constraints.says("recompute_layers")) {
     enter_asked_layers(strategy);
   }
@@ -176,7 +193,7 @@ void MemoryFitter::enter_asked_layers(Strategy strategy) {
     if (!job_.constraints.allow("recompute_layers", layers)) continue;
     strategy.recompute_layers = layers;
     const auto weighed = weigh(strategy);
-    if (weighed && weighed->fits) enter(time(*weighed));
+    if (weighed && weighed->fits) enter_in_orders(time(*weighed));
   }
 }
 
@@ -238,6 +255,34 @@ void MemoryFitter::enter(const Candidate& candidate) {
   if (candidate.step.step_seconds >= limit_) return;
   if (!job_.constraints.allow(candidate.strategy)) return;
   if (!best_ || faster(candidate, *best_)) best_ = candidate;
+}
+
+// It fits in every order.
+void MemoryFitter::enter_in_orders(const Candidate& candidate) {
+  enter(candidate);
+  for (const AxisOrder& order : other_orders_) {
+    const double limit = best_ ? best_->step.step_seconds : limit_;
+    if (least_seconds(candidate) >= limit) return;
+    Candidate other = candidate;
+    other.strategy.layout.order = order;
+    other.step = estimate_time(job_.model, other.strategy, job_.cluster);
+    other.step.memory = candidate.step.memory;
+    other.step.fits = candidate.step.fits;
+    ++estimated_;
+    enter(other);
+  }
+}
+
+// In any order: the first one has the pipelines' fastest, so that the others have
+// nothing to win but what data-parallel ranks are waited for.
+double MemoryFitter::least_seconds(const Candidate& candidate) const {
+  const StepEstimate& step = candidate.step;
+  if (other_orders_.empty()) return step.step_seconds;
+  const auto exposed = [&](Axis axis) {
+    return step.parts.exposed[static_cast<size_t>(axis)];
+  };
+  return step.step_seconds - exposed(Axis::dp_replicate) -
+         exposed(Axis::dp_shard);
 }
 
 void MemoryFitter::keep_closest(const Weighed& weighed) {

@@ -1,5 +1,6 @@
 // The fastest way to make one strategy fit: what is computed again, in as few layers
-// as will do, and what lies in the host's memory.
+// as will do, and what lies in the host's memory. On equal nodes all orders of the
+// axes need the same memory: what fits is tried in each.
 #pragma once
 
 #include <cstdint>
@@ -68,6 +69,8 @@ class MemoryFitter {
   std::optional<Weighed> weigh(const Strategy& strategy) const;
   Candidate time(const Weighed& weighed);
   void enter(const Candidate& candidate);
+  void enter_in_orders(const Candidate& candidate);
+  double least_seconds(const Candidate& candidate) const;
   void keep_closest(const Weighed& weighed);
 
   const SearchJob& job_;
@@ -76,6 +79,7 @@ class MemoryFitter {
   bool partial_selective_;
   double host_bytes_;  // for each rank
   double usable_bytes_;
+  std::vector<AxisOrder> other_orders_;  // of the strategy, that may be faster
   std::optional<Candidate> best_;
   std::optional<Weighed> closest_;
   std::optional<Candidate> plain_;

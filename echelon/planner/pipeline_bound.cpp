@@ -190,7 +190,7 @@ PipelineBound::PipelineBound(
     : model_(&job.model),
       places_(distinct_pipelines(group, job.cluster)),
       microbatches_(static_cast<double>(group.num_microbatches())) {
-  const int64_t stride = stride_along(group, Axis::pp);
+  const int64_t stride = group.layout.stride(Axis::pp);
   for (const auto& pipeline : places_) {
     const int64_t samples = microbatch_of(group, pipeline.data_index);
     Ranks ranks;

@@ -24,7 +24,7 @@ PipelineTimes::Key PipelineTimes::key_of(const Strategy& strategy) {
       .numbers = {layout.data_degree(), layout.tp, layout.pp, layout.cp, layout.ep,
                   strategy.microbatch_size, strategy.stages_per_rank},
       .sequence_parallel = strategy.sequence_parallel,
-      .order = strategy.order,
+      .order = layout.order,
       .schedule = strategy.schedule,
       .stage_layers = strategy.stage_layers,
       .rank_microbatch = strategy.rank_microbatch};

@@ -24,7 +24,7 @@ class PipelineTimes {
   struct Key {
     std::array<int64_t, 7> numbers;  // degrees, microbatch, stages
     bool sequence_parallel;
-    std::array<Axis, 6> order;
+    AxisOrder order;
     std::string schedule;
     std::vector<int64_t> stage_layers, rank_microbatch;
     auto operator<=>(const Key&) const = default;

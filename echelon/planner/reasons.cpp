@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "echelon/cost/collective_time.h"
 #include "echelon/planner/device_sizes.h"
 #include "echelon/planner/search_space.h"
 #include "echelon/timeline/units.h"
@@ -23,11 +24,7 @@ std::string count(int64_t number) {
   return format_count(static_cast<double>(number));
 }
 
-std::string axis_name(Axis axis) {
-  if (axis == Axis::dp_replicate) return "dp";
-  if (axis == Axis::dp_shard) return "fsdp";
-  return std::string(to_string(axis));
-}
+std::string axis_name(Axis axis) { return std::string(short_name(axis)); }
 
 struct NamedSeconds {
   std::string name;
@@ -166,6 +163,30 @@ std::string why_pipeline(const PlanRequest& request, const Plan& best) {
          " of the step. ";
 }
 
+// Where it is not the usual one.
+std::string why_order(const PlanRequest& request, const Plan& best) {
+  Strategy usual = best.strategy;
+  usual.layout.order = kAxes;
+  if (usual.layout == best.strategy.layout) return "";
+  std::string text;
+  for (const Axis axis : best.strategy.layout.used_axes()) {
+    text += (text.empty() ? "Ranks go through the axes in the order " : ", ") +
+            axis_name(axis);
+  }
+  text += ", outermost first";
+  for (const Axis axis : {Axis::dp_shard, Axis::dp_replicate}) {
+    const GroupPlace here = place_of(best.strategy, request.cluster, axis);
+    const int64_t before =
+        place_of(usual, request.cluster, axis).ranks_per_node;
+    if (here.ranks_per_node <= before) continue;
+    text += ": " + count(here.ranks_per_node) + " of the " + count(here.ranks) +
+            " ranks of " + axis_name(axis) +
+            " share a node, in the usual order " + count(before);
+    break;
+  }
+  return text + ". ";
+}
+
 std::string why_data(const Plan& best) {
   const Strategy& strategy = best.strategy;
   const Layout& layout = strategy.layout;
@@ -276,7 +297,7 @@ Reason explain_best(const PlanRequest& request, const Plan& best) {
   reason.diagnosis = state_sentence(request, best) + limits_sentence(best);
   reason.fix = to_string(best.strategy);
   reason.why = why_tensor(request, best) + why_pipeline(request, best) +
-               why_sizes(request, best) + why_data(best) + why_memory(request, best);
+               why_order(request, best) + why_sizes(request, best) + why_data(best) + why_memory(request, best);
   return reason;
 }
 

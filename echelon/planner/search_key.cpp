@@ -5,18 +5,16 @@
 
 #include "echelon/config/nearest.h"
 #include "echelon/error.h"
+#include "echelon/planner/axis_orders.h"
 #include "echelon/schedule/options.h"
 
 namespace echelon {
 namespace {
 
-std::string order_name(const std::array<Axis, 6>& order) {
+std::string order_name(const AxisOrder& order) {
   std::string text;
   for (const Axis axis : order) {
-    const std::string_view name = axis == Axis::dp_replicate ? "dp"
-                                  : axis == Axis::dp_shard   ? "fsdp"
-                                                             : to_string(axis);
-    text += (text.empty() ? "" : ",") + std::string(name);
+    text += (text.empty() ? "" : ",") + std::string(short_name(axis));
   }
   return text;
 }
@@ -76,7 +74,7 @@ std::vector<SearchKey> make_keys() {
       {"activations", "kept for backward on the device, or in the host's memory",
        {"keep", "offload"}, [](S s) { return int64_t{s.offload_activations}; }},
       {"order", "of the axes, outermost first", order_names(),
-       [](S s) { return index_in(axis_orders(), s.order); }},
+       [](S s) { return index_in(axis_orders(), s.layout.order); }},
       {"devices", "that the job takes", {},
        [](S s) { return s.layout.num_ranks(); }},
   };
@@ -116,16 +114,6 @@ int64_t parse(const SearchKey& key, const std::string& text) {
 std::string SearchKey::text_of(int64_t value) const {
   if (words.empty()) return std::to_string(value);
   return words.at(static_cast<size_t>(value));
-}
-
-const std::vector<std::array<Axis, 6>>& axis_orders() {
-  using enum Axis;
-  static const std::vector<std::array<Axis, 6>> orders = {
-      kAxes,
-      {pp, dp_replicate, dp_shard, cp, ep, tp},
-      {dp_replicate, pp, dp_shard, cp, ep, tp},
-  };
-  return orders;
 }
 
 const std::vector<SearchKey>& search_keys() {

@@ -2,7 +2,6 @@
 // `--explain` spell them.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -31,9 +30,6 @@ const std::vector<SearchKey>& search_keys();
 
 /// Throws ConfigError for an unknown name, with the nearest.
 const SearchKey& find_search_key(const std::string& name);
-
-/// The orders of axes that are searched, outermost first; kAxes is the first.
-const std::vector<std::array<Axis, 6>>& axis_orders();
 
 /// What a search keeps to.
 class Constraints {

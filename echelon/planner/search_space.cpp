@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "echelon/cost/step_estimate.h"
+#include "echelon/planner/axis_orders.h"
 #include "echelon/planner/device_sizes.h"
 #include "echelon/schedule/options.h"
 
@@ -34,22 +35,6 @@ stages_per_rank(const ModelShape& model, const std::string& schedule, int64_t pp
     if (count == 2 || blocks % (pp * count) == 0) counts.push_back(count);
   }
   return counts;
-}
-
-// Two orders that differ in axes of degree 1 alone are one.
-bool is_first_of_equals(const Layout& layout, int order, const StackRules& rules) {
-  const auto real = [&](int index) {
-    std::vector<Axis> axes;
-    for (const Axis axis : axis_orders()[static_cast<size_t>(index)]) {
-      if (layout.degree(axis) > 1) axes.push_back(axis);
-    }
-    return axes;
-  };
-  for (const int other : rules.orders) {
-    if (other == order) return true;
-    if (real(other) == real(order)) return false;
-  }
-  return true;
 }
 
 Strategy with_microbatches(Strategy variant, const Strategy& group) {
@@ -119,10 +104,11 @@ class Lister {
     strategy.precision = job_.precision;
     if (job_.precision == Precision::fp64) strategy.master = Precision::fp64;
     strategy.stack = job_.stack;
-    for (const int order : rules_.orders) {
-      if (!is_first_of_equals(layout_, order, rules_)) continue;
-      if (!job_.constraints.allow("order", order)) continue;
-      strategy.order = axis_orders()[static_cast<size_t>(order)];
+    auto orders = orders_of(job_, layout_);
+    // What takes the same memory in each is tried in the others when it fits.
+    if (!job_.cluster.mixed() && !orders.empty()) orders = {orders[0]};
+    for (const int order : orders) {
+      strategy.layout.order = axis_orders()[static_cast<size_t>(order)];
       sequence_parallel(strategy);
     }
   }
@@ -239,6 +225,14 @@ int64_t num_layers(const ModelShape& model) {
                            : static_cast<int64_t>(model.layers.size());
 }
 
+std::vector<int> orders_of(const SearchJob& job, const Layout& layout) {
+  std::vector<int> allowed = rules_of_stack(job.stack).orders;
+  std::erase_if(allowed, [&](int order) {
+    return !job.constraints.allow("order", order);
+  });
+  return orders_that_differ(layout, allowed, job.cluster);
+}
+
 std::vector<Strategy> list_groups(const SearchJob& job) {
   return Lister(job).run();
 }
@@ -273,7 +267,7 @@ const std::vector<Strategy>& VariantLists::like(const Strategy& group) {
   const Layout& layout = group.layout;
   const std::array<int64_t, 6> degrees = {
       layout.dp_replicate, layout.dp_shard, layout.tp, layout.pp, layout.cp, layout.ep};
-  const auto [at, is_new] = lists_.try_emplace({degrees, group.order});
+  const auto [at, is_new] = lists_.try_emplace({degrees, group.layout.order});
   if (is_new) {
     Strategy equal = group;
     equal.rank_microbatch.clear();

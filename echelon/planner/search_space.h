@@ -41,10 +41,17 @@ std::vector<int64_t> divisors(int64_t number);
 /// What pipeline stages share out: blocks, or counted layers.
 int64_t num_layers(const ModelShape& model);
 
-/// Layout, order of axes, sequence parallelism and size of microbatches; the rest
-/// as it is by default, with nothing done to save memory. In no order. Every one
-/// passes check_strategy with one of its variants. Empty when the constraints or
-/// the batch leave none.
+/// Numbers of axis_orders() that a layout may have: what the software takes, the
+/// constraints allow, and costs differ in.
+std::vector<int> orders_of(const SearchJob& job, const Layout& layout);
+
+/// Layout, sequence parallelism and size of microbatches; the rest as it is by
+/// default, with nothing done to save memory. Not sorted. Every one passes
+/// check_strategy with one of its variants. Empty when the constraints or the batch
+/// leave none.
+///
+/// The order of axes is the first of orders_of(); on a mixed cluster, where what fits
+/// depends on it, each of them.
 ///
 /// Sizes of microbatches: the divisors of a rank's batch up to 32, and its halves.
 /// Where data-parallel ranks have devices of different speed, batches in proportion
@@ -68,7 +75,7 @@ class VariantLists {
 
  private:
   const SearchJob& job_;
-  std::map<std::pair<std::array<int64_t, 6>, std::array<Axis, 6>>, std::vector<Strategy>>
+  std::map<std::pair<std::array<int64_t, 6>, AxisOrder>, std::vector<Strategy>>
       lists_;
 };
 

@@ -12,7 +12,7 @@ StackRules rules_of_stack(const std::string& stack) {
         .schedules = schedule_kinds(),
         .zero_stages = {1, 2, 3},
         .gather_once = true,
-        .orders = {0},
+        .orders = {0, 1, 2},
         .offload = true,
         .partial_selective = true};
   }

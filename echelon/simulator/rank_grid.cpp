@@ -12,11 +12,10 @@ std::vector<Axis> axes_of(AxisMask mask) {
   return axes;
 }
 
-RankGrid::RankGrid(const Layout& layout, const std::array<Axis, 6>& order) {
-  for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
-    degrees_[number(*axis)] = layout.degree(*axis);
-    strides_[number(*axis)] = size_;
-    size_ *= layout.degree(*axis);
+RankGrid::RankGrid(const Layout& layout) : size_(layout.num_ranks()) {
+  for (const Axis axis : kAxes) {
+    degrees_[number(axis)] = layout.degree(axis);
+    strides_[number(axis)] = layout.stride(axis);
   }
 }
 

@@ -1,4 +1,4 @@
-// Rank <-> coordinate for any order of the axes.
+// Rank <-> coordinate without lists of ranks.
 #pragma once
 
 #include <array>
@@ -17,12 +17,10 @@ constexpr AxisMask mask_of(Axis axis) {
 /// In the order of kAxes.
 std::vector<Axis> axes_of(AxisMask mask);
 
-/// As Mesh (layout/mesh.h), whose order is kAxes, but for any order and without
-/// lists of ranks: 100,000 ranks are a few numbers.
+/// As Mesh (layout/mesh.h), but without lists of ranks: 100,000 are a few numbers.
 class RankGrid {
  public:
-  /// `order`: outermost first.
-  RankGrid(const Layout& layout, const std::array<Axis, 6>& order);
+  explicit RankGrid(const Layout& layout);
 
   int64_t size() const { return size_; }
   int64_t degree(Axis axis) const { return degrees_[number(axis)]; }

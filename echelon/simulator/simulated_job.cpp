@@ -64,7 +64,7 @@ class JobBuilder {
                 ? copied_embedding(*model.transformer, strategy, stack_)
                 : 0),
         axes_(traffic_axes(strategy, copied_ > 0)),
-        built_{.grid = RankGrid(strategy.layout, strategy.order)} {
+        built_{.grid = RankGrid(strategy.layout)} {
     if (strategy.rank_microbatch.empty()) add_size(strategy.microbatch_size);
     for (const int64_t samples : strategy.rank_microbatch) add_size(samples);
   }

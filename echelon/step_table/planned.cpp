@@ -86,7 +86,7 @@ std::vector<std::optional<double>> planned_seconds(
     const std::string text = text_of(one, request);
     if (!known.contains(text)) known[text] = plans_of(request);
     for (const Plan& plan : known[text]) {
-      if (plan.strategy.layout == one.strategy.layout) {
+      if (plan.strategy.layout.same_degrees(one.strategy.layout)) {
         seconds.back() = plan.step.step_seconds;
       }
     }

@@ -38,7 +38,7 @@ constexpr int64_t kMostStages = 1024;
 
 // Megatron-LM keeps pipeline stages farthest apart: neighbours in rank are tp, then
 // cp, then data, then pp.
-constexpr std::array<Axis, 6> kMegatronOrder = {
+constexpr AxisOrder kMegatronOrder = {
     Axis::pp, Axis::dp_replicate, Axis::dp_shard,
     Axis::ep, Axis::cp,           Axis::tp};
 
@@ -273,7 +273,7 @@ Strategy strategy_of(
   Strategy strategy;
   strategy.stack = stack_of(row);
   strategy.layout = layout_of(row, strategy.stack, strategy.zero_stage);
-  if (is_megatron(strategy.stack)) strategy.order = kMegatronOrder;
+  if (is_megatron(strategy.stack)) strategy.layout.order = kMegatronOrder;
   const std::string text = row.text();
   strategy.gather_once = contains(lower(row.sharding), "no reshard");
   strategy.global_batch = row.global_batch;

@@ -34,7 +34,8 @@ void bind_all(config::Document& document, Job& job) {
 void set_layout(config::Document& document, const std::string& text) {
   const Layout layout = parse_layout(text);
   const std::string flag = "--layout " + text;
-  document.clear("layout", layout_keys());
+  document.clear("layout", degree_keys());
+  document.clear("layout", {"order"});
   const auto set = [&](const char* key, int64_t degree) {
     if (degree != 1) {
       document.set("layout", key, std::to_string(degree), flag);
@@ -47,12 +48,19 @@ void set_layout(config::Document& document, const std::string& text) {
   set("pp", layout.pp);
   set("cp", layout.cp);
   set("ep", layout.ep);
+  if (layout.order != kAxes) {
+    std::string names;
+    for (const auto& name : order_names(layout.order)) {
+      names += (names.empty() ? "[\"" : ", \"") + name + "\"";
+    }
+    document.set("layout", "order", names + "]", flag);
+  }
 }
 
 void apply(config::Document& document, const Overrides& overrides) {
   for (const auto& assignment : overrides.set) document.set(assignment);
   if (!overrides.layout.empty()) set_layout(document, overrides.layout);
-  if (overrides.num_ranks > 0 && !document.has_keys("layout", layout_keys())) {
+  if (overrides.num_ranks > 0 && !document.has_keys("layout", degree_keys())) {
     const std::string ranks = std::to_string(overrides.num_ranks);
     document.set("layout", "dp", ranks, "-n " + ranks);
   }

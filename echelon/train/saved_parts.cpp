@@ -290,7 +290,9 @@ std::vector<StatePart> buffers_to_save(
 
 std::vector<RandomSource>
 random_sources(const World& world, const MeshGroups& groups) {
-  const int rank = groups.mesh().size() == 1 ? 0 : world.rank();
+  // By place in the mesh, which another order of the axes leaves as it is.
+  const int64_t rank =
+      groups.mesh().size() == 1 ? 0 : groups.mesh().place(world.rank());
   auto& context = at::globalContext();
   std::vector<RandomSource> sources = {
       {"random/cpu/" + std::to_string(rank),

@@ -288,7 +288,8 @@ std::vector<std::string> gather_all(
     const MeshGroups& groups,
     torch::Device device) {
   for (auto& line : lines) line = replaced(line, '\n', '\r');
-  for (auto axis = kAxes.rbegin(); axis != kAxes.rend(); ++axis) {
+  const AxisOrder& order = groups.mesh().layout().order;
+  for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
     const Group& group = groups.along(*axis);
     if (group.size() == 1) continue;
     std::vector<std::string> all;

@@ -266,17 +266,18 @@ void Loop::forget_metrics() const {
 // Ranks that compute each layer together talk several times a layer.
 void Loop::warn_of_slow_links() const {
   const int64_t tp = job_.layout.tp;
-  if (tp == 1 || world_.size() == world_.local_size() ||
-      world_.local_size() % tp == 0) {
-    return;
-  }
+  if (groups_.mesh().within_hosts(Axis::tp, world_.local_size())) return;
+  Layout usual = job_.layout;
+  usual.order = kAxes;
+  const bool by_order = Mesh(usual).within_hosts(Axis::tp, world_.local_size());
   std::fprintf(
       stderr,
       "warning: [layout] tp=%lld: a host has %d %s, so that some groups of "
-      "%lld lie on several hosts; tp is fast where its ranks share a host\n",
+      "%lld lie on several hosts; tp is fast where its ranks share a host%s\n",
       static_cast<long long>(tp), world_.local_size(),
       world_.local_size() == 1 ? "rank" : "ranks",
-      static_cast<long long>(tp));
+      static_cast<long long>(tp),
+      by_order ? ": name it last in [layout] order" : "");
 }
 
 TrainResult Loop::run() {

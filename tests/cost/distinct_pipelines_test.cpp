@@ -34,10 +34,10 @@ Cluster cluster_of(const std::vector<Nodes>& groups) {
   return cluster;
 }
 
-Strategy strategy_of(const Layout& layout, const std::array<Axis, 6>& order = kAxes) {
+Strategy strategy_of(const Layout& layout, const AxisOrder& order = kAxes) {
   Strategy strategy;
   strategy.layout = layout;
-  strategy.order = order;
+  strategy.layout.order = order;
   strategy.zero_stage = layout.dp_shard > 1 ? 1 : 0;
   strategy.global_batch = 4 * strategy.data_ranks();
   return strategy;
@@ -52,7 +52,8 @@ void take_sizes(Strategy& strategy, const std::vector<int64_t>& sizes) {
 
 std::map<Axis, int64_t> coordinates(const Strategy& strategy, int64_t rank) {
   std::map<Axis, int64_t> of;
-  for (auto axis = strategy.order.rbegin(); axis != strategy.order.rend(); ++axis) {
+  const AxisOrder& order = strategy.layout.order;
+  for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
     of[*axis] = rank % strategy.layout.degree(*axis);
     rank /= strategy.layout.degree(*axis);
   }
@@ -201,7 +202,7 @@ TEST(DistinctPipelines, EachSizeOfMicrobatchesIsOne) {
   EXPECT_EQ(distinct_pipelines(strategy, equal).size(), 3u);
   expect_as_each(strategy, equal);
   // Sizes that change within a stride of the pipeline.
-  strategy.order =
+  strategy.layout.order =
       {Axis::pp, Axis::dp_replicate, Axis::tp, Axis::dp_shard, Axis::cp, Axis::ep};
   expect_as_each(strategy, equal);
   expect_as_each(strategy, cluster_of({{"v100", 1, 5}, {"a100-80gb", 3, 5}}));

@@ -188,6 +188,26 @@ TEST(PlanConfiguration, TrainAcceptsEverySetting) {
   with({{"tp", "2"}, {"sequence_parallel", "false"}});
   with({{"fsdp", "4"}, {"tp", "2"}, {"pp", "2"}});
   with({{"microbatch", "1"}, {"pp", "1"}, {"fsdp", "16"}});
+  for (const char* order :
+       {"dp,fsdp,pp,cp,ep,tp", "pp,dp,fsdp,cp,ep,tp", "dp,pp,fsdp,cp,ep,tp"}) {
+    with({{"order", order}, {"dp", "2"}, {"fsdp", "2"}, {"pp", "2"}, {"tp", "2"}});
+  }
+}
+
+// Nodes whose network is slow are for pipelines to cross.
+TEST(PlanConfiguration, SaysTheOrderWhereItIsNotTheUsualOne) {
+  const auto text_of = [](const Case& one) {
+    const PlanRequest request = request_of(one);
+    const auto plans = plan(request).plans;
+    return plans.empty() ? "no plan" : to_configuration(plans[0], request);
+  };
+  const Case one{"llama2-7b", "a100-80gb:2x8", 64, {{"pp", "2"}, {"fsdp", "8"}}};
+  EXPECT_NE(text_of(one).find("\norder = [\"pp\", \"fsdp\"]\n"), std::string::npos)
+      << text_of(one);
+  expect_accepted(one);
+  Case within = one;
+  within.cluster = "a100-80gb:1x16";
+  EXPECT_EQ(text_of(within).find("order"), std::string::npos) << text_of(within);
 }
 
 // Stages and batches of several sizes.

@@ -49,7 +49,7 @@ TEST(PipelineTimes, AreSharedByStrategiesWithOnePipelineAlone) {
       [](Strategy& s) { s.microbatch_size = 1; },
       [](Strategy& s) { s.stages_per_rank = 2; },
       [](Strategy& s) { s.sequence_parallel = true; },
-      [](Strategy& s) { std::swap(s.order[0], s.order[2]); },
+      [](Strategy& s) { std::swap(s.layout.order[0], s.layout.order[2]); },
       [](Strategy& s) { s.schedule = "gpipe"; },
       [](Strategy& s) { s.stage_layers = {3, 5}; },
       [](Strategy& s) { s.rank_microbatch = {1, 2}; }};

@@ -9,6 +9,7 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
+#include "echelon/planner/axis_orders.h"
 #include "echelon/planner/device_sizes.h"
 #include "echelon/planner/plan.h"
 
@@ -31,10 +32,23 @@ SearchJob job_of(
   return job;
 }
 
+// In every order of the axes that the software takes: on mixed clusters as listed.
+std::vector<Strategy> in_all_orders(const SearchJob& job) {
+  if (job.cluster.mixed()) return list_groups(job);
+  std::vector<Strategy> groups;
+  for (Strategy group : list_groups(job)) {
+    for (const int order : rules_of_stack(job.stack).orders) {
+      group.layout.order = axis_orders()[static_cast<size_t>(order)];
+      groups.push_back(group);
+    }
+  }
+  return groups;
+}
+
 // Every group, variant and way to save memory, without bounds or shortcuts.
 template <class Visit>
 void for_each_strategy(const SearchJob& job, const Visit& visit) {
-  for (const auto& group : list_groups(job)) {
+  for (const auto& group : in_all_orders(job)) {
     for (Strategy strategy : list_variants(job, group)) {
       const int64_t stages =
           strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
@@ -86,6 +100,7 @@ Fastest fastest_of_layouts(const SearchJob& job) {
     if (!fits(job, step)) return;
     Layout layout = strategy.layout;
     layout.dp_replicate *= std::exchange(layout.dp_shard, 1);
+    layout.order = kAxes;
     const Candidate candidate{strategy, step};
     const auto [at, is_new] = fastest.try_emplace(to_string(layout), candidate);
     if (!is_new && faster(candidate, at->second)) at->second = candidate;
@@ -111,6 +126,10 @@ void expect_brute_force_agrees(const SearchJob& job) {
 
 TEST(Search, FindsTheBestOfASmallModel) {
   expect_brute_force_agrees(job_of("gpt2", "a100-40gb:4", 8));
+}
+
+TEST(Search, FindsTheBestOfSeveralOrdersOfTheAxes) {
+  expect_brute_force_agrees(job_of("gpt2", "a100-40gb:2x4", 16));
 }
 
 TEST(Search, FindsTheBestWhereMemoryIsTight) {

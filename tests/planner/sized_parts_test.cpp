@@ -8,6 +8,7 @@
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/cost/step_estimate.h"
+#include "echelon/planner/axis_orders.h"
 #include "echelon/planner/device_sizes.h"
 
 namespace echelon {
@@ -145,7 +146,7 @@ TEST(DataRankSpeeds, AreThoseOfTheSlowestDeviceOfThePipeline) {
   // All pipelines cross both kinds: pp outermost.
   SearchJob half = job_of("llama2-13b", "a100-80gb:2x8+h100-sxm:2x8", "megatron-core");
   Strategy across = pipeline_of(half, {.dp_replicate = 2, .tp = 8, .pp = 2});
-  across.order = axis_orders()[1];
+  across.layout.order = axis_orders()[1];
   EXPECT_TRUE(data_rank_speeds(half, across).empty());
 }
 

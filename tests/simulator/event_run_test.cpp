@@ -56,7 +56,7 @@ struct Setting {
 SimulatedJob job_of(
     const Setting& setting, const std::vector<Program>& programs,
     double message_seconds = 0) {
-  const RankGrid grid(setting.layout, kAxes);
+  const RankGrid grid(setting.layout);
   RankColours colours{.axes = setting.axes};
   const int64_t pp = setting.layout.pp;
   colours.pipeline.resize(static_cast<size_t>(pp));

@@ -29,24 +29,24 @@ RankColours plain(const RankGrid& grid) {
 }
 
 TEST(RankGrid, FollowsTheOrderOfTheAxes) {
-  const Layout layout{.dp_replicate = 2, .tp = 2, .pp = 3};
-  const RankGrid usual(layout, kAxes);
+  Layout layout{.dp_replicate = 2, .tp = 2, .pp = 3};
+  const RankGrid usual(layout);
   EXPECT_EQ(usual.size(), 12);
   EXPECT_EQ(usual.coordinate(7, Axis::tp), 1);
   EXPECT_EQ(usual.coordinate(7, Axis::pp), 0);
   EXPECT_EQ(usual.coordinate(7, Axis::dp_replicate), 1);
   EXPECT_THAT(usual.group(7, kData), ElementsAre(1, 7));
   EXPECT_EQ(usual.moved(7, Axis::pp, 2), 11);
-  const RankGrid outer(
-      layout, {Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep,
-               Axis::tp});
+  layout.order = {Axis::pp, Axis::dp_replicate, Axis::dp_shard,
+                  Axis::cp, Axis::ep,           Axis::tp};
+  const RankGrid outer(layout);
   EXPECT_EQ(outer.coordinate(7, Axis::pp), 1);
   EXPECT_THAT(outer.group(7, kData), ElementsAre(5, 7));
   EXPECT_THAT(outer.group(7, kData | kTensor), ElementsAre(4, 5, 6, 7));
 }
 
 TEST(RankClasses, EqualReplicasAreOneClassForEachStage) {
-  const RankGrid grid({.dp_replicate = 8, .tp = 4, .pp = 2}, kAxes);
+  const RankGrid grid({.dp_replicate = 8, .tp = 4, .pp = 2});
   const RankClasses all = find_classes(grid, plain(grid), true);
   ASSERT_EQ(all.classes.size(), 2u);
   EXPECT_EQ(all.classes[0].ranks, 32);
@@ -56,14 +56,14 @@ TEST(RankClasses, EqualReplicasAreOneClassForEachStage) {
 }
 
 TEST(RankClasses, WithoutSymmetryEachRankIsOne) {
-  const RankGrid grid({.dp_replicate = 2, .tp = 2, .pp = 2}, kAxes);
+  const RankGrid grid({.dp_replicate = 2, .tp = 2, .pp = 2});
   const RankClasses all = find_classes(grid, plain(grid), false);
   EXPECT_EQ(all.classes.size(), 8u);
   EXPECT_THAT(all.groups[0].members, ElementsAre(0, 1));
 }
 
 TEST(RankClasses, AStragglerSplitsWhomItTouchesAlone) {
-  const RankGrid grid({.dp_replicate = 64, .tp = 8, .pp = 4}, kAxes);
+  const RankGrid grid({.dp_replicate = 64, .tp = 8, .pp = 4});
   RankColours colours = plain(grid);
   colours.of_rank[100] = 99;
   const RankClasses all = find_classes(grid, colours, true);
@@ -77,7 +77,7 @@ TEST(RankClasses, AStragglerSplitsWhomItTouchesAlone) {
 }
 
 TEST(RankClasses, MembersOfAGroupAreTheSameWhoeverOfAClassIsAsked) {
-  const RankGrid grid({.dp_replicate = 6, .tp = 4, .pp = 3}, kAxes);
+  const RankGrid grid({.dp_replicate = 6, .tp = 4, .pp = 3});
   RankColours colours = plain(grid);
   colours.of_rank[5] = 77;
   colours.of_rank[40] = 78;

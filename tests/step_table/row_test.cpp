@@ -152,7 +152,7 @@ TEST(RowStrategy, DerivesWhatCellsLeaveOut) {
   EXPECT_EQ(derived.stack, "megatron-2021");
   EXPECT_EQ(derived.layout.data_degree(), 4);
   EXPECT_EQ(derived.num_microbatches(), 8);
-  EXPECT_EQ(derived.order.front(), Axis::pp);
+  EXPECT_EQ(derived.layout.order.front(), Axis::pp);
   EXPECT_EQ(derived.schedule, "1f1b");
   EXPECT_EQ(derived.recompute, Recompute::all);
   EXPECT_FALSE(derived.sequence_parallel);

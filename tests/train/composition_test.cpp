@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -266,6 +267,58 @@ void add_memory(const std::string& tokens, std::vector<Case>& all) {
   }
 }
 
+// The axes in other orders: those of two axes, and all of three, on up to 8 ranks.
+void add_orders(const std::string& tokens, std::vector<Case>& all) {
+  for (const auto& model : {gpt(), llama(), simple_cnn()}) {
+    for (const char* layout :
+         {"dp=2,tp=2,order=tp:dp", "dp=3,tp=2,order=tp:dp",
+          "pp=2,tp=2,order=tp:pp", "pp=3,tp=2,order=tp:pp",
+          "dp=2,pp=2,order=pp:dp", "dp=2,pp=3,order=pp:dp",
+          "dp=2,fsdp=2,order=fsdp:dp", "dp=2,fsdp=3,order=fsdp:dp",
+          "fsdp=2,tp=2,order=tp:fsdp", "fsdp=3,pp=2,order=pp:fsdp"}) {
+      Case one{job_of(model, tokens)};
+      one.job.layout = parse_layout(layout);
+      if (one.job.layout.dp_shard > 1) one.also = stage_text(3);
+      all.push_back(one);
+    }
+  }
+  const auto in_every_order = [&](const Case& one) {
+    auto axes = one.job.layout.used_axes();
+    std::sort(axes.begin(), axes.end());
+    while (std::next_permutation(axes.begin(), axes.end())) {
+      Case other = one;
+      auto& order = other.job.layout.order;
+      std::stable_partition(order.begin(), order.end(), [&](Axis axis) {
+        return other.job.layout.degree(axis) == 1;
+      });
+      std::copy(
+          axes.begin(), axes.end(),
+          order.end() - static_cast<std::ptrdiff_t>(axes.size()));
+      all.push_back(other);
+    }
+  };
+  Case one{job_of(gpt(), tokens)};
+  one.job.model.dropout = 0.3;
+  one.job.tensor.sequence_parallel = true;
+  one.also = "dropout 0.3, sequence parallel";
+  one.job.layout = {.dp_replicate = 2, .tp = 2, .pp = 2};
+  in_every_order(one);
+  for (const int64_t stage : {1, 2, 3}) {
+    one = {job_of(gpt(), tokens), stage_text(stage)};
+    one.job.shard.stage = stage;
+    one.job.layout = {.dp_shard = 2, .tp = 2, .pp = 2};
+    in_every_order(one);
+  }
+  one.job.layout = {.dp_replicate = 2, .dp_shard = 2, .pp = 2};
+  one.job.pipeline.schedule = "zb-v";
+  one.also += ", schedule zb-v";
+  in_every_order(one);
+  one = {job_of(llama(), tokens), stage_text(3) + ", batches of 4, 8, 2 and 10"};
+  one.job.train.rank_batch = {4, 8, 2, 10};
+  one.job.layout = {.dp_replicate = 2, .dp_shard = 2, .tp = 2};
+  in_every_order(one);
+}
+
 std::vector<Case> cases(const std::string& tokens) {
   std::vector<Case> all;
   for (const auto& model : {gpt(), llama(), simple_cnn()}) {
@@ -334,6 +387,7 @@ std::vector<Case> cases(const std::string& tokens) {
   add_stages(tokens, all);
   add_schedules(tokens, all);
   add_memory(tokens, all);
+  add_orders(tokens, all);
   return all;
 }
 
@@ -407,6 +461,9 @@ const char* kHead =
     "parameters\n"
     "too (where no stage is named). gpt has dropout of 0.3 where memory is "
     "saved.\n"
+    "`order` names the axes, outermost first, where it is not the usual one (dp, "
+    "fsdp,\n"
+    "pp, tp).\n"
     "\n"
     "So heads, features and words do not divide by the degrees, and of llama's "
     "keys\n"

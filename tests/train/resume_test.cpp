@@ -247,6 +247,23 @@ TEST_F(Resumed, NoneAtTheEndWhenNoneIsWanted) {
   EXPECT_FALSE(fs::exists(path("some") / "checkpoints/last.safetensors"));
 }
 
+// Ranks are other numbers, in the same groups.
+TEST_F(Resumed, InAnotherOrderOfTheAxesToTheLastBit) {
+  for (const char* layout :
+       {"dp=2,tp=2", "fsdp=2,tp=2", "dp=2,pp=2", "pp=2,tp=2", "dp=2,fsdp=2"}) {
+    SCOPED_TRACE(layout);
+    const std::string name = layout;
+    Job job = digits(layout, 12);
+    job.checkpoint.every_steps = 5;
+    run(job, name);
+    leave_only(name, 5, name + " again");
+    auto& order = job.layout.order;
+    std::reverse(order.begin(), order.end());
+    run(job, name + " again");
+    expect_same_run(name + " again", name);
+  }
+}
+
 TEST_F(Resumed, FromAnotherRunsFolder) {
   Job job = digits("dp=2", 20);
   job.checkpoint.every_steps = 10;

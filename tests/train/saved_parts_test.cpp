@@ -172,6 +172,25 @@ TEST(SavedParts, RandomStateIsEachRanks) {
   });
 }
 
+// Which another order of the axes leaves as they are.
+TEST(SavedParts, RandomStateIsOfPlacesInTheMesh) {
+  Job job = small_mlp();
+  job.layout = parse_layout("dp=2,tp=2,order=tp:dp");
+  on_ranks(job, [&](SmallRun& run) {
+    const auto& groups = run.groups;
+    const std::string place = std::to_string(
+        2 * groups.along(Axis::dp_replicate).rank() +
+        groups.along(Axis::tp).rank());
+    std::vector<std::string> names;
+    for (const auto& part : parts_to_save(
+             run.state, run.source, run.world, run.groups)) {
+      if (part.kind == SavedKind::random) names.push_back(part.name);
+    }
+    EXPECT_THAT(names, testing::ElementsAre("random/cpu/" + place));
+    EXPECT_EQ(groups.along(Axis::tp).rank(), run.world.rank() / 2);
+  });
+}
+
 TEST(SavedParts, BuffersAreTheFirstRanks) {
   Job job = small_mlp();
   job.optimizer.name = "adamw";

@@ -1,0 +1,159 @@
+// The orders of a layout's axes that the search leaves out have nothing to win.
+#include "echelon/planner/axis_orders.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/planner/search.h"
+
+namespace echelon {
+namespace {
+
+using testing::ElementsAre;
+
+SearchJob job_of(
+    const std::string& model, const Cluster& cluster, int64_t batch) {
+  SearchJob job;
+  job.model = find_model(model);
+  job.cluster = cluster;
+  job.devices = job.cluster.num_devices();
+  job.global_batch = batch;
+  job.seq_len = job.model.seq_len;
+  return job;
+}
+
+std::vector<int> kept_of(const std::string& layout, const std::string& cluster) {
+  return orders_that_differ(
+      parse_layout(layout), {0, 1, 2}, find_cluster(cluster));
+}
+
+TEST(AxisOrders, EachIsOfAllAxesAndTheUsualOneIsFirst) {
+  EXPECT_EQ(axis_orders().front(), kAxes);
+  for (AxisOrder order : axis_orders()) {
+    std::sort(order.begin(), order.end());
+    EXPECT_EQ(order, kAxes);
+  }
+}
+
+TEST(AxisOrders, OneWhereNoneMatters) {
+  EXPECT_THAT(kept_of("fsdp=2,pp=2,tp=2", "a100-80gb:1x8"), ElementsAre(0));
+  EXPECT_THAT(kept_of("dp=2,fsdp=2,pp=2", "a100-80gb:1x8"), ElementsAre(0));
+  EXPECT_THAT(kept_of("fsdp=8,tp=8", "a100-80gb:8x8"), ElementsAre(0));
+  // Each node is a rank of all axes but tp.
+  EXPECT_THAT(kept_of("dp=2,fsdp=2,pp=2,tp=8", "a100-80gb:8x8"), ElementsAre(0));
+  EXPECT_THAT(kept_of("fsdp=8,pp=2,tp=4", "a100-80gb:8x8"), ElementsAre(0, 1));
+  EXPECT_THAT(
+      kept_of("dp=4,fsdp=2,pp=4,tp=2", "a100-80gb:8x8"), ElementsAre(0, 1, 2));
+  // Between dp and fsdp, the pipeline still has a node for itself and fsdp.
+  EXPECT_THAT(
+      kept_of("dp=8,fsdp=2,pp=2,tp=2", "a100-80gb:8x8"), ElementsAre(0, 1));
+}
+
+TEST(AxisOrders, AllThatDifferOnAMixedCluster) {
+  const char* mixed = "a100-80gb:1x8+h100-sxm:1x8";
+  EXPECT_THAT(kept_of("fsdp=8,pp=2", mixed), ElementsAre(0, 1));
+  EXPECT_THAT(kept_of("pp=2,tp=8", mixed), ElementsAre(0));
+}
+
+// Every order that is left out has one that is kept and takes exactly as long.
+TEST(AxisOrders, WhatIsLeftOutTakesAsLongAsOneThatIsKept) {
+  std::vector<Cluster> clusters = {
+      find_cluster("a100-40gb:2x4"), find_cluster("a100-40gb:4x2"),
+      find_cluster("a100-40gb:4x3"), find_cluster("a100-40gb:1x12"),
+      find_cluster("a100-40gb:3x4")};
+  clusters.push_back(clusters[1]);
+  clusters.back().nodes_per_rack = 2;
+  clusters.back().oversubscription = 4;
+  int64_t left_out = 0;
+  for (const Cluster& cluster : clusters) {
+    const SearchJob job = job_of("gpt2", cluster, 24);
+    for (Strategy strategy : list_groups(job)) {
+      strategy.schedule = strategy.layout.pp > 1 ? "1f1b" : strategy.schedule;
+      strategy.zero_stage = strategy.layout.dp_shard > 1 ? 3 : 0;
+      if (strategy.layout.order != kAxes) continue;  // the first of all
+      if (!check_strategy(job.model, strategy, cluster).empty()) continue;
+      const auto seconds_in = [&](size_t order) {
+        strategy.layout.order = axis_orders()[order];
+        return estimate_step(job.model, strategy, cluster).step_seconds;
+      };
+      std::vector<double> kept;
+      for (const int order :
+           orders_that_differ(strategy.layout, {0, 1, 2}, cluster)) {
+        kept.push_back(seconds_in(static_cast<size_t>(order)));
+      }
+      left_out += static_cast<int64_t>(3 - kept.size());
+      for (size_t order = 0; order < 3; ++order) {
+        const double seconds = seconds_in(order);
+        EXPECT_TRUE(std::any_of(kept.begin(), kept.end(), [&](double one) {
+          return std::abs(one - seconds) <= 1e-12 * seconds;
+        })) << to_string(strategy);
+      }
+    }
+  }
+  EXPECT_GT(left_out, 100);
+}
+
+// The best of all orders that the axes can have, of what fits as it is, is no better
+// than what is found.
+TEST(AxisOrders, NoOtherOrderIsFaster) {
+  struct Case {
+    const char* model;
+    const char* cluster;
+    int64_t batch;
+  };
+  for (const Case& one : {Case{"gpt2", "a100-40gb:2x4", 16},
+                          Case{"gpt2-xl", "v100:4x4", 32},
+                          Case{"llama-1b", "l4:2x4", 16},
+                          Case{"resnet50", "v100:4x2", 256}}) {
+    const SearchJob job = job_of(one.model, find_cluster(one.cluster), one.batch);
+    double best = std::numeric_limits<double>::infinity();
+    std::string name;
+    for (const Strategy& group : list_groups(job)) {
+      if (group.layout.order != kAxes) continue;
+      for (Strategy strategy : list_variants(job, group)) {
+        auto axes = strategy.layout.used_axes();
+        std::sort(axes.begin(), axes.end());
+        do {
+          auto& order = strategy.layout.order;
+          std::stable_partition(order.begin(), order.end(), [&](Axis axis) {
+            return strategy.layout.degree(axis) == 1;
+          });
+          std::copy_backward(axes.begin(), axes.end(), order.end());
+          if (!check_strategy(job.model, strategy, job.cluster).empty()) continue;
+          const auto step = estimate_step(job.model, strategy, job.cluster);
+          if (!step.fits || step.step_seconds >= best) continue;
+          best = step.step_seconds;
+          name = to_string(strategy);
+        } while (std::next_permutation(axes.begin(), axes.end()));
+      }
+    }
+    const auto found = search(job, 3);
+    ASSERT_FALSE(found.best.empty());
+    EXPECT_LE(found.best[0].step.step_seconds, best * (1 + 1e-9))
+        << one.model << " on " << one.cluster << ": " << name;
+  }
+}
+
+// Stages that cross the slow network leave the nodes to the data-parallel ranks.
+TEST(AxisOrders, PipelinesCrossNodesWhereThatIsFaster) {
+  SearchJob job = job_of("llama2-7b", find_cluster("a100-80gb:2x8"), 64);
+  const auto seconds = [&](std::vector<std::pair<std::string, std::string>> fixed) {
+    fixed.insert(fixed.end(), {{"pp", "2"}, {"fsdp", "8"}});
+    job.constraints = Constraints(fixed);
+    const auto found = search(job, 1);
+    return found.best.empty() ? -1 : found.best[0].step.step_seconds;
+  };
+  const double usual = seconds({{"order", "dp,fsdp,pp,cp,ep,tp"}});
+  const double outer = seconds({{"order", "pp,dp,fsdp,cp,ep,tp"}});
+  EXPECT_GT(outer, 0);
+  EXPECT_LT(outer, usual);
+  EXPECT_EQ(seconds({}), outer);
+}
+
+}  // namespace
+}  // namespace echelon
