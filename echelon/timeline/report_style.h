@@ -73,8 +73,7 @@ figcaption .keys{margin-left:auto}
 .grid{stroke:var(--grid);stroke-width:1}
 .axis{stroke:var(--soft);stroke-width:1;stroke-opacity:.55}
 .tick,.name{fill:var(--soft);font-size:12px}
-.name{fill:var(--ink)}.share{fill:var(--soft);font-size:11px;
-stroke:var(--paper);stroke-width:4px;paint-order:stroke}
+.name{fill:var(--ink)}.share{fill:var(--soft);font-size:11px}
 .curves path{fill:none}
 .line{stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
 .raw{stroke-width:1;stroke-opacity:.34;stroke-linejoin:round}

@@ -13,7 +13,7 @@ constexpr int kBelowBar = 10;  // that the last row does not need
 constexpr double kLeastDrawn = 0.0005;  // of the width
 constexpr double kLeastInLegend = 0.002;
 
-// Over the limits, and beside them where they are at the end.
+// Beside a limit that is at the end.
 void draw_words(Markup& page, const StackedBars& bars, const StackedRow& row, int top) {
   const std::string y = std::to_string(top);
   page.leaf("text", {{"class", "name"}, {"x", "0"}, {"y", y}}, row.name);
@@ -112,15 +112,11 @@ void draw_stacked_bars(Markup& page, const StackedBars& bars) {
   page.leaf("desc", {{"id", bars.id + "-d"}}, bars.description);
   int y = top;
   for (const auto& row : bars.rows) {
+    draw_words(page, bars, row, y);
     draw_bar(page, row, whole, y);
     y += kRowHeight;
   }
   if (bars.limit > 0) draw_limits(page, bars, whole, top, height);
-  y = top;
-  for (const auto& row : bars.rows) {
-    draw_words(page, bars, row, y);
-    y += kRowHeight;
-  }
   page.close().close();
 }
 
