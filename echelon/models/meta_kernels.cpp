@@ -28,8 +28,17 @@ Tensor like(const Tensor& x) {
   return at::empty_like(x, at::MemoryFormat::Contiguous);
 }
 
+// In the order of x: channels last stays channels last.
+Tensor ordered_like(const Tensor& x) {
+  return at::empty_like(x, x.suggest_memory_format());
+}
+
 Tensor sized(Ints sizes, const Tensor& x) {
   return at::empty_symint(sizes, x.options());
+}
+
+Tensor ordered(Ints sizes, const Tensor& x, at::MemoryFormat order) {
+  return at::empty_symint(sizes, x.options(), order);
 }
 
 Tensor like_if(bool wanted, const Tensor& x) {
@@ -43,6 +52,14 @@ Tensor sized_if(bool wanted, Ints sizes, const Tensor& x) {
 template <class T>
 T one_or_each(c10::ArrayRef<T> values, size_t i) {
   return values.size() == 1 ? values[0] : values[i];
+}
+
+// Channels last if images or weights are: so the kernels for processors choose.
+at::MemoryFormat
+order_of_convolution(const Tensor& x, const Tensor& weight) {
+  const auto order = x.suggest_memory_format();
+  return order == at::MemoryFormat::Contiguous ? weight.suggest_memory_format()
+                                               : order;
 }
 
 Tensor convolution(
@@ -74,15 +91,19 @@ Tensor convolution(
         size >= 0, "a convolution with weights ", weight.sizes(),
         " leaves nothing of an input ", x.sizes());
   }
-  return sized(sizes, x);
+  return ordered(sizes, x, order_of_convolution(x, weight));
 }
 
 Three convolution_backward(
     const Tensor& gradient, const Tensor& x, const Tensor& weight,
     at::OptionalSymIntArrayRef, Ints, Ints, Ints, bool, Ints, SymInt,
     std::array<bool, 3> mask) {
+  const auto order = order_of_convolution(x, weight);
+  const auto like_either = [&](bool wanted, const Tensor& one) {
+    return wanted ? at::empty_like(one, order) : Tensor();
+  };
   return {
-      like_if(mask[0], x), like_if(mask[1], weight),
+      like_either(mask[0], x), like_either(mask[1], weight),
       sized_if(mask[2], {gradient.sym_size(1)}, x)};
 }
 
@@ -90,7 +111,7 @@ Three batch_norm(
     const Tensor& x, const MaybeTensor&, const MaybeTensor&,
     const MaybeTensor&, const MaybeTensor&, bool training, double, double) {
   const SymInt saved = training ? x.sym_size(1) : SymInt(0);
-  return {like(x), sized({saved}, x), sized({saved}, x)};
+  return {ordered_like(x), sized({saved}, x), sized({saved}, x)};
 }
 
 Three batch_norm_backward(
@@ -99,7 +120,7 @@ Three batch_norm_backward(
     std::array<bool, 3> mask) {
   const SymInt channels = x.sym_size(1);
   return {
-      like_if(mask[0], x), sized_if(mask[1], {channels}, x),
+      mask[0] ? ordered_like(x) : Tensor(), sized_if(mask[1], {channels}, x),
       sized_if(mask[2], {channels}, x)};
 }
 
@@ -127,7 +148,7 @@ Three group_norm(
     const Tensor& x, const MaybeTensor&, const MaybeTensor&, SymInt batch,
     SymInt, SymInt, int64_t groups, double) {
   const std::vector<SymInt> sizes{batch, SymInt(groups)};
-  return {like(x), sized(sizes, x), sized(sizes, x)};
+  return {ordered_like(x), sized(sizes, x), sized(sizes, x)};
 }
 
 Three group_norm_backward(
@@ -135,7 +156,7 @@ Three group_norm_backward(
     const MaybeTensor&, SymInt, SymInt channels, SymInt, int64_t,
     std::array<bool, 3> mask) {
   return {
-      like_if(mask[0], x), sized_if(mask[1], {channels}, x),
+      mask[0] ? ordered_like(x) : Tensor(), sized_if(mask[1], {channels}, x),
       sized_if(mask[2], {channels}, x)};
 }
 
@@ -156,7 +177,12 @@ Tensor embedding_backward(
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   const auto sizes =
       at::infer_size(condition.sizes(), at::infer_size(a.sizes(), b.sizes()));
-  return at::empty(sizes, (a.dim() > 0 ? a : b).options());
+  const Tensor& one = a.dim() > 0 ? a : b;
+  // Of scalars and rows no order is known.
+  const auto order = one.sizes() == at::IntArrayRef(sizes)
+      ? one.suggest_memory_format()
+      : at::MemoryFormat::Contiguous;
+  return at::empty(sizes, one.options(), order);
 }
 
 Tensor& where_out(const Tensor&, const Tensor&, const Tensor&, Tensor& out) {
@@ -169,11 +195,11 @@ Tensor mse_loss_backward(
 }
 
 Tensor flip(const Tensor& x, at::IntArrayRef) {
-  return like(x);
+  return ordered_like(x);
 }
 
 Tensor same(const Tensor& x) {
-  return like(x);
+  return ordered_like(x);
 }
 
 Tensor logical_not(const Tensor& x) {
@@ -198,23 +224,23 @@ Tensor adaptive_average_pool(const Tensor& x, Ints output) {
   auto sizes = x.sym_sizes().vec();
   const size_t first = sizes.size() - output.size();
   for (size_t i = 0; i < output.size(); ++i) sizes[first + i] = output[i];
-  return sized(sizes, x);
+  return ordered(sizes, x, x.suggest_memory_format());
 }
 
 Tensor second_like(const Tensor&, const Tensor& x) {
-  return like(x);
+  return ordered_like(x);
 }
 
 Tensor prelu(const Tensor& x, const Tensor&) {
-  return like(x);
+  return ordered_like(x);
 }
 
 Two prelu_backward(const Tensor&, const Tensor& x, const Tensor&) {
-  return {like(x), like(x)};
+  return {ordered_like(x), ordered_like(x)};
 }
 
 Tensor clamp(const Tensor& x, const at::Scalar&, const at::Scalar&) {
-  return like(x);
+  return ordered_like(x);
 }
 
 Tensor& clamp_in_place(Tensor& x, const at::Scalar&, const at::Scalar&) {
@@ -223,7 +249,7 @@ Tensor& clamp_in_place(Tensor& x, const at::Scalar&, const at::Scalar&) {
 
 Tensor clamp_backward(
     const Tensor&, const Tensor& x, const at::Scalar&, const at::Scalar&) {
-  return like(x);
+  return ordered_like(x);
 }
 
 // padding: before and after, the last dimension first.
@@ -232,11 +258,11 @@ Tensor pad(const Tensor& x, Ints padding) {
   for (size_t i = 0; i < padding.size() / 2; ++i) {
     sizes[sizes.size() - 1 - i] += padding[2 * i] + padding[2 * i + 1];
   }
-  return sized(sizes, x);
+  return ordered(sizes, x, x.suggest_memory_format());
 }
 
 Tensor pad_backward(const Tensor&, const Tensor& x, Ints) {
-  return like(x);
+  return ordered_like(x);
 }
 
 // x [batch, channels, …] or without batch: a column for each place of the kernel.

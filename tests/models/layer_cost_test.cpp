@@ -3,7 +3,10 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <functional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "echelon/models/layer_cost.h"
 #include "echelon/models/meta_mode.h"
@@ -456,6 +459,68 @@ TEST(LayerCost, InputsThatTravelAlongCountOnce) {
   const auto costs = count_layers(layers, {{{4, 10}}, {{4, 7}}});
   EXPECT_EQ(costs[0].input_bytes, 4 * 4 * (10 + 7));
   EXPECT_EQ(costs[1].input_bytes, 4 * 4 * 10);
+}
+
+// What operators make of images lies in memory as on a processor: the operators
+// after it are counted by that order.
+TEST(MetaKernels, LeaveImagesInTheOrderOfProcessors) {
+  using Tensors = std::vector<torch::Tensor>;
+  using Call = std::function<Tensors(const torch::Tensor&)>;
+  const auto convolved = [](const torch::Tensor& x, torch::MemoryFormat order) {
+    const auto w = torch::ones({4, x.size(1), 3, 3}, x.options()).contiguous(order);
+    const auto y = at::convolution(
+        x, w, std::nullopt, {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1);
+    const auto [gx, gw, gb] = at::convolution_backward(
+        at::empty_like(y), x, w, std::nullopt, {1, 1}, {1, 1}, {1, 1}, false,
+        {0, 0}, 1, {true, true, true});
+    return Tensors{y, gx, gw, gb};
+  };
+  const std::vector<std::pair<std::string, Call>> calls = {
+      {"convolution",
+       [&](const auto& x) {
+         return convolved(x, torch::MemoryFormat::Contiguous);
+       }},
+      {"convolution, weights channels last",
+       [&](const auto& x) {
+         return convolved(x, torch::MemoryFormat::ChannelsLast);
+       }},
+      {"batch norm",
+       [](const auto& x) {
+         const auto w = torch::ones({x.size(1)}, x.options());
+         const auto [y, mean, scale] =
+             at::native_batch_norm(x, w, w, w, w, true, 0.1, 1e-5);
+         const auto [gx, gw, gb] = at::native_batch_norm_backward(
+             x, x, w, w, w, mean, scale, true, 1e-5, {true, true, true});
+         return Tensors{y, gx};
+       }},
+      {"pools",
+       [](const auto& x) {
+         const auto y = at::_adaptive_avg_pool2d(x, {2, 2});
+         return Tensors{
+             y, at::_adaptive_avg_pool2d_backward(y, x),
+             std::get<0>(at::max_pool2d_with_indices(x, {2, 2}))};
+       }},
+      {"element by element",
+       [](const auto& x) {
+         return Tensors{
+             at::relu(x), at::hardtanh(x, -1, 1), at::where(x > 0, x, x),
+             x.flip({0}), at::reflection_pad2d(x, {1, 1, 1, 1})};
+       }}};
+  for (const int64_t channels : {1, 3}) {
+    for (const auto order :
+         {torch::MemoryFormat::Contiguous, torch::MemoryFormat::ChannelsLast}) {
+      const auto x = torch::rand({2, channels, 8, 8}).contiguous(order);
+      for (const auto& [name, call] : calls) {
+        const auto real = call(x), meta = call(x.to(torch::kMeta));
+        for (size_t i = 0; i < real.size(); ++i) {
+          EXPECT_EQ(meta[i].sizes(), real[i].sizes()) << name << " " << i;
+          EXPECT_EQ(
+              meta[i].suggest_memory_format(), real[i].suggest_memory_format())
+              << name << " " << i << ", " << channels << " channels, " << order;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
