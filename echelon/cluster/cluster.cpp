@@ -70,6 +70,14 @@ class Check {
     above_zero("memory_rate", device.memory_bytes_per_second, "");
     at_least("price_per_hour", device.price_per_hour, 0);
     at_least("launch", device.launch_seconds, 0);
+    for (const auto& rate : device.launch_rates) {
+      at_least("launch_rates: beside", rate.bytes_beside, 0);
+      at_least("launch_rates: launch", rate.seconds, 0);
+      at_least("launch_rates: backward", rate.backward_seconds, 0);
+    }
+    at_least("host_work: step", device.host_work.step_seconds, 0);
+    at_least("host_work: layer", device.host_work.layer_seconds, 0);
+    at_least("host_work: action", device.host_work.action_seconds, 0);
     double most = 0;
     for (Precision precision : kPrecisions) {
       const double peak = device.peak(precision);

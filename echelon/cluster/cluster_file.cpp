@@ -184,6 +184,30 @@ OperatorRate read_operator_rate(const Value& value, const std::string& title) {
   return rate;
 }
 
+LaunchRate read_launch_rate(const Value& value, const std::string& title) {
+  Table table(value, value.place, title + " launch_rates");
+  LaunchRate rate;
+  const bool whole =
+      table.read("beside", rate.bytes_beside, Unit::bytes) &
+      table.read("launch", rate.seconds, Unit::seconds) &
+      table.read("backward", rate.backward_seconds, Unit::seconds);
+  table.finish();
+  if (!whole) {
+    fail(table.place(), table.title() + " needs beside, launch and backward");
+  }
+  return rate;
+}
+
+void read_host_work(Table& table, HostWork& work) {
+  const Member* member = table.find("host_work");
+  if (member == nullptr) return;
+  Table parts(member->value, member->place, table.title() + " host_work");
+  parts.read("step", work.step_seconds, Unit::seconds);
+  parts.read("layer", work.layer_seconds, Unit::seconds);
+  parts.read("action", work.action_seconds, Unit::seconds);
+  parts.finish();
+}
+
 // The items of a list of tables; what was there before is replaced.
 template <class Rate>
 void read_rates(
@@ -265,6 +289,8 @@ class Reader {
     table.read("price_per_hour", device.price_per_hour, 0.0);
     table.read("source", device.source);
     table.read("launch", device.launch_seconds, Unit::seconds);
+    read_rates(table, "launch_rates", device.launch_rates, read_launch_rate);
+    read_host_work(table, device.host_work);
     read_peaks(table, device);
     table.read("processor", device.processor);
     read_rates(table, "matrix_rates", device.matrix_rates, read_matrix_rate);

@@ -70,6 +70,24 @@ std::string matrix_rates_text(const Device& device) {
   return text + "]\n";
 }
 
+std::string launch_rates_text(const Device& device) {
+  if (device.launch_rates.empty()) return "";
+  std::string text = "launch_rates = [\n";
+  for (const auto& rate : device.launch_rates) {
+    text += "  { beside = " + quantity(rate.bytes_beside, Unit::bytes) +
+            ", launch = " + quantity(rate.seconds, Unit::seconds) +
+            ", backward = " + quantity(rate.backward_seconds, Unit::seconds) +
+            " },\n";
+  }
+  return text + "]\n";
+}
+
+std::string host_work_text(const HostWork& work) {
+  return "{ step = " + quantity(work.step_seconds, Unit::seconds) +
+         ", layer = " + quantity(work.layer_seconds, Unit::seconds) +
+         ", action = " + quantity(work.action_seconds, Unit::seconds) + " }";
+}
+
 std::string operator_rates_text(const Device& device) {
   if (device.operator_rates.empty()) return "";
   std::string text = "operator_rates = [\n";
@@ -97,10 +115,14 @@ std::string device_text(const Device& device) {
   if (device.launch_seconds != 0) {
     text += line("launch", quantity(device.launch_seconds, Unit::seconds));
   }
+  if (device.host_work != HostWork{}) {
+    text += line("host_work", host_work_text(device.host_work));
+  }
   if (device.processor || known_device(device.name).processor) {
     text += line("processor", toml_text(device.processor));
   }
-  return text + matrix_rates_text(device) + operator_rates_text(device);
+  return text + launch_rates_text(device) + matrix_rates_text(device) +
+         operator_rates_text(device);
 }
 
 std::string link_text(const Link& link) {

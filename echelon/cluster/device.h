@@ -67,6 +67,27 @@ struct OperatorRate {
   bool operator==(const OperatorRate&) const = default;
 };
 
+/// What starting an operator takes the host in training, where the operators around
+/// it move so much: their tensors push the host's own work out of the caches.
+struct LaunchRate {
+  double bytes_beside = 0;      // of an operator, on average
+  double seconds = 0;           // forwards, with recording it
+  double backward_seconds = 0;  // of one that a gradient runs
+
+  bool operator==(const LaunchRate&) const = default;
+};
+
+/// What the trainer does beside the operators of a network, measured; 0: not
+/// measured, or hidden by a device that computes meanwhile.
+struct HostWork {
+  double step_seconds = 0;    // of a step: batch, sums over the ranks, update, metrics
+  double layer_seconds = 0;   // of a layer with parameters: its gradients' way to the
+                              // update
+  double action_seconds = 0;  // of a pipeline's action: its messages and bookkeeping
+
+  bool operator==(const HostWork&) const = default;
+};
+
 struct Device {
   std::string name;  // "h100-sxm", as the catalogue and cluster files spell it
   /// The device of the catalogue whose shares of its peaks this one reaches, as a
@@ -84,6 +105,9 @@ struct Device {
   std::vector<MatrixRate> matrix_rates;
   std::vector<OperatorRate> operator_rates;
   double launch_seconds = 0;  // of one operator, measured; 0: not measured
+  /// The same by what operators around it move; empty: `launch_seconds` for all.
+  std::vector<LaunchRate> launch_rates;
+  HostWork host_work;
   /// A share of a processor: it is its own host, so that launching and sending
   /// take time from computing.
   bool processor = false;

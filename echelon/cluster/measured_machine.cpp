@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/error.h"
@@ -162,6 +163,15 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
   }
   device.memory_bytes_per_second = rounded(measured.memory_bytes_per_second);
   device.launch_seconds = rounded(measured.launch_seconds);
+  device.launch_rates = measured.launch_rates;
+  for (auto& rate : device.launch_rates) {
+    rate.seconds = rounded(rate.seconds);
+    rate.backward_seconds = rounded(rate.backward_seconds);
+  }
+  device.host_work = {
+      rounded(measured.host_work.step_seconds),
+      rounded(measured.host_work.layer_seconds),
+      rounded(measured.host_work.action_seconds)};
   device.source = source_of(measured, machine);
   if (!known || machine.nvml.gpus.empty()) set_peaks(device);
   if (measured.ranks > 1) {
@@ -186,6 +196,23 @@ std::string to_text(const MachineMeasurement& measured) {
       "memory, read and written");
   text += formatted(
       "  %-34s %9.2f us\n", measured.launch_seconds * 1e6, "an operator, launched");
+  for (const auto& rate : measured.launch_rates) {
+    const std::string where =
+        " beside " + std::to_string(std::llround(rate.bytes_beside)) + " bytes";
+    text += formatted(
+        "  %-34s %9.2f us\n", rate.seconds * 1e6, ("launched" + where).c_str());
+    text += formatted(
+        "  %-34s %9.2f us\n",
+        rate.backward_seconds * 1e6,
+        ("of a gradient," + where).c_str());
+  }
+  const HostWork& host = measured.host_work;
+  for (const auto& [what, seconds] :
+       {std::pair("host work of a step", host.step_seconds),
+        std::pair("of a layer's gradients", host.layer_seconds),
+        std::pair("of a pipeline's action", host.action_seconds)}) {
+    if (seconds > 0) text += formatted("  %-34s %9.2f us\n", seconds * 1e6, what);
+  }
   std::vector<Spread> products, operators;
   for (const auto& rate : measured.matrix_rates) {
     add(products,
@@ -224,6 +251,13 @@ std::string to_json(const MachineMeasurement& measured) {
          {"bytes", rate.bytes},
          {"bytes_per_second", rate.bytes_per_second}});
   }
+  auto launches = nlohmann::ordered_json::array();
+  for (const auto& rate : measured.launch_rates) {
+    launches.push_back(
+        {{"bytes_beside", rate.bytes_beside},
+         {"seconds", rate.seconds},
+         {"backward_seconds", rate.backward_seconds}});
+  }
   auto calls = nlohmann::ordered_json::array();
   for (const auto& call : measured.calls) {
     calls.push_back(
@@ -235,6 +269,11 @@ std::string to_json(const MachineMeasurement& measured) {
       {"ranks", measured.ranks},
       {"memory_bytes_per_second", measured.memory_bytes_per_second},
       {"launch_seconds", measured.launch_seconds},
+      {"launch_rates", launches},
+      {"host_work",
+       {{"step_seconds", measured.host_work.step_seconds},
+        {"layer_seconds", measured.host_work.layer_seconds},
+        {"action_seconds", measured.host_work.action_seconds}}},
       {"matrix_rates", rates},
       {"operator_rates", operators},
       {"calls", calls}}

@@ -24,6 +24,8 @@ struct MachineMeasurement {
   std::vector<OperatorRate> operator_rates;
   double memory_bytes_per_second = 0;  // read and written
   double launch_seconds = 0;           // of one operator on a few elements
+  std::vector<LaunchRate> launch_rates;
+  HostWork host_work;
   std::vector<MeasuredCall> calls;     // empty with one rank
 };
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "echelon/cost/activation_bytes.h"
 #include "echelon/cost/layer_builder.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/cost/transformer_work.h"
@@ -55,9 +56,11 @@ void add_products(
 
 /// An operator of another number of samples than was counted: all of its tensors
 /// are taken to grow with them, of products the side that samples are on.
-Operation counted_operation(const CountedOperator& one, double ratio) {
+Operation counted_operation(
+    const CountedOperator& one, double ratio, double bytes_beside) {
   Operation operation;
   operation.name = one.name;
+  operation.bytes_beside = bytes_beside;
   operation.bytes = one.bytes * ratio;
   if (one.product.empty()) return operation;
   operation.kind = OperationKind::matrix;
@@ -78,18 +81,46 @@ Operation counted_operation(const CountedOperator& one, double ratio) {
 }
 
 /// As it ran, operator by operator.
-void add_operators(LayerWork& work, const CountedLayer& layer, double ratio) {
+void add_operators(
+    LayerWork& work, const CountedLayer& layer, double ratio, double bytes_beside) {
   for (const CountedOperator& one : layer.forward) {
-    work.forward.push_back(counted_operation(one, ratio));
+    work.forward.push_back(counted_operation(one, ratio, bytes_beside));
   }
   for (const CountedOperator& one : layer.backward) {
+    Operation operation = counted_operation(one, ratio, bytes_beside);
+    operation.backward = true;
     (one.for_weight ? work.backward_weight : work.backward_input)
-        .push_back(counted_operation(one, ratio));
+        .push_back(std::move(operation));
   }
 }
 
+/// What the operators of a network move, each, on average.
+double bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
+  double bytes = 0, operators = 0;
+  for (const CountedLayer& layer : model.layers) {
+    if (layer.counted_samples == 0) continue;
+    const double ratio = static_cast<double>(strategy.microbatch_size) /
+        static_cast<double>(layer.counted_samples);
+    for (const auto* pass : {&layer.forward, &layer.backward}) {
+      operators += static_cast<double>(pass->size());
+      for (const CountedOperator& one : *pass) {
+        const double count = static_cast<double>(one.count);
+        const double m = static_cast<double>(one.m), n = static_cast<double>(one.n);
+        const double k = static_cast<double>(one.k);
+        // A filter sees each pixel several times; images are moved once.
+        const double moved = one.product == "product" || one.product.empty()
+            ? m * n + m * k + n * k
+            : 2 * m * n + n * k;
+        bytes += ratio * (one.bytes + element_bytes(strategy.precision) * count * moved);
+      }
+    }
+  }
+  return operators > 0 ? bytes / operators : 0;
+}
+
 LayerWork counted_work(
-    const CountedLayer& layer, const Strategy& strategy, const Stack& stack) {
+    const CountedLayer& layer, const Strategy& strategy, const Stack& stack,
+    double bytes_beside) {
   const double samples = static_cast<double>(strategy.microbatch_size);
   const double element = LayerBuilder(layer.name, strategy, stack).element_bytes();
   LayerWork work;
@@ -98,7 +129,8 @@ LayerWork counted_work(
   work.stage = layer.stage;
   if (layer.counted_samples > 0) {
     add_operators(
-        work, layer, samples / static_cast<double>(layer.counted_samples));
+        work, layer, samples / static_cast<double>(layer.counted_samples),
+        bytes_beside);
   } else {
     add_products(work, layer, element, samples);
   }
@@ -159,8 +191,9 @@ std::vector<LayerWork> layer_work(
         *model.transformer, strategy, stack,
         strategy.seq_len > 0 ? strategy.seq_len : model.seq_len);
   }
+  const double bytes_beside = bytes_of_operators(model, strategy);
   for (const CountedLayer& layer : model.layers) {
-    layers.push_back(counted_work(layer, strategy, stack));
+    layers.push_back(counted_work(layer, strategy, stack, bytes_beside));
   }
   int64_t kind = 0;
   for (LayerWork& layer : layers) layer.kind = kind++;

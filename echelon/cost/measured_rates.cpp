@@ -37,6 +37,16 @@ class NearbyRates {
 
   bool any() const { return !points_.empty(); }
 
+  /// How much smaller than the smallest sides that were measured: what a kernel takes
+  /// for so little does not shrink with it.
+  double below() const {
+    double below = 1;
+    for (size_t i = 0; i < at_.size(); ++i) {
+      below *= std::exp(std::max(0.0, low_[i] - at_[i]));
+    }
+    return below;
+  }
+
   /// Outside of the box of all shapes, that of its border.
   double rate() {
     for (size_t i = 0; i < at_.size(); ++i) {
@@ -127,7 +137,9 @@ std::optional<double> measured_product_seconds(
     for (const MatrixRate& rate : device.matrix_rates) {
       if (rate.kind == asked && rate.precision == precision) nearby.add(rate);
     }
-    if (nearby.any()) return flops / nearby.rate();
+    if (!nearby.any()) continue;
+    const double computed = flops * nearby.below();
+    return computed / nearby.rate();
   }
   return std::nullopt;
 }
@@ -143,7 +155,9 @@ std::optional<double> measured_operator_seconds(
       std::find_if(rates.begin(), rates.end(), [&](const OperatorRate* rate) {
         return rate->bytes >= bytes;
       });
-  if (above == rates.begin()) return bytes / rates.front()->bytes_per_second;
+  if (above == rates.begin()) {
+    return rates.front()->bytes / rates.front()->bytes_per_second;
+  }
   if (above == rates.end()) return bytes / rates.back()->bytes_per_second;
   const OperatorRate& low = **(above - 1);
   const OperatorRate& high = **above;
@@ -162,6 +176,31 @@ std::optional<double> measured_update_seconds(
   if (rates_of_operator(device, name).empty()) return std::nullopt;
   return measured_operator_seconds(
       device, name, (sgd ? 3 : 7) * elements * element_bytes);
+}
+
+double measured_launch_seconds(
+    const Device& device, bool backward, double bytes_beside) {
+  const LaunchRate* below = nullptr;  // the nearest on either side
+  const LaunchRate* above = nullptr;
+  for (const LaunchRate& rate : device.launch_rates) {
+    if (rate.bytes_beside <= bytes_beside) {
+      if (!below || rate.bytes_beside > below->bytes_beside) below = &rate;
+    } else if (!above || rate.bytes_beside < above->bytes_beside) {
+      above = &rate;
+    }
+  }
+  const auto seconds = [&](const LaunchRate& rate) {
+    return backward ? rate.backward_seconds : rate.seconds;
+  };
+  if (!above) return seconds(*below);
+  if (!below) return seconds(*above);
+  const double part = (bytes_beside - below->bytes_beside) /
+      (above->bytes_beside - below->bytes_beside);
+  return seconds(*below) + part * (seconds(*above) - seconds(*below));
+}
+
+double action_host_seconds(const Strategy& strategy, const Device& device) {
+  return strategy.layout.pp > 1 ? device.host_work.action_seconds : 0;
 }
 
 Stack stack_on(const Stack& stack, const Device& device) {

@@ -6,20 +6,23 @@
 
 #include "echelon/cluster/device.h"
 #include "echelon/cost/stack.h"
+#include "echelon/cost/strategy.h"
 
 namespace echelon {
 
 /// `count` products of one kind. The rate is that of the measured shapes nearby: a
 /// plane through the logarithms of rate and m, n, k, to which each shape counts by its
-/// distance to the fourth power (Cleveland, 1979: local regression); outside of what
-/// was measured, that of its border. Kinds that were not measured are taken for
+/// distance to the fourth power (Cleveland, 1979: local regression); above what was
+/// measured, that of its border. What is smaller takes as long as the smallest
+/// measured. Kinds that were not measured are taken for
 /// products. None: nothing of this precision was.
 std::optional<double> measured_product_seconds(
     const Device& device, ProductKind kind, Precision precision, double m, double n,
     double k, double count = 1);
 
 /// An operator that moves `bytes`: linear in the logarithms between the sizes that
-/// were measured of it, or of "add" for one that was not. None: neither was.
+/// were measured of it, or of "add" for one that was not; below them the time stays
+/// that of the smallest, above them the rate that of the largest. None: neither was.
 std::optional<double> measured_operator_seconds(
     const Device& device, std::string_view name, double bytes);
 
@@ -28,6 +31,16 @@ std::optional<double> measured_operator_seconds(
 std::optional<double> measured_update_seconds(
     const Device& device, std::string_view optimizer, double elements,
     double element_bytes);
+
+/// The host's time for one operator in training, where those around it move
+/// `bytes_beside` each: linear between what was measured. The device has
+/// `launch_rates`.
+double measured_launch_seconds(
+    const Device& device, bool backward, double bytes_beside);
+
+/// The host's time beside the layers for an action of the pipeline that computes
+/// forwards or gradients of inputs; 0 without a pipeline, or where it was not measured.
+double action_host_seconds(const Strategy& strategy, const Device& device);
 
 /// What a software hides behind computing on other devices takes a processor's own
 /// time.

@@ -33,11 +33,12 @@ struct Operation {
   int64_t m = 0, n = 0, k = 0;  // matrix
   ProductKind product = ProductKind::product;  // matrix: what computes it
   double share = 1;   // matrix: of the rate that one large product reaches
+  double bytes_beside = 0;  // counted: that operators of its network move, on average
   double host_seconds = 0;  // beside launches: the host waits for a result
   bool wide = false;  // matrix: in 16 bit, even where the strategy's are in 8 or 4
   double flops = 0;   // attention; of matrices count * 2 m n k
   double bytes = 0;   // memory: moved; collective: of the whole tensor
-  bool backward = false;  // attention: its backward products
+  bool backward = false;  // attention: its backward products; counted: of a gradient
   CollectiveKind collective = CollectiveKind::all_reduce;
   Axis axis = Axis::tp;
   /// A collective that computation of the same pass may hide (asynchronous tensor

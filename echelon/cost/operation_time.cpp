@@ -138,6 +138,22 @@ size_t index(Axis axis) {
       std::find(kAxes.begin(), kAxes.end(), axis) - kAxes.begin());
 }
 
+/// What the host takes to launch the kernels of a pass.
+double launch_seconds(
+    const Operations& operations, const Device& device, const Stack& stack) {
+  double launches = 0, measured = 0;
+  for (const Operation& operation : operations) {
+    const auto own = static_cast<double>(operation.launches);
+    launches += own;
+    if (device.launch_rates.empty()) continue;
+    measured += own * measured_launch_seconds(
+                          device, operation.backward, operation.bytes_beside);
+  }
+  if (!device.launch_rates.empty()) return measured;
+  return launches *
+      (device.launch_seconds > 0 ? device.launch_seconds : stack.host_seconds);
+}
+
 /// Ranks that meet in a layer's collectives wait for the slowest of their hosts: the
 /// largest of n normal draws is half a standard deviation further for each doubling.
 double slowest_host(double seconds, const Strategy& strategy, const Stack& stack) {
@@ -247,10 +263,10 @@ PassSeconds pass_seconds(
     const Cluster& cluster, const Stack& stack, int64_t rank) {
   PassSeconds pass;
   if (operations.empty()) return pass;
-  double launches = 0, waits = 0;
+  const Device& device = cluster.node_of(rank).device;
+  double waits = 0;
   for (const Operation& operation : operations) {
     const double seconds = operation_seconds(operation, strategy, cluster, rank);
-    launches += static_cast<double>(operation.launches);
     waits += operation.host_seconds;
     switch (operation.kind) {
       case OperationKind::matrix:
@@ -265,10 +281,8 @@ PassSeconds pass_seconds(
       }
     }
   }
-  const Device& device = cluster.node_of(rank).device;
-  const double launch =
-      device.launch_seconds > 0 ? device.launch_seconds : stack.host_seconds;
-  const double host = launches * launch + waits + stack.layer_host_seconds;
+  const double host =
+      launch_seconds(operations, device, stack) + waits + stack.layer_host_seconds;
   // The host runs ahead of the device, also while that is in a collective. A processor
   // launches and computes one after the other.
   const double hidden = stack.launches_wait ? 0 : pass.total();

@@ -83,7 +83,12 @@ StageTimes::After after_of(
   after.parameters_exposed = sums.parameters.exposed;
   after.optimizer = optimizer_seconds(
       context, own_elements(context, layers, rank), rank);
-  after.other = context.stack.step_host_seconds;
+  const HostWork& host = context.cluster.node_of(rank).device.host_work;
+  after.other = context.stack.step_host_seconds + host.step_seconds;
+  for (const LayerWork* layer : layers) {
+    if (layer->parameters == 0) continue;
+    after.other += static_cast<double>(layer->repeat) * host.layer_seconds;
+  }
   return after;
 }
 
@@ -105,6 +110,11 @@ void add_passes(
     times.again.push_back(passes.of(layers, rank, &LayerWork::again));
     times.backward_input.push_back(passes.of(layers, rank, &LayerWork::backward_input));
     times.backward_weight.push_back(passes.of(layers, rank, &LayerWork::backward_weight));
+    const double action = action_host_seconds(
+        context.strategy, context.cluster.node_of(rank).device);
+    for (auto* pass : {&times.forward.back(), &times.backward_input.back()}) {
+      pass->host += action;
+    }
     StageCost cost;
     cost.forward = times.forward.back().total();
     cost.backward_input =

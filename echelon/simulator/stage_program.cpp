@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "echelon/cost/measured_rates.h"
 #include "echelon/simulator/layer_pass.h"
 #include "echelon/simulator/rank_traffic.h"
 
@@ -128,6 +129,12 @@ class Builder {
       known = layer.work;
       append(list, pass);
       if (reduces) reduce_after(list, bucket, layer, i + 1 == order.size());
+    }
+    if (kind != ActionKind::backward_weight) {
+      add_compute(
+          list, Work::memory,
+          action_host_seconds(
+              in_.strategy, in_.cluster.node_of(in_.rank).device));
     }
     // Gradients that are cut in every microbatch are added to what is there.
     if (reduces && shards_parameters() && in_.stack.reduces_each_microbatch) {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "echelon/train/bench_collectives.h"
+#include "echelon/train/bench_host_work.h"
 #include "echelon/train/bench_operators.h"
 #include "echelon/train/bench_products.h"
 
@@ -29,6 +30,17 @@ void share_cores(const World& world) {
   at::set_num_threads(std::max(1, cores / world.local_size()));
 }
 
+void add_calls(BenchMeter& meter, World& world, MachineMeasurement& measured) {
+  BenchOptions options;
+  options.backends = {
+      meter.on_gpu() ? BackendKind::nccl : BackendKind::local};
+  options.bytes = {4 << 10, 1 << 20, 16 << 20};
+  for (const auto& row : bench_collectives(world, options)) {
+    measured.calls.push_back(
+        {row.operation, row.bytes, row.median_microseconds * 1e-6});
+  }
+}
+
 }  // namespace
 
 MachineMeasurement bench_machine(World& world) {
@@ -38,19 +50,20 @@ MachineMeasurement bench_machine(World& world) {
   measured.ranks = world.size();
   // A GPU computes while the next operator is started.
   const double start = meter.on_gpu() ? 0 : bench_start(meter);
-  measured.launch_seconds = meter.on_gpu() ? bench_start(meter) : bench_launch(meter);
+  if (meter.on_gpu()) {
+    measured.launch_seconds = bench_start(meter);
+  } else {
+    measured.launch_rates = bench_launches(meter);
+    measured.launch_seconds = measured.launch_rates.front().seconds;
+  }
   const torch::NoGradGuard no_grad;
   measured.matrix_rates = bench_products(meter, start);
   measured.operator_rates = bench_operators(meter, start);
   measured.memory_bytes_per_second = stream_rate(measured.operator_rates);
-  if (world.size() == 1) return measured;
-  BenchOptions options;
-  options.backends = {
-      meter.on_gpu() ? BackendKind::nccl : BackendKind::local};
-  options.bytes = {4 << 10, 1 << 20, 16 << 20};
-  for (const auto& row : bench_collectives(world, options)) {
-    measured.calls.push_back(
-        {row.operation, row.bytes, row.median_microseconds * 1e-6});
+  if (world.size() > 1) add_calls(meter, world, measured);
+  if (!meter.on_gpu()) {
+    const torch::AutoGradMode gradients(true);
+    measured.host_work = bench_host_work(meter, world, measured);
   }
   return measured;
 }

@@ -13,14 +13,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kRounds = 5;
-constexpr double kRoundSeconds = 0.005;
+constexpr int64_t kRounds = 9;
+constexpr double kRoundSeconds = 0.002;
 // A call that takes as long is measured fewer times.
 constexpr double kLongSeconds = 0.05;
 constexpr int64_t kLongRounds = 2;
 constexpr size_t kTurns = 15;
 // Calls that take turns take less than this, or more.
-constexpr std::array<double, 2> kGroupSeconds = {200e-6, 3e-3};
+constexpr std::array<double, 3> kGroupSeconds = {8e-6, 200e-6, 3e-3};
+constexpr int64_t kOwnRounds = 15;
+constexpr int64_t kOwnCalls = 4;
 
 std::vector<int> ranks_of(const World& world) {
   std::vector<int> ranks(static_cast<size_t>(world.size()));
@@ -54,6 +56,17 @@ double BenchMeter::seconds_of(const std::function<void()>& call) {
   return average(median(std::move(times)));
 }
 
+double BenchMeter::own_seconds_of(const std::function<double()>& call) {
+  call();
+  std::vector<double> times;
+  for (int64_t i = 0; i < kOwnRounds; ++i) {
+    all_.barrier();
+    call();  // what wakes from a barrier is slow at first
+    for (int64_t again = 0; again < kOwnCalls; ++again) times.push_back(call());
+  }
+  return average(median(std::move(times)));
+}
+
 std::vector<double>
 BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
   std::vector<double> seconds;
@@ -62,10 +75,15 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
     return seconds;
   }
   seconds.resize(calls.size());
-  for (const auto& group : alike_in_time(calls)) {
+  const auto groups = alike_in_time(calls);
+  for (const size_t i : groups.front()) seconds[i] = seconds_of(calls[i]);
+  for (size_t g = 1; g < groups.size(); ++g) {
+    const auto& group = groups[g];
+    if (group.empty()) continue;
     std::vector<std::vector<double>> times(calls.size());
     for (size_t turn = 0; turn < kTurns; ++turn) {
       all_.barrier();
+      calls[group.back()]();  // what wakes from a barrier is slow at first
       for (const size_t i : group) {
         const auto begin = Clock::now();
         calls[i]();
@@ -84,7 +102,7 @@ std::vector<std::vector<size_t>> BenchMeter::alike_in_time(
   std::vector<std::vector<size_t>> groups(kGroupSeconds.size() + 1);
   for (size_t i = 0; i < calls.size(); ++i) {
     calls[i]();
-    const double once = average(round(calls[i], 1));
+    const double once = average(round(calls[i], 2));
     size_t group = 0;
     while (group < kGroupSeconds.size() && once > kGroupSeconds[group]) ++group;
     groups[group].push_back(i);

@@ -21,9 +21,13 @@ class BenchMeter {
   /// Seconds of one call, of many that follow each other.
   double seconds_of(const std::function<void()>& call);
 
+  /// Of what each call says that it took.
+  double own_seconds_of(const std::function<double()>& call);
+
   /// Seconds of each call. On a processor they take turns, as the operators of a
-  /// network do: between two of one kind the caches have seen all others. A GPU is
-  /// kept busy with each for some time.
+  /// network do: between two of one kind the caches have seen all others. What takes
+  /// next to nothing is called again and again, as starting an operator is measured. A
+  /// GPU is kept busy with each for some time.
   std::vector<double>
   seconds_of(const std::vector<std::function<void()>>& calls);
 

@@ -3,6 +3,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
 #include <utility>
 
 #include "echelon/models/layer_operators.h"
@@ -45,8 +47,10 @@ class Operators {
   std::vector<OperatorRate> rates() {
     const auto seconds = meter_.seconds_of(calls_);
     for (size_t i = 0; i < rates_.size(); ++i) {
+      const double all = seconds[call_of_[i]];
+      const double own = all - (without_[i] ? seconds[*without_[i]] : start_seconds_);
       rates_[i].bytes_per_second =
-          rates_[i].bytes / std::max(seconds[i] - start_seconds_, seconds[i] / 4);
+          rates_[i].bytes / std::max(own, all * (without_[i] ? 0.02 : 0.25));
     }
     return std::move(rates_);
   }
@@ -59,23 +63,37 @@ class Operators {
 
   void add(const std::string& name, double bytes, std::function<void()> call) {
     rates_.push_back({name, bytes, 0});
+    without_.emplace_back();
+    call_of_.push_back(calls_.size());
     calls_.push_back(std::move(call));
   }
 
-  Tensor filled(at::IntArrayRef sizes) const {
-    return torch::full(sizes, 0.5, meter_.device());
+  // What `call` takes longer than `without`: work that has no call of its own.
+  void add_difference(
+      const std::string& name, double bytes, std::function<void()> call,
+      std::function<void()> without) {
+    add(name, bytes, std::move(call));
+    without_.back() = calls_.size();
+    calls_.push_back(std::move(without));
+  }
+
+  // Values like those of data: branches on elements that are all alike are quicker.
+  Tensor drawn(at::IntArrayRef sizes) const {
+    return torch::randn(sizes, meter_.device());
   }
 
  private:
   BenchMeter& meter_;
   double start_seconds_;
   std::vector<OperatorRate> rates_;
+  std::vector<size_t> call_of_;                  // by rate
+  std::vector<std::optional<size_t>> without_;   // by rate: the call to take off
   std::vector<std::function<void()>> calls_;
 };
 
 // One by one, of `numel` elements.
 void add_elementwise(Operators& operators, int64_t numel) {
-  const Tensor a = operators.filled({numel}), b = operators.filled({numel});
+  const Tensor a = operators.drawn({numel}), b = operators.drawn({numel});
   operators.add([=] { a + b; });
   operators.add([=] { a * b; });
   operators.add([=] { a.clone(); });
@@ -92,9 +110,9 @@ void add_elementwise(Operators& operators, int64_t numel) {
 // Rows of `width`, `numel` elements in all.
 void add_by_rows(Operators& operators, int64_t numel, int64_t width) {
   const int64_t rows = numel / width;
-  const Tensor x = operators.filled({rows, width});
-  const Tensor g = operators.filled({rows, width});
-  const Tensor w = operators.filled({width});
+  const Tensor x = operators.drawn({rows, width});
+  const Tensor g = operators.drawn({rows, width});
+  const Tensor w = operators.drawn({width});
   operators.add([=] { x.sum(0, /*keepdim=*/true); });
   const auto [y, mean, scale] = at::native_layer_norm(x, {width}, w, w, 1e-5);
   operators.add([=] { at::native_layer_norm(x, {width}, w, w, 1e-5); });
@@ -107,7 +125,16 @@ void add_by_rows(Operators& operators, int64_t numel, int64_t width) {
   operators.add([=] {
     at::_log_softmax_backward_data(g, logarithms, 1, torch::kFloat32);
   });
-  const Tensor table = operators.filled({256, width});
+  const Tensor classes = torch::arange(rows, torch::device(x.device())) % width;
+  const auto [loss, weights] =
+      at::nll_loss_forward(logarithms, classes, std::nullopt, 2, -100);
+  operators.add(
+      [=] { at::nll_loss_forward(logarithms, classes, std::nullopt, 2, -100); });
+  operators.add([=, loss = loss, weights = weights] {
+    at::nll_loss_backward(
+        loss, logarithms, classes, std::nullopt, 2, -100, weights);
+  });
+  const Tensor table = operators.drawn({256, width});
   const Tensor words = torch::arange(rows, torch::device(x.device())) % 256;
   operators.add([=] { at::embedding(table, words); });
   operators.add(
@@ -117,8 +144,10 @@ void add_by_rows(Operators& operators, int64_t numel, int64_t width) {
 // Images of 16 channels, in either order of memory; `numel` elements in all.
 void add_by_images(
     Operators& operators, int64_t numel, torch::MemoryFormat order) {
-  const int64_t side = 16;
-  const Tensor x = operators.filled({numel / (16 * side * side), 16, side, side})
+  const int64_t side = numel < 16 * 256 ? 4 : 16;
+  // Pooling takes a branch for each pixel: of what a ReLU leaves, as in networks.
+  const Tensor x = operators.drawn({numel / (16 * side * side), 16, side, side})
+                       .relu()
                        .contiguous(order);
   const auto [y, places] = at::max_pool2d_with_indices(x, 2);
   operators.add([=] { at::max_pool2d_with_indices(x, 2); });
@@ -126,14 +155,23 @@ void add_by_images(
     at::max_pool2d_with_indices_backward(
         y, x, {2, 2}, {2, 2}, {0, 0}, {1, 1}, false, places);
   });
-  const Tensor weight = operators.filled({16, 16, 1, 1});
-  operators.add([=] {  // of the bias alone
+  // Of a bias: a part of the gradient of the weights.
+  const Tensor weight = operators.drawn({16, 16, 1, 1});
+  const auto gradients = [=](bool bias) {
+    return [=] {
+      at::convolution_backward(
+          x, x, weight, std::nullopt, {1, 1}, {0, 0}, {1, 1}, false, {0, 0}, 1,
+          {false, true, bias});
+    };
+  };
+  const OperatorWork work = largest_of([=] {
     at::convolution_backward(
         x, x, weight, std::nullopt, {1, 1}, {0, 0}, {1, 1}, false, {0, 0}, 1,
         {false, false, true});
   });
+  operators.add_difference(work.name, work.bytes, gradients(true), gradients(false));
   const Tensor g = x.clone();
-  const Tensor w = operators.filled({16}), mean = operators.filled({16});
+  const Tensor w = operators.drawn({16}).abs(), mean = operators.drawn({16});
   const auto [z, own_mean, own_scale] =
       at::native_batch_norm(x, w, w, mean, mean, true, 0.1, 1e-5);
   operators.add([=] {
@@ -148,8 +186,8 @@ void add_by_images(
 
 // One parameter's update: what is read and written of it, its gradient and its state.
 void add_optimizers(Operators& operators, int64_t numel) {
-  const Tensor p = operators.filled({numel}), g = operators.filled({numel});
-  const Tensor m = operators.filled({numel}), v = operators.filled({numel});
+  const Tensor p = operators.drawn({numel}), g = operators.drawn({numel});
+  const Tensor m = operators.drawn({numel}), v = operators.drawn({numel}).abs();
   const Tensor step = torch::ones({}, p.options());
   const double bytes = static_cast<double>(p.nbytes());
   operators.add("optimizer adamw", 7 * bytes, [=] {
@@ -162,27 +200,100 @@ void add_optimizers(Operators& operators, int64_t numel) {
   });
 }
 
-LayerList small_network() {
-  LayerList layers;
-  for (const char* name : {"0", "1", "2", "3"}) {
-    layers.add(
-        std::string("fc.") + name, [] { return torch::nn::Linear(16, 16); },
-        [](auto& fc, const Tensor& x) { return at::gelu(fc.forward(x)); });
-    layers.add(
-        std::string("norm.") + name,
-        [] {
-          return torch::nn::LayerNorm(torch::nn::LayerNormOptions({16}));
-        });
-  }
-  return layers;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
+
+// Layers whose operators compute next to nothing. Between them, forwards and
+// backwards, other memory is read, as much as larger operators would: its time is not
+// theirs.
+class SmallNetwork {
+ public:
+  explicit SmallNetwork(torch::Device device)
+      : input_(torch::ones({4, 16}, torch::device(device))),
+        memory_(torch::zeros({kMostBeside / 4}, torch::device(device))) {
+    LayerList layers;
+    for (const char* name : {"0", "1", "2", "3"}) {
+      layers.add(
+          std::string("fc.") + name, [] { return torch::nn::Linear(16, 16); },
+          [](auto& fc, const Tensor& x) { return at::gelu(fc.forward(x)); });
+      layers.add(std::string("norm.") + name, [] {
+        return torch::nn::LayerNorm(torch::nn::LayerNormOptions({16}));
+      });
+    }
+    for (const auto& layer : count_operators(layers, {{{4, 16}}}).layers) {
+      forward_ += layer.forward.size();
+      backward_ += layer.backward.size();
+    }
+    for (const auto& layer : layers.layers()) {
+      built_.push_back(layer.build());
+      built_.back().module->to(device);
+      for (auto& one : built_.back().module->parameters()) {
+        parameters_.push_back(one);
+      }
+    }
+  }
+
+  double forward_operators() const { return static_cast<double>(forward_); }
+  double backward_operators() const { return static_cast<double>(backward_); }
+
+  // For each operator.
+  void move_beside(int64_t bytes) { bytes_ = bytes; }
+
+  // Its own seconds.
+  double run(bool backward) {
+    const torch::AutoGradMode gradients(true);
+    beside_seconds_ = 0;
+    const auto begin = Clock::now();
+    Tensors values = {input_};
+    for (const auto& layer : built_) {
+      values = layer.forward(values);
+      const auto share = static_cast<int64_t>(built_.size());
+      move(static_cast<int64_t>(forward_) / share);
+      if (!backward || bytes_ == 0) continue;
+      values[0].register_hook([this, share](const Tensor& gradient) {
+        move(static_cast<int64_t>(backward_) / share);
+        return gradient;
+      });
+    }
+    if (backward) {
+      values[0].backward(torch::ones_like(values[0]));
+      for (auto& one : parameters_) one.mutable_grad() = Tensor();
+    }
+    return seconds_since(begin) - beside_seconds_;
+  }
+
+ private:
+  static constexpr int64_t kMostBeside = int64_t{16} << 20;
+
+  // What `operators` would. Not always the same memory, as in a network.
+  void move(int64_t operators) {
+    if (bytes_ == 0) return;
+    const auto begin = Clock::now();
+    const torch::NoGradGuard no_grad;
+    const int64_t numel = std::min(kMostBeside, operators * bytes_) / 4;
+    if ((next_ + numel) * 4 > kMostBeside) next_ = 0;
+    memory_.narrow(0, next_, numel).add_(1);
+    next_ += numel;
+    beside_seconds_ += seconds_since(begin);
+  }
+
+  Tensor input_, memory_;
+  size_t forward_ = 0, backward_ = 0;  // operators
+  std::vector<BuiltLayer> built_;
+  std::vector<Tensor> parameters_;
+  int64_t bytes_ = 0, next_ = 0;
+  double beside_seconds_ = 0;
+};
 
 }  // namespace
 
 std::vector<OperatorRate>
 bench_operators(BenchMeter& meter, double start_seconds) {
   Operators operators(meter, start_seconds);
-  for (int64_t numel : {1 << 14, 1 << 18, 1 << 22}) {
+  for (int64_t numel : {1 << 8, 1 << 11, 1 << 14, 1 << 18, 1 << 22}) {
     add_elementwise(operators, numel);
     add_by_rows(operators, numel, 256);
     add_by_images(operators, numel, torch::MemoryFormat::Contiguous);
@@ -198,28 +309,22 @@ double bench_start(BenchMeter& meter) {
   return meter.seconds_of([&] { a + a; });
 }
 
-double bench_launch(BenchMeter& meter) {
-  const LayerList layers = small_network();
-  size_t operators = 0;
-  for (const auto& layer : count_operators(layers, {{{4, 16}}}).layers) {
-    operators += layer.forward.size() + layer.backward.size();
+std::vector<LaunchRate> bench_launches(BenchMeter& meter) {
+  SmallNetwork network(meter.device());
+  std::vector<LaunchRate> rates;
+  for (const int64_t bytes : {int64_t{0}, int64_t{32} << 10, int64_t{256} << 10}) {
+    network.move_beside(bytes);
+    const double forward =
+        meter.own_seconds_of([&] { return network.run(/*backward=*/false); });
+    const double both =
+        meter.own_seconds_of([&] { return network.run(/*backward=*/true); });
+    rates.push_back(
+        {.bytes_beside = static_cast<double>(bytes),
+         .seconds = forward / network.forward_operators(),
+         .backward_seconds =
+             std::max(both - forward, both / 4) / network.backward_operators()});
   }
-  std::vector<BuiltLayer> built;
-  std::vector<Tensor> parameters;
-  for (const auto& layer : layers.layers()) {
-    built.push_back(layer.build());
-    built.back().module->to(meter.device());
-    for (auto& one : built.back().module->parameters()) parameters.push_back(one);
-  }
-  const torch::AutoGradMode gradients(true);
-  const Tensor x = torch::ones({4, 16}, torch::device(meter.device()));
-  const double seconds = meter.seconds_of([&] {
-    Tensors values = {x};
-    for (const auto& layer : built) values = layer.forward(values);
-    values[0].backward(torch::ones_like(values[0]));
-    for (auto& one : parameters) one.mutable_grad() = Tensor();
-  });
-  return seconds / static_cast<double>(operators);
+  return rates;
 }
 
 }  // namespace echelon

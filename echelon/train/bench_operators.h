@@ -17,9 +17,8 @@ bench_operators(BenchMeter& meter, double start_seconds);
 /// Of the smallest operator that autograd does not see.
 double bench_start(BenchMeter& meter);
 
-/// Of an operator in training: what recording it forwards and running its gradient
-/// takes is spread over all operators of a small network, as count_layers counts
-/// them.
-double bench_launch(BenchMeter& meter);
+/// Of an operator in training, by what those around it move: spread over all operators
+/// of a small network, as count_operators counts them.
+std::vector<LaunchRate> bench_launches(BenchMeter& meter);
 
 }  // namespace echelon

@@ -29,6 +29,11 @@ memory = "64 GiB"
 memory_rate = "2 TB/s"
 peak = { bf16 = "200 TFLOP/s", fp32 = "50 TFLOP/s" }
 launch = "4 us"
+launch_rates = [
+  { beside = "0 B", launch = "4 us", backward = "6 us" },
+  { beside = "32 KiB", launch = "5 us", backward = "9 us" },
+]
+host_work = { step = "80 us", layer = "3 us", action = "15 us" }
 matrix_rates = [
   { precision = "bf16", m = 4096, n = 4096, k = 4096, rate = "150 TFLOP/s" },
 ]
@@ -78,6 +83,10 @@ TEST(ClusterFile, ReadsEveryKey) {
   EXPECT_EQ(ours.network, (Link{"", 12.5e9, 0}));
   EXPECT_EQ(ours.device.peak(Precision::bf16), 200e12);
   EXPECT_EQ(ours.device.launch_seconds, 4e-6);
+  EXPECT_EQ(
+      ours.device.launch_rates,
+      (std::vector<LaunchRate>{{0, 4e-6, 6e-6}, {32 * 1024, 5e-6, 9e-6}}));
+  EXPECT_EQ(ours.device.host_work, (HostWork{80e-6, 3e-6, 15e-6}));
   EXPECT_EQ(ours.host_memory_bytes_per_second, 40e9);
   ASSERT_EQ(ours.device.matrix_rates.size(), 1u);
   EXPECT_EQ(

@@ -14,7 +14,8 @@
 namespace echelon {
 namespace {
 
-// Two ranks on a processor: 10 us to start an operator, links of 100 us and 1 GB/s.
+// Two ranks on a processor: 10 us to start an operator, 30 of a gradient, links of
+// 100 us and 1 GB/s.
 constexpr const char* kHere = R"(
 [devices.cpu]
 memory = "8 GiB"
@@ -22,6 +23,7 @@ memory_rate = "4 GB/s"
 peak = { fp32 = "40 GFLOP/s" }
 launch = "10 us"
 processor = true
+launch_rates = [ { beside = "0 B", launch = "10 us", backward = "30 us" } ]
 matrix_rates = [
   { precision = "fp32", m = 64, n = 64, k = 64, rate = "10 GFLOP/s" },
   { precision = "fp32", m = 1024, n = 64, k = 64, rate = "40 GFLOP/s" },
@@ -30,7 +32,9 @@ matrix_rates = [
 operator_rates = [
   { name = "add", bytes = "1 MB", rate = "16 GB/s" },
   { name = "add", bytes = "16 MB", rate = "4 GB/s" },
+  { name = "gelu", bytes = "100 kB", rate = "2 GB/s" },
   { name = "gelu", bytes = "1 MB", rate = "2 GB/s" },
+  { name = "optimizer adamw", bytes = "10 kB", rate = "7 GB/s" },
   { name = "optimizer adamw", bytes = "1 MB", rate = "7 GB/s" },
 ]
 
@@ -117,10 +121,22 @@ TEST(MeasuredRates, OnAProcessorNothingRunsBesideComputing) {
   EXPECT_GT(stack_on(find_stack("megatron-core"), gpu).hidden_tensor_parallel, 0);
 }
 
-TEST(MeasuredRates, BeyondWhatWasMeasuredTheBordersRateCounts) {
+TEST(MeasuredRates, AboveWhatWasMeasuredTheBordersRateCounts) {
   EXPECT_NEAR(product(1 << 20, 64, 64), 1024 * product(1024, 64, 64), 1e-9);
-  EXPECT_NEAR(product(1, 64, 64), product(64, 64, 64) / 64, 1e-12);
   EXPECT_NEAR(product(1024, 4096, 64), 64 * product(1024, 64, 64), 1e-9);
+}
+
+// A kernel has work of its own, however little it is given.
+TEST(MeasuredRates, BelowWhatWasMeasuredTheBordersTimeCounts) {
+  EXPECT_NEAR(product(1, 64, 64), product(64, 64, 64), 1e-12);
+  EXPECT_NEAR(product(1, 8, 2, 3), 3 * product(64, 64, 64), 1e-12);
+  // Short one way, long another.
+  EXPECT_NEAR(product(1 << 20, 64, 1), product(1 << 20, 64, 64), 1e-9);
+  const auto gelu = [](double bytes) {
+    return measured_operator_seconds(device(), "gelu", bytes).value();
+  };
+  EXPECT_NEAR(gelu(10), gelu(1e5), 1e-12);
+  EXPECT_EQ(gelu(0), 0);
 }
 
 TEST(MeasuredRates, KindsHaveTheirOwnRatesOrThoseOfProducts) {
@@ -129,7 +145,7 @@ TEST(MeasuredRates, KindsHaveTheirOwnRatesOrThoseOfProducts) {
   };
   EXPECT_NEAR(*seconds(ProductKind::convolution), 2 * 64.0 * 16 * 9 / 5e9, 1e-12);
   EXPECT_NEAR(
-      *seconds(ProductKind::attention), 4 * 64.0 * 16 * 9 / 10e9, 1e-12);
+      *seconds(ProductKind::attention), 4 * 64.0 * 64 * 64 / 10e9, 1e-12);
   EXPECT_FALSE(measured_product_seconds(
       device(), ProductKind::product, Precision::bf16, 64, 64, 64));
 }
@@ -140,7 +156,7 @@ TEST(MeasuredRates, OperatorsHaveTheirOwnRatesOrThoseOfAdd) {
   };
   EXPECT_NEAR(seconds("gelu", 3e6), 3e6 / 2e9, 1e-12);
   EXPECT_NEAR(seconds("add", 4e6), 4e6 / 8e9, 1e-12);  // halfway: sqrt(16 * 4)
-  EXPECT_NEAR(seconds("tanh", 1e3), 1e3 / 16e9, 1e-15);
+  EXPECT_NEAR(seconds("tanh", 2e6), seconds("add", 2e6), 1e-15);
   EXPECT_NEAR(seconds("tanh", 1e9), 1e9 / 4e9, 1e-9);
   EXPECT_EQ(seconds("view", 0), 0);
   EXPECT_FALSE(measured_operator_seconds(Device{}, "add", 1e3));
@@ -192,7 +208,7 @@ CountedLayer counted_layer() {
 
 constexpr double kProduct = 2 * 64.0 * 64 * 64 / 10e9;
 constexpr double kForward = kProduct + 2e5 / 2e9 + 3 * 10e-6;
-constexpr double kBackward = 2 * (kProduct + 10e-6);
+constexpr double kBackward = 2 * (kProduct + 30e-6);
 
 Strategy strategy(int64_t dp, int64_t batch) {
   Strategy made;
@@ -209,6 +225,49 @@ TEST(MeasuredRates, AProcessorLaunchesBesidesComputing) {
   EXPECT_NEAR(times.stages[0].forward, kForward, 1e-9);
   EXPECT_NEAR(times.stages[0].backward, kBackward, 1e-9);
   EXPECT_NEAR(times.stages[0].backward_weight, kBackward / 2, 1e-9);
+}
+
+// Two operators of 64 KiB and a view: 1.5 times as long as where nothing is moved.
+TEST(MeasuredRates, LaunchesTakeLongerBesideMuchMemory) {
+  Cluster cluster = here();
+  Device& device = cluster.groups.front().node.device;
+  device.launch_rates = {{0, 10e-6, 30e-6}, {1 << 20, 20e-6, 90e-6}};
+  EXPECT_NEAR(measured_launch_seconds(device, false, 1 << 19), 15e-6, 1e-12);
+  EXPECT_NEAR(measured_launch_seconds(device, true, 1 << 19), 60e-6, 1e-12);
+  EXPECT_NEAR(measured_launch_seconds(device, true, 1 << 30), 90e-6, 1e-12);
+  ModelShape model{.name = "one", .layers = {counted_layer()}};
+  model.layers[0].forward = {
+      {.name = "gelu", .bytes = 1 << 20}, {.name = "view"}};
+  model.layers[0].backward = {};
+  const StageTimes times = stage_times(model, strategy(1, 64), cluster);
+  EXPECT_NEAR(
+      times.stages[0].forward, (1 << 20) / 2e9 + 2 * 15e-6, 1e-9);
+}
+
+// A layer with parameters and one without; each stage of a pipeline two actions for
+// each microbatch.
+TEST(MeasuredRates, TheHostsWorkOfStepsLayersAndActionsIsAdded) {
+  ModelShape model{.name = "two", .layers = {counted_layer(), counted_layer()}};
+  model.layers[1].parameters = 0;
+  Cluster cluster = here();
+  const auto seconds = [&](const Strategy& strategy) {
+    const double estimated = estimate_time(model, strategy, cluster).step_seconds;
+    EXPECT_NEAR(
+        simulate(model, strategy, cluster).step.step_seconds, estimated,
+        estimated * 1e-3);
+    return estimated;
+  };
+  Strategy pipeline = strategy(1, 512);
+  pipeline.layout.pp = 2;
+  pipeline.microbatch_size = 64;
+  const double before = seconds(strategy(2, 128));
+  const double pipeline_before = seconds(pipeline);
+  HostWork& work = cluster.groups.front().node.device.host_work;
+  work = {.step_seconds = 1e-3, .layer_seconds = 2e-3, .action_seconds = 0};
+  EXPECT_NEAR(seconds(strategy(2, 128)) - before, 3e-3, 1e-9);
+  work = {.step_seconds = 0, .layer_seconds = 0, .action_seconds = 1e-3};
+  EXPECT_NEAR(seconds(strategy(2, 128)), before, 1e-9);
+  EXPECT_NEAR(seconds(pipeline) - pipeline_before, (8 + 1) * 2e-3, 1e-4);
 }
 
 TEST(MeasuredRates, GradientsAreNotHiddenBehindAProcessor) {

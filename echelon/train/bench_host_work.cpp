@@ -1,0 +1,156 @@
+#include "echelon/train/bench_host_work.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "echelon/data/loader.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/train/step.h"
+#include "echelon/train/step_sums.h"
+
+namespace echelon {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kFewLayers = 2;
+constexpr int64_t kManyLayers = 10;
+constexpr int64_t kFewMicrobatches = 4;
+constexpr int64_t kManyMicrobatches = 16;
+
+// A sample for each microbatch of each rank.
+Job small_job(const Layout& layout, int64_t layers, int64_t microbatches) {
+  Job job;
+  job.model.name = "mlp";
+  job.model.hidden.assign(static_cast<size_t>(layers - 1), 16);
+  job.data.name = "dummy";
+  job.data.samples = 4096;
+  job.data.holdout = 0;
+  job.data.shape = {1, 4, 4};
+  job.data.classes = 2;
+  job.optimizer.name = "adamw";
+  job.layout = layout;
+  if (layout.pp > 1) {
+    job.pipeline.microbatches = microbatches;
+  } else {
+    job.train.accumulate = microbatches;
+  }
+  job.train.batch = layout.data_degree() * microbatches;
+  job.train.steps = 1;
+  return job;
+}
+
+// As the training loop has it, without a run's folder.
+class SmallTraining {
+ public:
+  SmallTraining(const Job& job, World& world)
+      : job_(job),
+        world_(world),
+        data_(open_data(job.data, 0)),
+        groups_(world, job.layout),
+        source_(model_source(job, data_.train->spec())),
+        state_(job_, {source_, world, groups_}, 1),
+        loader_(*data_.train, loader_options()) {
+    if (world.rank() == 0) {
+      metrics_ = std::make_unique<MetricsWriter>("/dev/null");
+    }
+  }
+
+  // Its seconds.
+  double step() {
+    const auto begin = Clock::now();
+    auto batch = loader_.next();
+    if (!batch) {
+      loader_.start_epoch(++epoch_);
+      batch = loader_.next();
+    }
+    const Score score =
+        state_.model().forward_backward(*batch, counts_units(*data_.train));
+    const StepSums sums = share_sums({.score = score}, world_);
+    state_.update(0, /*measure_norm=*/false, nullptr);
+    const auto seconds =
+        std::chrono::duration<double>(Clock::now() - begin).count();
+    if (metrics_) {
+      metrics_->append(StepMetrics{.loss = sums.loss_sum, .step_seconds = seconds});
+    }
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+
+ private:
+  LoaderOptions loader_options() const {
+    LoaderOptions options;
+    options.samples = data_.train_samples;
+    options.global_batch = job_.train.batch;
+    options.rank = groups_.data_index();
+    options.num_ranks = groups_.data().size();
+    return options;
+  }
+
+  const Job job_;
+  World& world_;
+  const TrainingData data_;
+  MeshGroups groups_;
+  ModelSource source_;
+  TrainingState state_;
+  Loader loader_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  int64_t epoch_ = 0;
+};
+
+// A step, cut into what each microbatch adds and what there is without any.
+struct StepTime {
+  double microbatch = 0;
+  double rest = 0;
+};
+
+StepTime
+step_time(BenchMeter& meter, World& world, const Layout& layout, int64_t layers) {
+  const auto seconds = [&](int64_t microbatches) {
+    SmallTraining training(small_job(layout, layers, microbatches), world);
+    for (int64_t step = 0; step < 5; ++step) training.step();
+    return meter.own_seconds_of([&] { return training.step(); });
+  };
+  const double few = seconds(kFewMicrobatches), many = seconds(kManyMicrobatches);
+  const double microbatch =
+      (many - few) / static_cast<double>(kManyMicrobatches - kFewMicrobatches);
+  return {microbatch, few - static_cast<double>(kFewMicrobatches) * microbatch};
+}
+
+// Of the fewest bytes that were measured; 0 with one rank.
+double least_all_reduce(const MachineMeasurement& measured) {
+  const MeasuredCall* least = nullptr;
+  for (const auto& call : measured.calls) {
+    if (call.operation != "all_reduce") continue;
+    if (least == nullptr || call.bytes < least->bytes) least = &call;
+  }
+  return least == nullptr ? 0 : least->seconds;
+}
+
+}  // namespace
+
+HostWork bench_host_work(
+    BenchMeter& meter, World& world, const MachineMeasurement& measured) {
+  const auto ranks = static_cast<int64_t>(world.size());
+  const Layout data{.dp_replicate = ranks};
+  const StepTime few = step_time(meter, world, data, kFewLayers);
+  const StepTime many = step_time(meter, world, data, kManyLayers);
+  HostWork work;
+  work.layer_seconds = std::max(
+      0.0, (many.rest - few.rest) / static_cast<double>(kManyLayers - kFewLayers));
+  // Summing the gradients is counted as a collective.
+  work.step_seconds = std::max(
+      0.0, few.rest - static_cast<double>(kFewLayers) * work.layer_seconds -
+               least_all_reduce(measured));
+  if (ranks == 1) return work;
+  // The last stage computes what a rank without a pipeline does.
+  const StepTime pipeline =
+      step_time(meter, world, {.pp = ranks}, kFewLayers * ranks);
+  work.action_seconds =
+      std::max(0.0, (pipeline.microbatch - few.microbatch) / 2);
+  return work;
+}
+
+}  // namespace echelon
