@@ -16,6 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr int64_t kSteps = 40;
 constexpr int64_t kFewLayers = 2;
 constexpr int64_t kManyLayers = 10;
 constexpr int64_t kFewMicrobatches = 4;
@@ -110,8 +111,8 @@ StepTime
 step_time(BenchMeter& meter, World& world, const Layout& layout, int64_t layers) {
   const auto seconds = [&](int64_t microbatches) {
     SmallTraining training(small_job(layout, layers, microbatches), world);
-    for (int64_t step = 0; step < 5; ++step) training.step();
-    return meter.own_seconds_of([&] { return training.step(); });
+    // Steps follow each other, as in a run.
+    return meter.own_seconds_of([&] { return training.step(); }, kSteps);
   };
   const double few = seconds(kFewMicrobatches), many = seconds(kManyMicrobatches);
   const double microbatch =

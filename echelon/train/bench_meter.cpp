@@ -21,8 +21,7 @@ constexpr int64_t kLongRounds = 2;
 constexpr size_t kTurns = 15;
 // Calls that take turns take less than this, or more.
 constexpr std::array<double, 3> kGroupSeconds = {8e-6, 200e-6, 3e-3};
-constexpr int64_t kOwnRounds = 15;
-constexpr int64_t kOwnCalls = 4;
+constexpr int64_t kOwnRounds = 9;
 
 std::vector<int> ranks_of(const World& world) {
   std::vector<int> ranks(static_cast<size_t>(world.size()));
@@ -56,13 +55,14 @@ double BenchMeter::seconds_of(const std::function<void()>& call) {
   return average(median(std::move(times)));
 }
 
-double BenchMeter::own_seconds_of(const std::function<double()>& call) {
+double BenchMeter::own_seconds_of(
+    const std::function<double()>& call, int64_t calls) {
   call();
   std::vector<double> times;
   for (int64_t i = 0; i < kOwnRounds; ++i) {
     all_.barrier();
     call();  // what wakes from a barrier is slow at first
-    for (int64_t again = 0; again < kOwnCalls; ++again) times.push_back(call());
+    for (int64_t again = 0; again < calls; ++again) times.push_back(call());
   }
   return average(median(std::move(times)));
 }

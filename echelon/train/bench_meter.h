@@ -21,8 +21,8 @@ class BenchMeter {
   /// Seconds of one call, of many that follow each other.
   double seconds_of(const std::function<void()>& call);
 
-  /// Of what each call says that it took.
-  double own_seconds_of(const std::function<double()>& call);
+  /// Of what each call says that it took, of so many that follow each other.
+  double own_seconds_of(const std::function<double()>& call, int64_t calls = 4);
 
   /// Seconds of each call. On a processor they take turns, as the operators of a
   /// network do: between two of one kind the caches have seen all others. What takes
