@@ -72,7 +72,7 @@ struct PlanResult {
 /// bf16, else fp16 where all devices have it, else fp32.
 Precision usual_precision(const Cluster& cluster);
 
-/// 1,024 devices of one kind in about 1 s, of two in 2 s. Throws ConfigError for a
+/// 1,024 devices of one kind in about 1 s, of two in 2 to 3. Throws ConfigError for a
 /// batch that no layout divides and for contradictory constraints, both named.
 PlanResult plan(const PlanRequest& request);
 
