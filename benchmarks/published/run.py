@@ -6,8 +6,8 @@ error of the step time, bias, memory, and for each sweep (layouts of one model o
 cluster) the rank correlation, how far the layout predicted best is from the
 best one measured, how far the one that the planner puts first is, and what a predictor
 without any error would get, given how well measurements repeat. Every row left out is
-listed with its reason; rows that ran out of memory are in out_of_memory.csv, models of
-vTrain that nothing was chosen by in unseen_steps.csv."""
+listed with its reason; rows that ran out of memory are in out_of_memory.csv. --unseen
+takes a further table, of models that nothing was chosen by."""
 import argparse
 import collections
 import csv
@@ -312,9 +312,8 @@ def print_planner_misses(result):
                   f"{percent(statistics.fmean(behind))} (mean), {percent(behind[-1])} (most); beyond 5 %: {beyond or 'none'}")
 
 
-def unseen(echelon):
-    """Steps of a source's models that no constant and no formula was chosen by."""
-    table = HERE / "unseen_steps.csv"
+def unseen(echelon, table):
+    """Steps of models that no constant and no formula was chosen by."""
     rows = with_cells(predictions_of(echelon, table), table)
     models = dict.fromkeys(r["cells"]["model"] for r in rows)
     return {model: summary([r for r in rows if r["cells"]["model"] == model]) for model in models} | {"all": summary(rows)}
@@ -354,7 +353,7 @@ def print_table(result):
     print(f"ran out of memory: {oom['rows']} rows, {oom['predicted_not_to_fit']} of them predicted not to fit")
     for row in oom["predicted_to_fit"]:
         print(f"  row {row['row']} predicted to fit: {row['strategy']}, {row['memory_gib']:.1f} GiB")
-    for model, s in result["unseen"].items():
+    for model, s in result.get("unseen", {}).items():
         print(f"unseen, {model}: {s['rows']} rows, mean error {percent(s['mean'])}, "
               f"median {percent(s['median'])}, bias {percent(s['bias'], '+')}")
     for row in result["excluded"]:
@@ -366,6 +365,7 @@ def main():
     parser.add_argument("--table", default=str(HERE / "step_times.csv"))
     parser.add_argument("--echelon", default=str(ROOT / "build" / "bin" / "echelon"))
     parser.add_argument("--predictions", help="a file with the output of simulate --json, in place of running it")
+    parser.add_argument("--unseen", help="a table of other models' steps, predicted as well")
     parser.add_argument("--json", help="write all figures there")
     arguments = parser.parse_args()
     table = arguments.table
@@ -377,7 +377,8 @@ def main():
             add_planned(arguments.echelon, table, rows)
     result = report(Path(table).name, rows)
     result["out_of_memory"] = unfit(arguments.echelon)
-    result["unseen"] = unseen(arguments.echelon)
+    if arguments.unseen:
+        result["unseen"] = unseen(arguments.echelon, arguments.unseen)
     print_table(result)
     if arguments.json:
         for f in result["files"].values():
