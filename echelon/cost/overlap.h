@@ -51,4 +51,33 @@ class LeadingCollectives {
   double exposed_ = 0;
 };
 
+/// All collectives begin together with the pass and follow each other; each must be
+/// over before its layer computes: parameters after an update.
+class QueuedCollectives {
+ public:
+  /// `slowdown`: of what a collective does not hold up, the part by which it slows
+  /// the computation beside it.
+  explicit QueuedCollectives(double slowdown) : slowdown_(slowdown) {}
+
+  /// `repeat` layers that are alike, of these seconds each.
+  void add(double computation, double communication, int64_t repeat = 1) {
+    for (int64_t i = 0; i < repeat; ++i) {
+      there_ += communication;
+      const double waits = std::max(0.0, there_ - now_);
+      const double lost =
+          waits + slowdown_ * std::max(0.0, communication - waits);
+      lost_ += lost;
+      now_ += lost + computation;
+    }
+  }
+  /// Seconds by which the pass is longer.
+  double exposed() const { return lost_; }
+
+ private:
+  double slowdown_;
+  double now_ = 0;
+  double there_ = 0;  // when the last collective so far is over
+  double lost_ = 0;
+};
+
 }  // namespace echelon

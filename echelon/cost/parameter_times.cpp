@@ -132,6 +132,18 @@ Exposed gathered(
   return exposed_part(all, beside.exposed(), context.stack);
 }
 
+/// All parameters are on their way when the pass begins.
+Exposed queued(const StageContext& context, const Pass& pass, int64_t rank) {
+  QueuedCollectives beside(context.stack.overlap_slowdown);
+  double all = 0;
+  for (const auto& [layer, seconds] : pass.steps) {
+    const double gather = gather_seconds(context, elements_of(*layer), rank);
+    beside.add(seconds, gather, layer->repeat);
+    all += static_cast<double>(layer->repeat) * gather;
+  }
+  return {all, beside.exposed()};
+}
+
 /// Gradients are cut and summed after their layers, beside the next, those of small
 /// layers together.
 class Reductions {
@@ -251,9 +263,14 @@ ParameterTimes once_a_step(
       ? reduced(context, backward_pass(passes, layers, rank), rank, false)
       : in_line(gradient_seconds(context, all, rank));
   if (context.strategy.zero_stage == 0) return sum;
-  sum.parameters = context.stack.overlaps_parameters
-      ? gathered(context, forward_pass(passes, layers, rank), rank, false)
-      : in_line(gather_seconds(context, all, rank));
+  if (!context.stack.overlaps_parameters) {
+    sum.parameters = in_line(gather_seconds(context, all, rank));
+    return sum;
+  }
+  const Pass forward = forward_pass(passes, layers, rank);
+  sum.parameters = context.stack.gathers_at_once
+      ? queued(context, forward, rank)
+      : gathered(context, forward, rank, false);
   return sum;
 }
 

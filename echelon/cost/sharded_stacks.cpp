@@ -36,6 +36,7 @@ Stack echelon_stack() {
   Stack s;
   s.name = "echelon";
   s.host_seconds = 3e-6;
+  s.gathers_at_once = true;     // ShardedUnits::after_update
   s.bucket_bytes = 256 * 1024;  // smaller gradients are collected (gradient_reducer.h)
   s.memory = echelon_memory();
   return s;

@@ -39,6 +39,8 @@ struct Stack {
   // time: gradients and parameters
   bool overlaps_gradients = true;   // with backward
   bool overlaps_parameters = true;  // gathers with forward
+  /// Of stages 1 and 2: all begin with the step; else each one layer ahead.
+  bool gathers_at_once = false;
   double gradient_bytes = 4;        // of an element when ranks sum it
   double accumulate_bytes = 8;      // moved per parameter and microbatch, beside
                                     // what the product writes

@@ -79,6 +79,7 @@ class Run {
     ranks_.emplace_back(
         program, program.stages.size() * microbatches * 2,
         job_.classes.axes.size());
+    if (!program.begin.empty()) ranks_.back().begin(program.begin);
     ready_.push_back(static_cast<int32_t>(c));
   }
 
@@ -238,6 +239,10 @@ class Run {
     ++events_;
     if (rank.finishing) {
       rank.done = true;
+      return;
+    }
+    if (rank.list == &job_.ranks[static_cast<size_t>(c)].program->begin) {
+      rank.list = nullptr;
       return;
     }
     const Action& action = actions(c)[rank.action];

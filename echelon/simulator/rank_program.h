@@ -62,7 +62,8 @@ struct StageProgram {
 struct Program {
   std::vector<Instructions> passes;
   std::vector<StageProgram> stages;  // of the rank, in ascending order
-  Instructions finish;               // after the last action
+  Instructions begin;                // before the first action
+  Instructions finish;               // after the last one
   std::vector<std::string> labels;   // "blocks input"
   int16_t num_tags = 0;
 

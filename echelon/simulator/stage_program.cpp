@@ -52,6 +52,14 @@ class Builder {
 
   void add_stage(const std::vector<LayerWork>& stage) {
     const std::vector<Layer> layers = layers_of(stage);
+    if (gathers_at_once()) {
+      for (const Layer& layer : layers) {
+        for (const Instruction& one :
+             traffic_.gathers(elements_of(*layer.work), layer.name)) {
+          launch(program_.begin, one, Stream::gather, layer.gather_tag);
+        }
+      }
+    }
     StageProgram program;
     program.forward_bytes = layers.back().work->output_bytes;
     for (const ActionKind kind :
@@ -122,7 +130,11 @@ class Builder {
     Elements bucket;
     for (size_t i = 0; i < order.size(); ++i) {
       const Layer& layer = *order[i];
-      if (gathers) gather_ahead(list, order, i, kind);
+      if (gathers && gathers_at_once()) {
+        wait_for_gather(list, layer);
+      } else if (gathers) {
+        gather_ahead(list, order, i, kind);
+      }
       if (layer.work != known) {
         pass = layer_pass(pass_input_, *layer.work, kind, traffic_);
       }
@@ -172,12 +184,20 @@ class Builder {
     if (i == 0) start(0);
     if (!in_.stack.overlaps_parameters && i > 0) start(i);
     const bool here = !(i == 0 && kept);
-    if (in_.stack.overlaps_parameters && here) {
-      Instruction wait{.kind = Instruction::Kind::wait};
-      wait.tag = order[i]->gather_tag;
-      list.push_back(wait);
-    }
+    if (in_.stack.overlaps_parameters && here) wait_for_gather(list, *order[i]);
     if (in_.stack.overlaps_parameters) start(i + 1);
+  }
+
+  static void wait_for_gather(Instructions& list, const Layer& layer) {
+    Instruction wait{.kind = Instruction::Kind::wait};
+    wait.tag = layer.gather_tag;
+    list.push_back(wait);
+  }
+
+  // Stages 1 and 2, after the update of the step before.
+  bool gathers_at_once() const {
+    return in_.strategy.zero_stage > 0 && !shards_parameters() &&
+           in_.stack.overlaps_parameters && in_.stack.gathers_at_once;
   }
 
   void reduce_after(

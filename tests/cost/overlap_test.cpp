@@ -69,6 +69,30 @@ TEST(Overlap, ParametersLeadTheirLayersAsWhenEachIsFollowed) {
   }
 }
 
+TEST(Overlap, CollectivesThatAreAllOnTheirWayHoldUpWhomTheyDoNotReach) {
+  QueuedCollectives late(0);
+  late.add(1, 3, 2);  // there at 3 and 6: waits 3, then 2
+  late.add(10, 1);    // there at 7, the layers before it end then
+  late.add(1, 5);     // there at 12, at 17 nobody waits
+  EXPECT_DOUBLE_EQ(late.exposed(), 5);
+
+  // Half a second of slowing for each second that is hidden: a wait of 2, then none
+  // and 1 s hidden twice.
+  QueuedCollectives slowing(0.5);
+  slowing.add(4, 2);
+  slowing.add(4, 1, 2);
+  EXPECT_DOUBLE_EQ(slowing.exposed(), 2 + 0.5 + 0.5);
+
+  // None is later than if it began with the layer before it.
+  for (const auto& pass : kPasses) {
+    QueuedCollectives queued(0);
+    for (const Layer& one : pass) {
+      queued.add(one.computation, one.communication, one.repeat);
+    }
+    EXPECT_LE(queued.exposed(), leading(pass) + 1e-12);
+  }
+}
+
 TEST(Overlap, TheLastLayersGradientsAreNeverHidden) {
   TrailingCollectives gradients;
   gradients.add(10, 1, 12);

@@ -188,6 +188,32 @@ TEST(Simulate, AgreesWithTheFormulaWhereASlowerPipelineIsNotTheFirst) {
               find_cluster("h100-sxm:1x6+v100:1x2"));
 }
 
+// Every stage's parameters are on their way when the step begins: a pipeline waits
+// for those of its first stage, not for each stage's in turn.
+TEST(Simulate, ParametersOfAllStagesAreGatheredAtOnce) {
+  const ModelShape model = find_model("gpt3-175b");
+  const Cluster cluster = find_cluster("a100-80gb:128x8");
+  const SimulationOptions options{.timeline_ranks = 1024};
+  for (const int64_t stage : {1, 2}) {
+    Strategy strategy = with({.dp_shard = 16, .tp = 8, .pp = 8}, 256);
+    strategy.zero_stage = stage;
+    const SimulatedRun run = simulate(model, strategy, cluster, options);
+    EXPECT_LT(
+        relative(
+            run.step.step_seconds,
+            estimate_step(model, strategy, cluster).step_seconds),
+        0.04);
+    std::map<int32_t, int64_t> first;  // gather of a rank
+    for (const Span& span : run.timeline.spans) {
+      if (span.name.rfind("all_gather", 0) != 0 || span.axis == "tp") continue;
+      const auto [at, is_new] = first.emplace(span.rank, span.begin_ns);
+      at->second = std::min(at->second, span.begin_ns);
+    }
+    ASSERT_GE(first.size(), 8u);
+    for (const auto& [rank, begin] : first) EXPECT_EQ(begin, 0) << rank;
+  }
+}
+
 // Layers of `bytes` of gradients each.
 ModelShape layers_of(const std::vector<double>& bytes) {
   ModelShape model{.name = "made"};
