@@ -147,6 +147,11 @@ Tensor movable(const Group::Impl& group, const Tensor& tensor) {
   return tensor.view({-1}).view(torch::kByte);
 }
 
+/// In one dimension where the backend compares shapes: callers choose them freely.
+Tensor flat(const Group::Impl& group, const Tensor& tensor) {
+  return group.kind == BackendKind::gloo ? tensor.view({-1}) : tensor;
+}
+
 /// A reduction as the backends understand it: bool becomes bytes with a maximum
 /// (or) or minimum (and), and an average becomes a sum that is divided after.
 struct Reduction {
@@ -331,8 +336,8 @@ Work Group::all_gather(
     return {};
   }
   Labelled label(call);
-  Tensor to = movable(*impl_, output);
-  Tensor from = movable(*impl_, input);
+  Tensor to = flat(*impl_, movable(*impl_, output));
+  Tensor from = flat(*impl_, movable(*impl_, input));
   return finish(
       {impl_->backend->_allgather_base(
           to, from, with_async<c10d::AllgatherOptions>(call))},
@@ -363,8 +368,9 @@ Work Group::reduce_scatter(
   Labelled label(call);
   auto options = with_async<c10d::ReduceScatterOptions>(call);
   options.reduceOp = from.op;
-  return finish({impl_->backend->_reduce_scatter_base(
-                    to.tensor, from.tensor, options)},
+  Tensor whole = flat(*impl_, from.tensor);
+  Tensor slice = flat(*impl_, to.tensor);
+  return finish({impl_->backend->_reduce_scatter_base(slice, whole, options)},
                 call, divide({to}));
 }
 
@@ -639,8 +645,8 @@ Work Group::all_gather(
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_numel(*impl_, "all_gather", outputs[i], inputs[i],
                 inputs[i].numel() * size());
-    to.push_back(movable(*impl_, outputs[i]));
-    from.push_back(movable(*impl_, inputs[i]));
+    to.push_back(flat(*impl_, movable(*impl_, outputs[i])));
+    from.push_back(flat(*impl_, movable(*impl_, inputs[i])));
     if (size() == 1) copy_alone(outputs[i], inputs[i]);
   }
   if (!sends) return {};
@@ -666,9 +672,9 @@ Work Group::reduce_scatter(
     check_numel(*impl_, "reduce_scatter", outputs[i], inputs[i],
                 inputs[i].numel() / size());
     results.push_back(reduction_of(*impl_, "reduce_scatter", outputs[i], op));
-    to.push_back(results.back().tensor);
-    from.push_back(
-        reduction_of(*impl_, "reduce_scatter", inputs[i], op).tensor);
+    to.push_back(flat(*impl_, results.back().tensor));
+    from.push_back(flat(
+        *impl_, reduction_of(*impl_, "reduce_scatter", inputs[i], op).tensor));
     if (size() == 1) copy_alone(outputs[i], inputs[i]);
   }
   if (!sends) return {};

@@ -105,6 +105,26 @@ void all_gather_and_reduce_scatter(World& world, const Place& at) {
           "reduce_scatter");
     }
   }
+  // Numbers of elements count, not shapes.
+  const Tensor mine = torch::full({2, 3}, group.rank() + 1.0, at(torch::kFloat32));
+  const Tensor all = torch::arange(1, size + 1, at(torch::kFloat32));
+  const Tensor rows = all.unsqueeze(1).expand({size, 6}).contiguous();
+  for (const bool list : {false, true}) {
+    Tensor gathered = torch::zeros({size, 6}, at(torch::kFloat32));
+    Tensor slice = torch::zeros({3, 2}, at(torch::kFloat32));
+    if (list) {
+      group.all_gather(std::vector<Tensor>{gathered}, {mine});
+      group.reduce_scatter(std::vector<Tensor>{slice}, {rows});
+    } else {
+      group.all_gather(gathered, mine);
+      group.reduce_scatter(slice, rows);
+    }
+    expect_equal(gathered, rows, "all_gather of rows");
+    const double sum = static_cast<double>(size) * (group.rank() + 1);
+    expect_equal(
+        slice, torch::full({3, 2}, sum, at(torch::kFloat32)),
+        "reduce_scatter of rows");
+  }
   Tensor average = torch::empty({3}, at(torch::kFloat64));
   group.reduce_scatter(
       average,
