@@ -34,6 +34,13 @@ std::string plan_title(const Plan& plan) {
          format_percent(plan.step.model_flops_utilisation);
 }
 
+// Beside a point: short, its title has the order of the axes as well.
+std::string degrees_text(const Plan& plan) {
+  Layout degrees = plan.strategy.layout;
+  degrees.order = Layout{}.order;
+  return to_string(degrees);
+}
+
 std::vector<int64_t> device_counts(const std::vector<Plan>& plans) {
   std::vector<int64_t> counts;
   for (const auto& plan : plans) counts.push_back(plan.devices);
@@ -149,7 +156,7 @@ Plane growth_plane(const PlanPage& input) {
     plane.x_ticks.push_back(devices);
     plane.points.push_back(
         {devices, plan.step.step_seconds, here ? "ex" : "bw", plan_title(plan),
-         here ? to_string(plan.strategy.layout) : "", here});
+         here ? degrees_text(plan) : "", here});
     line.points.emplace_back(devices, plan.step.step_seconds);
   }
   plane.lines = {ideal_line(input.growth), line};
@@ -174,7 +181,7 @@ void draw_choices(Markup& page, const PlanPage& input) {
     plane.points.push_back(
         {plan.step.memory.peak_bytes(), plan.step.step_seconds,
          color(plan.devices), plan_title(plan),
-         is_best ? to_string(plan.strategy.layout) : "", is_best});
+         is_best ? degrees_text(plan) : "", is_best});
   }
   for (const int64_t devices : counts) {
     plane.keys.emplace_back(color(devices), devices_text(devices));
