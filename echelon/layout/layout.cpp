@@ -204,7 +204,8 @@ Layout parse_layout(std::string_view text) {
   if (!order) return layout;
   if (const auto rule = set_order(layout, split(*order, ':')); !rule.empty()) {
     throw ConfigError(
-        "--layout " + std::string(text) + ": order=" + *order + ": " + rule);
+        "--layout " + std::string(text) + ": order=" + *order + ": " + rule +
+        "; axes are separated by colons, as in order=pp:dp:tp");
   }
   return layout;
 }

@@ -11,10 +11,11 @@
 namespace echelon {
 namespace {
 
+// As in layouts.
 std::string order_name(const AxisOrder& order) {
   std::string text;
   for (const Axis axis : order) {
-    text += (text.empty() ? "" : ",") + std::string(short_name(axis));
+    text += (text.empty() ? "" : ":") + std::string(short_name(axis));
   }
   return text;
 }

@@ -148,8 +148,8 @@ TEST(AxisOrders, PipelinesCrossNodesWhereThatIsFaster) {
     const auto found = search(job, 1);
     return found.best.empty() ? -1 : found.best[0].step.step_seconds;
   };
-  const double usual = seconds({{"order", "dp,fsdp,pp,cp,ep,tp"}});
-  const double outer = seconds({{"order", "pp,dp,fsdp,cp,ep,tp"}});
+  const double usual = seconds({{"order", "dp:fsdp:pp:cp:ep:tp"}});
+  const double outer = seconds({{"order", "pp:dp:fsdp:cp:ep:tp"}});
   EXPECT_GT(outer, 0);
   EXPECT_LT(outer, usual);
   EXPECT_EQ(seconds({}), outer);

@@ -189,7 +189,7 @@ TEST(PlanConfiguration, TrainAcceptsEverySetting) {
   with({{"fsdp", "4"}, {"tp", "2"}, {"pp", "2"}});
   with({{"microbatch", "1"}, {"pp", "1"}, {"fsdp", "16"}});
   for (const char* order :
-       {"dp,fsdp,pp,cp,ep,tp", "pp,dp,fsdp,cp,ep,tp", "dp,pp,fsdp,cp,ep,tp"}) {
+       {"dp:fsdp:pp:cp:ep:tp", "pp:dp:fsdp:cp:ep:tp", "dp:pp:fsdp:cp:ep:tp"}) {
     with({{"order", order}, {"dp", "2"}, {"fsdp", "2"}, {"pp", "2"}, {"tp", "2"}});
   }
 }
