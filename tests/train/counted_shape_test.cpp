@@ -69,6 +69,31 @@ TEST(CountedShape, FormulaOfThePerceptronIsWhatRuns) {
       job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
 }
 
+// A gradient in the other order, from a flat layer or another stage, is turned
+// before pooling's backward, which would copy all that was pooled for it.
+TEST(CountedShape, PoolingGetsItsGradientsInTheOrderOfItsImages) {
+  const ModelShape model =
+      counted_shape(job_of("name = \"simple_cnn\"", kImages));
+  for (size_t i = 0; i < 2; ++i) {
+    const CountedLayer& layer = model.layers[i];
+    SCOPED_TRACE(layer.name);
+    const auto found = [&](const std::string& name) {
+      return std::count_if(
+          layer.backward.begin(), layer.backward.end(),
+          [&](const CountedOperator& one) { return one.name == name; });
+    };
+    EXPECT_EQ(found("max_pool2d_with_indices_backward channels last"), 1);
+    EXPECT_EQ(found("max_pool2d_with_indices_backward"), 0);
+    // Of 8 samples in float32: source, target, and what copy_ returns.
+    const double output = 3 * 8 * 4 * layer.output_elements;
+    double copied = 0;
+    for (const CountedOperator& one : layer.backward) {
+      if (one.name == "copy_" && !one.for_weight) copied += one.bytes;
+    }
+    EXPECT_EQ(copied, output);
+  }
+}
+
 double sum(
     const std::vector<CountedOperator>& operators, bool weights,
     double (*value)(const CountedOperator&)) {
