@@ -203,9 +203,10 @@ Layout parse_layout(std::string_view text) {
   layout.num_ranks();
   if (!order) return layout;
   if (const auto rule = set_order(layout, split(*order, ':')); !rule.empty()) {
+    const bool other = order->find_first_of("-/;>. ") != std::string::npos;
     throw ConfigError(
         "--layout " + std::string(text) + ": order=" + *order + ": " + rule +
-        "; axes are separated by colons, as in order=pp:dp:tp");
+        (other ? "; axes are separated by colons, as in order=pp:dp:tp" : ""));
   }
   return layout;
 }

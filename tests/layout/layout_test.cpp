@@ -86,6 +86,8 @@ TEST(Layout, RefusesAnOrderThatIsNone) {
       HasSubstr("\"fdsp\" is not an axis: dp, fsdp, pp, cp, ep or tp; did you "
                 "mean \"fsdp\"?"));
   EXPECT_THAT(error_of("dp=2,order="), HasSubstr("\"\" is not an axis"));
+  EXPECT_THAT(
+      error_of("dp=2,tp=2,order=tp-dp"), HasSubstr("separated by colons"));
   EXPECT_THAT(error_of("dp=2,order=dp,order=dp"), HasSubstr("given twice"));
   EXPECT_THAT(
       error_text<ConfigError>([] {
