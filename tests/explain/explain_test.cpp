@@ -55,11 +55,17 @@ Schedule two_stages(int32_t microbatches) {
       {.kind = "1f1b", .ranks = 2, .microbatches = microbatches});
 }
 
-Job pipeline_job(int64_t microbatches) {
-  Job job = made::job_of("pp=2");
+// Of a network large enough to matter, with data that need no folder.
+Job image_job(const std::string& layout) {
+  Job job = made::job_of(layout);
   job.model.name = "resnet50";
   job.data.name = "dummy";
   job.data.holdout = 0;
+  return job;
+}
+
+Job pipeline_job(int64_t microbatches) {
+  Job job = image_job("pp=2");
   job.train.batch = 256;
   job.pipeline.microbatches = microbatches;
   return job;
@@ -215,10 +221,7 @@ TEST_F(Explain, TrafficIsThatOfTypicalSteps) {
 // Along which axis is told; and the fix is one of that axis.
 TEST_F(Explain, SlowLinksOfOtherAxes) {
   cluster_ = "rtx-4090:1x2";  // no link but PCIe
-  Job job = made::job_of("fsdp=2");
-  job.model.name = "resnet50";
-  job.data.name = "dummy";
-  job.data.holdout = 0;
+  Job job = image_job("fsdp=2");
   DataParallel slow{.transfer = 40, .axis = "dp_shard"};
   const RunFinding fsdp = only(job, timeline_of(slow));
   EXPECT_EQ(fsdp.axis, "fsdp");
@@ -254,10 +257,7 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
 // A machine with thousands of ranks would be simulated for minutes.
 TEST_F(Explain, WhatThereIsNoTimeForIsLeftOutAndSaid) {
   cluster_ = "rtx-4090:1x2";
-  Job job = made::job_of("fsdp=2");
-  job.model.name = "resnet50";
-  job.data.name = "dummy";
-  job.data.holdout = 0;
+  Job job = image_job("fsdp=2");
   made::write_run(
       folder_.path("run"), job,
       timeline_of(DataParallel{.transfer = 40, .axis = "dp_shard"}));
@@ -476,10 +476,7 @@ TEST_F(Explain, UnevenStages) {
 constexpr int64_t kGiB = int64_t{1} << 30;
 
 TEST_F(Explain, MemoryNearItsLimit) {
-  Job job = made::job_of("dp=2");
-  job.model.name = "resnet50";
-  job.data.name = "dummy";
-  job.data.holdout = 0;
+  Job job = image_job("dp=2");
   Timeline timeline = timeline_of(DataParallel{});
   made::add_memory(timeline, 39 * kGiB / 4, 10 * kGiB);
   const RunFinding found = only(job, timeline);
@@ -491,10 +488,7 @@ TEST_F(Explain, MemoryNearItsLimit) {
 }
 
 TEST_F(Explain, MemoryThatNoSettingSaves) {
-  Job job = made::job_of("dp=2");
-  job.model.name = "resnet50";
-  job.data.name = "dummy";
-  job.data.holdout = 0;
+  Job job = image_job("dp=2");
   Timeline timeline = timeline_of(DataParallel{});
   made::add_memory(timeline, 79 * kGiB, 80 * kGiB);  // most is not the model's
   const RunFinding found = only(job, timeline);
@@ -504,10 +498,7 @@ TEST_F(Explain, MemoryThatNoSettingSaves) {
 }
 
 TEST_F(Explain, TheRankThatIsNearestToItsLimitIsNamed) {
-  Job job = made::job_of("dp=2");
-  job.model.name = "resnet50";
-  job.data.name = "dummy";
-  job.data.holdout = 0;
+  Job job = image_job("dp=2");
   Timeline timeline = timeline_of(DataParallel{});
   made::add_memory(timeline, 39 * kGiB / 4, 10 * kGiB);
   for (auto& sample : timeline.memory[0].samples) {
@@ -517,10 +508,7 @@ TEST_F(Explain, TheRankThatIsNearestToItsLimitIsNamed) {
 }
 
 TEST_F(Explain, RecomputeThoughThereIsRoom) {
-  Job job = made::job_of("dp=2");
-  job.model.name = "resnet50";
-  job.data.name = "dummy";
-  job.data.holdout = 0;
+  Job job = image_job("dp=2");
   job.memory.recompute = "all";
   const DataParallel run{.times = [](int, int64_t) {
     return RankStep{.backward = 90};
@@ -569,10 +557,7 @@ TEST_F(Explain, TinyBatchesOfAHostThatIsSlow) {
 }
 
 TEST_F(Explain, AFixThatDoesNotFitIsNone) {
-  Job job = made::job_of("dp=1");
-  job.model.name = "resnet50";
-  job.data.name = "dummy";
-  job.data.holdout = 0;
+  Job job = image_job("dp=1");
   made::write_run(folder_.path("run"), job, timeline_of(DataParallel{.ranks = 1}));
   const RunRecord record = read_run(folder_.path("run"));
   const WhatIf what_if(record, find_cluster("rtx-4090"));
@@ -586,10 +571,7 @@ TEST_F(Explain, AFixThatDoesNotFitIsNone) {
 
 // Updating takes long, but larger batches are no faster.
 TEST_F(Explain, LargeBatchesAreNotSmall) {
-  Job job = made::job_of("dp=1");
-  job.model.name = "resnet50";
-  job.data.name = "dummy";
-  job.data.holdout = 0;
+  Job job = image_job("dp=1");
   job.train.batch = 1024;
   const DataParallel run{.ranks = 1, .times = [](int, int64_t) {
     return RankStep{.optimizer = 60};

@@ -8,24 +8,13 @@
 #include <limits>
 
 #include "echelon/cluster/catalogue.h"
-#include "echelon/cost/model_catalogue.h"
 #include "echelon/planner/search.h"
+#include "tests/planner/search_job.h"
 
 namespace echelon {
 namespace {
 
 using testing::ElementsAre;
-
-SearchJob job_of(
-    const std::string& model, const Cluster& cluster, int64_t batch) {
-  SearchJob job;
-  job.model = find_model(model);
-  job.cluster = cluster;
-  job.devices = job.cluster.num_devices();
-  job.global_batch = batch;
-  job.seq_len = job.model.seq_len;
-  return job;
-}
 
 std::vector<int> kept_of(const std::string& layout, const std::string& cluster) {
   return orders_that_differ(
@@ -71,7 +60,7 @@ TEST(AxisOrders, WhatIsLeftOutTakesAsLongAsOneThatIsKept) {
   clusters.back().oversubscription = 4;
   int64_t left_out = 0;
   for (const Cluster& cluster : clusters) {
-    const SearchJob job = job_of("gpt2", cluster, 24);
+    const SearchJob job = search_job("gpt2", cluster, 24);
     for (Strategy strategy : list_groups(job)) {
       strategy.schedule = strategy.layout.pp > 1 ? "1f1b" : strategy.schedule;
       strategy.zero_stage = strategy.layout.dp_shard > 1 ? 3 : 0;
@@ -110,7 +99,7 @@ TEST(AxisOrders, NoOtherOrderIsFaster) {
                           Case{"gpt2-xl", "v100:4x4", 32},
                           Case{"llama-1b", "l4:2x4", 16},
                           Case{"resnet50", "v100:4x2", 256}}) {
-    const SearchJob job = job_of(one.model, find_cluster(one.cluster), one.batch);
+    const SearchJob job = search_job(one.model, find_cluster(one.cluster), one.batch);
     double best = std::numeric_limits<double>::infinity();
     std::string name;
     for (const Strategy& group : list_groups(job)) {
@@ -141,7 +130,7 @@ TEST(AxisOrders, NoOtherOrderIsFaster) {
 
 // Stages that cross the slow network leave the nodes to the data-parallel ranks.
 TEST(AxisOrders, PipelinesCrossNodesWhereThatIsFaster) {
-  SearchJob job = job_of("llama2-7b", find_cluster("a100-80gb:2x8"), 64);
+  SearchJob job = search_job("llama2-7b", find_cluster("a100-80gb:2x8"), 64);
   const auto seconds = [&](std::vector<std::pair<std::string, std::string>> fixed) {
     fixed.insert(fixed.end(), {{"pp", "2"}, {"fsdp", "8"}});
     job.constraints = Constraints(fixed);

@@ -5,28 +5,12 @@
 
 #include <algorithm>
 
-#include "echelon/cluster/catalogue.h"
-#include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/planner/device_sizes.h"
+#include "tests/planner/search_job.h"
 
 namespace echelon {
 namespace {
-
-SearchJob job_of(
-    const std::string& model, const std::string& cluster, int64_t batch,
-    const std::string& stack) {
-  SearchJob job;
-  job.model = find_model(model);
-  job.cluster = find_cluster(cluster);
-  job.devices = job.cluster.num_devices();
-  job.global_batch = batch;
-  job.seq_len = job.model.seq_len;
-  job.stack = stack;
-  job.speeds = device_speeds(
-      job.model, job.cluster, job.seq_len, job.precision, job.stack);
-  return job;
-}
 
 // Of all strategies, with some of what each may compute again.
 template <class Visit>
@@ -59,7 +43,7 @@ class PipelineBounds : public testing::TestWithParam<Case> {};
 
 TEST_P(PipelineBounds, AreBelowEveryEstimate) {
   const Case& one = GetParam();
-  const SearchJob job = job_of(one.model, one.cluster, one.batch, one.stack);
+  const SearchJob job = search_job(one.model, one.cluster, one.batch, one.stack);
   int64_t number = 0, seen = 0, above = 0;
   for_each_strategy(job, [&](const PipelineBound& bound, const Strategy& variant) {
     if (number++ % 11 != 0) return;
@@ -89,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(
 // With nothing but the pipeline in a step, little is left above the bound.
 TEST(PipelineBound, IsCloseToWhatAPipelineTakes) {
   const SearchJob job =
-      job_of("gpt3-6.7b", "a100-80gb:1x8+h100-sxm:1x8", 512, "echelon");
+      search_job("gpt3-6.7b", "a100-80gb:1x8+h100-sxm:1x8", 512, "echelon");
   LayerTimes times(job);
   for (const auto& stage_layers : std::vector<std::vector<int64_t>>{{}, {10, 22}, {24, 8}}) {
     for (const auto& [recompute, layers] :
@@ -114,7 +98,7 @@ TEST(PipelineBound, IsCloseToWhatAPipelineTakes) {
 // Stages in proportion to the devices are as fast as any: within what layers are apart.
 TEST(PipelineBound, OfAnyCutIsCloseToTheBestOne) {
   const SearchJob job =
-      job_of("gpt3-6.7b", "a100-80gb:1x8+h100-sxm:1x8", 512, "echelon");
+      search_job("gpt3-6.7b", "a100-80gb:1x8+h100-sxm:1x8", 512, "echelon");
   LayerTimes times(job);
   Strategy strategy;
   strategy.layout = {.tp = 8, .pp = 2};
@@ -157,7 +141,7 @@ double best_of_two(
 
 // The head is bound by memory more than the blocks are.
 TEST(PipelineBound, OfAnyCutIsBelowTheBestWhereDevicesDifferInWhatTheyDoWell) {
-  SearchJob job = job_of("gpt2", "a100-80gb:1x1+h100-sxm:1x1", 32, "echelon");
+  SearchJob job = search_job("gpt2", "a100-80gb:1x1+h100-sxm:1x1", 32, "echelon");
   job.cluster.groups[1].node.device.memory_bytes_per_second /= 4;
   LayerTimes times(job);
   Strategy strategy;
@@ -174,7 +158,7 @@ TEST(PipelineBound, OfAnyCutIsBelowTheBestWhereDevicesDifferInWhatTheyDoWell) {
 
 // Few microbatches: most of the step is what comes before and after them.
 TEST(PipelineBound, CountsWhatStagesBeforeARankMustDo) {
-  const SearchJob job = job_of("gpt3-1.3b", "h100-sxm:1x8", 8, "echelon");
+  const SearchJob job = search_job("gpt3-1.3b", "h100-sxm:1x8", 8, "echelon");
   LayerTimes times(job);
   Strategy strategy;
   strategy.layout = {.pp = 8};

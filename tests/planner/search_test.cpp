@@ -7,30 +7,13 @@
 #include <map>
 #include <utility>
 
-#include "echelon/cluster/catalogue.h"
-#include "echelon/cost/model_catalogue.h"
 #include "echelon/planner/axis_orders.h"
 #include "echelon/planner/device_sizes.h"
 #include "echelon/planner/plan.h"
+#include "tests/planner/search_job.h"
 
 namespace echelon {
 namespace {
-
-SearchJob job_of(
-    const std::string& model, const std::string& cluster, int64_t batch,
-    const std::string& stack = "echelon") {
-  SearchJob job;
-  job.model = find_model(model);
-  job.cluster = find_cluster(cluster);
-  job.devices = job.cluster.num_devices();
-  job.global_batch = batch;
-  job.seq_len = job.model.seq_len;
-  job.stack = stack;
-  job.precision = usual_precision(job.cluster);
-  job.speeds = device_speeds(
-      job.model, job.cluster, job.seq_len, job.precision, job.stack);
-  return job;
-}
 
 // In every order of the axes that the software takes: on mixed clusters as listed.
 std::vector<Strategy> in_all_orders(const SearchJob& job) {
@@ -125,22 +108,22 @@ void expect_brute_force_agrees(const SearchJob& job) {
 }
 
 TEST(Search, FindsTheBestOfASmallModel) {
-  expect_brute_force_agrees(job_of("gpt2", "a100-40gb:4", 8));
+  expect_brute_force_agrees(search_job("gpt2", "a100-40gb:4", 8));
 }
 
 TEST(Search, FindsTheBestOfSeveralOrdersOfTheAxes) {
-  expect_brute_force_agrees(job_of("gpt2", "a100-40gb:2x4", 16));
+  expect_brute_force_agrees(search_job("gpt2", "a100-40gb:2x4", 16));
 }
 
 TEST(Search, FindsTheBestWhereMemoryIsTight) {
-  expect_brute_force_agrees(job_of("gpt2-xl", "v100:4", 8));
+  expect_brute_force_agrees(search_job("gpt2-xl", "v100:4", 8));
 }
 
 // Some layers must compute again, and as few as will do.
 TEST(Search, FindsTheFewestLayersThatMustComputeAgain) {
   for (const auto& [cluster, microbatch] :
        {std::pair{"v100:2", "8"}, std::pair{"v100:1x1+a100-40gb:1x1", "16"}}) {
-    SearchJob job = job_of("gpt2-xl", cluster, 32);
+    SearchJob job = search_job("gpt2-xl", cluster, 32);
     job.constraints = Constraints(
         std::vector<std::pair<std::string, std::string>>{
             {"schedule", "1f1b"}, {"pp", "2"}, {"microbatch", microbatch}});
@@ -150,36 +133,36 @@ TEST(Search, FindsTheFewestLayersThatMustComputeAgain) {
 }
 
 TEST(Search, FindsTheBestOfAnImageNetwork) {
-  expect_brute_force_agrees(job_of("resnet18", "a100-40gb:4", 64));
+  expect_brute_force_agrees(search_job("resnet18", "a100-40gb:4", 64));
 }
 
 TEST(Search, FindsTheBestOfOtherStacks) {
   expect_brute_force_agrees(
-      job_of("gpt2-large", "a100-40gb:8", 16, "megatron-core"));
+      search_job("gpt2-large", "a100-40gb:8", 16, "megatron-core"));
 }
 
 TEST(Search, FindsTheBestOfTwoKindsOfDevices) {
-  expect_brute_force_agrees(job_of("gpt2", "a100-40gb:1x2+h100-sxm:1x2", 8));
-  expect_brute_force_agrees(job_of("gpt2", "h100-sxm:1x6+v100:1x2", 12));
+  expect_brute_force_agrees(search_job("gpt2", "a100-40gb:1x2+h100-sxm:1x2", 8));
+  expect_brute_force_agrees(search_job("gpt2", "h100-sxm:1x6+v100:1x2", 12));
 }
 
 TEST(Search, FindsTheBestOfThreeKindsOfDevices) {
   expect_brute_force_agrees(
-      job_of("gpt2", "a100-40gb:1x2+h100-sxm:1x2+v100:1x2", 6));
+      search_job("gpt2", "a100-40gb:1x2+h100-sxm:1x2+v100:1x2", 6));
 }
 
 TEST(Search, FindsTheBestWhereTheMemoryOfOneKindIsTight) {
-  expect_brute_force_agrees(job_of("gpt2-xl", "v100:1x2+a100-80gb:1x2", 8));
+  expect_brute_force_agrees(search_job("gpt2-xl", "v100:1x2+a100-80gb:1x2", 8));
 }
 
 TEST(Search, FindsTheBestOfTwoKindsInOtherStacks) {
   expect_brute_force_agrees(
-      job_of("gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 16, "megatron-core"));
+      search_job("gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 16, "megatron-core"));
 }
 
 // Listed once for all groups with one layout, each has its own microbatches.
 TEST(Search, VariantsThatAreSharedAreThoseOfTheGroup) {
-  const SearchJob job = job_of("gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 24);
+  const SearchJob job = search_job("gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 24);
   VariantLists lists(job);
   for (const auto& group : list_groups(job)) {
     const auto alone = list_variants(job, group);
@@ -194,7 +177,7 @@ TEST(Search, VariantsThatAreSharedAreThoseOfTheGroup) {
 
 // What least_bytes leaves out has no way to fit.
 TEST(Search, TheBoundOnMemoryLeavesOutNothingThatFits) {
-  SearchJob job = job_of("llama2-7b", "v100:2", 2);
+  SearchJob job = search_job("llama2-7b", "v100:2", 2);
   const double usable = usable_bytes(job.cluster.groups[0].node.device);
   int64_t above = 0;
   for_each_strategy(job, [&](const Strategy& strategy) {
@@ -210,7 +193,7 @@ TEST(Search, TheBoundOnMemoryLeavesOutNothingThatFits) {
 }
 
 TEST(Search, KeepsToWhatIsFixed) {
-  SearchJob job = job_of("gpt2", "a100-40gb:8", 16);
+  SearchJob job = search_job("gpt2", "a100-40gb:8", 16);
   job.constraints = Constraints({{"tp", "2"}, {"schedule", "gpipe"}, {"pp", "2"}});
   const auto found = search(job, 5);
   ASSERT_FALSE(found.best.empty());
@@ -222,7 +205,7 @@ TEST(Search, KeepsToWhatIsFixed) {
 }
 
 TEST(Search, ComputesAgainWhatItIsToldThoughAllFits) {
-  SearchJob job = job_of("gpt2", "a100-40gb:4", 16);
+  SearchJob job = search_job("gpt2", "a100-40gb:4", 16);
   const std::vector<std::pair<std::string, std::string>> fixed = {
       {"recompute_layers", "2"}};
   job.constraints = Constraints(fixed);
@@ -233,7 +216,7 @@ TEST(Search, ComputesAgainWhatItIsToldThoughAllFits) {
 }
 
 TEST(Search, TheHostsMemoryIsALimitToo) {
-  SearchJob job = job_of("llama2-7b", "a100-40gb:1x2+a100-80gb:1x2", 4);
+  SearchJob job = search_job("llama2-7b", "a100-40gb:1x2+a100-80gb:1x2", 4);
   job.constraints = Constraints(
       std::vector<std::pair<std::string, std::string>>{{"offload", "optimizer"}});
   const auto large = search(job, 1);
@@ -250,7 +233,7 @@ TEST(Search, TheHostsMemoryIsALimitToo) {
 
 // Stages that the small device has no room for are the large one's.
 TEST(Search, TheLargestDeviceSaysWhatCannotFit) {
-  SearchJob job = job_of("gpt3-2.7b", "h200:1x1+rtx-4090:1x1", 8);
+  SearchJob job = search_job("gpt3-2.7b", "h200:1x1+rtx-4090:1x1", 8);
   job.constraints = Constraints(
       std::vector<std::pair<std::string, std::string>>{
           {"pp", "2"}, {"offload", "none"}, {"activations", "keep"}});
@@ -263,7 +246,7 @@ TEST(Search, TheLargestDeviceSaysWhatCannotFit) {
 
 // With everything computed again, and nothing that needs more.
 TEST(Search, TheClosestNeedsTheLeast) {
-  SearchJob job = job_of("gpt3-2.7b", "v100:2", 256);
+  SearchJob job = search_job("gpt3-2.7b", "v100:2", 256);
   job.constraints = Constraints(
       std::vector<std::pair<std::string, std::string>>{
           {"offload", "none"}, {"activations", "keep"}, {"microbatch", "256"}});
@@ -280,7 +263,7 @@ TEST(Search, TheClosestNeedsTheLeast) {
 }
 
 TEST(Search, ShowsEachLayoutOnceTheFastestFirst) {
-  const auto found = search(job_of("gpt2", "a100-40gb:8", 16), 6);
+  const auto found = search(search_job("gpt2", "a100-40gb:8", 16), 6);
   ASSERT_EQ(found.best.size(), 6u);
   for (size_t i = 1; i < found.best.size(); ++i) {
     EXPECT_LE(

@@ -10,25 +10,12 @@
 #include "echelon/cost/step_estimate.h"
 #include "echelon/planner/axis_orders.h"
 #include "echelon/planner/device_sizes.h"
+#include "tests/planner/search_job.h"
 
 namespace echelon {
 namespace {
 
 using Cut = std::vector<int64_t>;
-
-SearchJob job_of(
-    const std::string& model, const std::string& cluster,
-    const std::string& stack = "echelon") {
-  SearchJob job;
-  job.model = find_model(model);
-  job.cluster = find_cluster(cluster);
-  job.devices = job.cluster.num_devices();
-  job.seq_len = job.model.seq_len;
-  job.stack = stack;
-  job.speeds = device_speeds(
-      job.model, job.cluster, job.seq_len, job.precision, job.stack);
-  return job;
-}
 
 Strategy pipeline_of(const SearchJob& job, Layout layout) {
   Strategy strategy;
@@ -52,7 +39,7 @@ double bottleneck(const SearchJob& job, Strategy strategy, const Cut& cut) {
 // A head with the weight of five blocks lies on the fast device, then on the slow one.
 TEST(SizedStages, TheHeadIsWorkOfTheLastStage) {
   for (const char* cluster : {"a100-80gb:1x1+h100-sxm:1x1", "h100-sxm:1x1+a100-80gb:1x1"}) {
-    SearchJob job = job_of("gpt2", cluster);
+    SearchJob job = search_job("gpt2", cluster, 0);
     job.model.transformer->layers = 36;
     const Strategy strategy = pipeline_of(job, {.pp = 2});
     const auto cuts = sized_stages(job, strategy);
@@ -68,22 +55,22 @@ TEST(SizedStages, TheHeadIsWorkOfTheLastStage) {
 
 // Two pipelines: the first begins on the slow devices, the second has none.
 TEST(SizedStages, TheSlowestOfAllPipelinesCountsAtEachPlace) {
-  const SearchJob job = job_of("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8");
+  const SearchJob job = search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8", 0);
   const auto cuts =
       sized_stages(job, pipeline_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2}));
   ASSERT_FALSE(cuts.empty());
   EXPECT_EQ(cuts[0], sized_stages(
-                         job_of("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8"),
+                         search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0),
                          pipeline_of(job, {.tp = 8, .pp = 2}))[0]);
   // The first and the last pipeline have slow devices at one place each.
-  const SearchJob both = job_of("llama2-13b", "a100-80gb:1x8+h100-sxm:2x8+a100-80gb:1x8");
+  const SearchJob both = search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:2x8+a100-80gb:1x8", 0);
   EXPECT_TRUE(
       sized_stages(both, pipeline_of(both, {.dp_replicate = 2, .tp = 8, .pp = 2})).empty());
 }
 
 // Down the pipeline and up again: the slow rank has the first and the last stage.
 TEST(SizedStages, AStageCountsTheDevicesOfItsRank) {
-  const SearchJob job = job_of("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8");
+  const SearchJob job = search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0);
   Strategy strategy = pipeline_of(job, {.tp = 8, .pp = 2});
   strategy.schedule = "zb-v";
   const auto cuts = sized_stages(job, strategy);
@@ -96,7 +83,7 @@ TEST(SizedStages, AStageCountsTheDevicesOfItsRank) {
 
 // A device of a third of the memory has half the speed.
 TEST(SizedStages, OneCutIsForTimeAndOneForMemory) {
-  const SearchJob job = job_of("llama3-8b", "a100-80gb:1x8+rtx-4090:1x8");
+  const SearchJob job = search_job("llama3-8b", "a100-80gb:1x8+rtx-4090:1x8", 0);
   const auto cuts = sized_stages(job, pipeline_of(job, {.tp = 8, .pp = 2}));
   ASSERT_EQ(cuts.size(), 2u);
   EXPECT_NE(cuts[0], cuts[1]);
@@ -113,7 +100,7 @@ TEST(SizedStages, OneCutIsForTimeAndOneForMemory) {
 }
 
 TEST(SizedStages, LayersOfImageNetworksAreCutByTheirWork) {
-  const SearchJob job = job_of("resnet50", "a100-80gb:1x1+h100-sxm:1x1");
+  const SearchJob job = search_job("resnet50", "a100-80gb:1x1+h100-sxm:1x1", 0);
   const auto cuts = sized_stages(job, pipeline_of(job, {.pp = 2}));
   ASSERT_FALSE(cuts.empty());
   const auto flops = flops_of_layers(job.model);
@@ -125,7 +112,7 @@ TEST(SizedStages, LayersOfImageNetworksAreCutByTheirWork) {
 }
 
 TEST(SizedStages, AreEqualWhereOnePipelineRankHasAllOrDevicesAreAlike) {
-  const SearchJob job = job_of("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8");
+  const SearchJob job = search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0);
   EXPECT_TRUE(sized_stages(job, pipeline_of(job, {.dp_replicate = 2, .tp = 8})).empty());
   // Both kinds at each place: pipelines within a node.
   EXPECT_TRUE(sized_stages(
@@ -134,24 +121,24 @@ TEST(SizedStages, AreEqualWhereOnePipelineRankHasAllOrDevicesAreAlike) {
 }
 
 TEST(DataRankSpeeds, AreThoseOfTheSlowestDeviceOfThePipeline) {
-  const SearchJob job = job_of("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8");
+  const SearchJob job = search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8", 0);
   EXPECT_EQ(
       data_rank_speeds(job, pipeline_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2})),
       (std::vector<double>{job.speeds[0], 1}));
   // The slow devices first or last in the pipeline.
-  SearchJob last = job_of("llama2-13b", "h100-sxm:3x8+a100-80gb:1x8");
+  SearchJob last = search_job("llama2-13b", "h100-sxm:3x8+a100-80gb:1x8", 0);
   EXPECT_EQ(
       data_rank_speeds(last, pipeline_of(job, {.dp_shard = 2, .tp = 8, .pp = 2})),
       (std::vector<double>{1, last.speeds[1]}));
   // All pipelines cross both kinds: pp outermost.
-  SearchJob half = job_of("llama2-13b", "a100-80gb:2x8+h100-sxm:2x8", "megatron-core");
+  SearchJob half = search_job("llama2-13b", "a100-80gb:2x8+h100-sxm:2x8", 0, "megatron-core");
   Strategy across = pipeline_of(half, {.dp_replicate = 2, .tp = 8, .pp = 2});
   across.layout.order = axis_orders()[1];
   EXPECT_TRUE(data_rank_speeds(half, across).empty());
 }
 
 TEST(DataRankSpeeds, AreNotGivenWhereRanksOfExpertsHaveBatchesOfTheirOwn) {
-  const SearchJob job = job_of("mixtral-8x7b", "a100-80gb:1x8+h100-sxm:1x8", "megatron-core");
+  const SearchJob job = search_job("mixtral-8x7b", "a100-80gb:1x8+h100-sxm:1x8", 0, "megatron-core");
   EXPECT_FALSE(data_rank_speeds(job, pipeline_of(job, {.dp_replicate = 16})).empty());
   EXPECT_TRUE(
       data_rank_speeds(job, pipeline_of(job, {.dp_replicate = 2, .ep = 8})).empty());

@@ -1,0 +1,37 @@
+// A search as a plan would ask for it.
+#pragma once
+
+#include <string>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/planner/device_sizes.h"
+#include "echelon/planner/plan.h"
+#include "echelon/planner/search_space.h"
+
+namespace echelon {
+
+/// Of a model of the catalogue, on all devices of `cluster`.
+inline SearchJob search_job(
+    const std::string& model, const Cluster& cluster, int64_t batch,
+    const std::string& stack = "echelon") {
+  SearchJob job;
+  job.model = find_model(model);
+  job.cluster = cluster;
+  job.devices = cluster.num_devices();
+  job.global_batch = batch;
+  job.seq_len = job.model.seq_len;
+  job.stack = stack;
+  job.precision = usual_precision(cluster);
+  job.speeds = device_speeds(
+      job.model, job.cluster, job.seq_len, job.precision, job.stack);
+  return job;
+}
+
+inline SearchJob search_job(
+    const std::string& model, const std::string& cluster, int64_t batch,
+    const std::string& stack = "echelon") {
+  return search_job(model, find_cluster(cluster), batch, stack);
+}
+
+}  // namespace echelon
