@@ -210,6 +210,23 @@ TEST(PlanConfiguration, SaysTheOrderWhereItIsNotTheUsualOne) {
   EXPECT_EQ(text_of(within).find("order"), std::string::npos) << text_of(within);
 }
 
+// The second stage lies on a device of 40 GB in one pipeline, of 80 in the other.
+TEST(PlanConfiguration, AStageHasTheMemoryOfItsSmallestDevice) {
+  const PlanRequest request =
+      request_of({"gpt2", "a100-40gb:1x3+h100-sxm:1x1", 8});
+  Plan plan;
+  plan.strategy.layout = {.dp_replicate = 2, .pp = 2};
+  plan.strategy.global_batch = 8;
+  plan.strategy.stage_layers = {5, 7};
+  const std::string small = std::to_string(
+      static_cast<int64_t>(find_device("a100-40gb").memory_bytes));
+  EXPECT_NE(
+      to_configuration(plan, request)
+          .find("device_bytes = [" + small + ", " + small + "]"),
+      std::string::npos)
+      << to_configuration(plan, request);
+}
+
 // Stages and batches of several sizes.
 TEST(PlanConfiguration, TrainAcceptsWhatIsPlannedForMixedClusters) {
   const char* mixed = "a100-80gb:1x8+h100-sxm:1x8";

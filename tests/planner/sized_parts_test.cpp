@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
@@ -158,6 +159,20 @@ double seconds_alone(
     seconds += stage.forward + stage.backward;
   }
   return seconds;
+}
+
+TEST(SizedBatches, AreTriedWithEveryNumberOfMicrobatches) {
+  const SearchJob job =
+      search_job("llama2-7b", "a100-80gb:1x8+h100-sxm:1x8", 96);
+  std::set<int64_t> counts;
+  for (const Strategy& group : list_groups(job)) {
+    if (group.rank_microbatch.empty()) continue;
+    EXPECT_EQ(group.round_samples() * group.num_microbatches(), 96);
+    counts.insert(group.num_microbatches());
+  }
+  for (const int64_t count : {1, 2, 3, 4, 8, 12}) {
+    EXPECT_TRUE(counts.contains(count)) << count;
+  }
 }
 
 TEST(DeviceSpeeds, AreOfThisModelSequencePrecisionAndStack) {
