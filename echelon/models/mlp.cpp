@@ -26,7 +26,7 @@ void add_by_outputs(
       },
       [first, last, parallel](
           ColumnParallelLinear& fc, const torch::Tensor& x) {
-        const auto y = fc.forward(first ? x.reshape({x.size(0), -1}) : x);
+        const auto y = fc.forward(first ? x.flatten(1) : x);
         return last ? y : relu(y, parallel);
       });
 }

@@ -97,6 +97,29 @@ TEST(Network, MapsABatchToScores) {
   }
 }
 
+// Of a rank to which a last batch gives none.
+TEST(Network, NoSamplesGiveNoGradients) {
+  for (const auto& name : image_models()) {
+    const auto network = make_network(named(name), {3, 9, 14}, 5, 0);
+    std::vector<torch::Tensor> before;
+    for (const auto& buffer : network->buffers()) before.push_back(buffer.clone());
+    const auto y = network->forward(torch::rand({0, 3, 9, 14}));
+    EXPECT_THAT(y.sizes(), ElementsAre(0, 5)) << name;
+    y.sum().backward();
+    for (const auto& item : network->named_parameters()) {
+      ASSERT_TRUE(item.value().grad().defined()) << name << " " << item.key();
+      EXPECT_EQ(item.value().grad().abs().sum().item<double>(), 0)
+          << name << " " << item.key();
+    }
+    const auto after = network->buffers();
+    for (size_t i = 0; i < after.size(); ++i) {
+      if (after[i].is_floating_point()) {
+        EXPECT_TRUE(after[i].equal(before[i])) << name;
+      }
+    }
+  }
+}
+
 TEST(Network, RunsItsLayersInOrder) {
   EXPECT_THAT(
       layer_names(*make_network(named("simple_cnn"), {1, 8, 8}, 10, 0)),

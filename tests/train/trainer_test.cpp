@@ -11,6 +11,7 @@
 #include <fstream>
 #include <limits>
 #include <thread>
+#include <tuple>
 
 #include "echelon/checkpoint/tensor_file.h"
 #include "echelon/error.h"
@@ -79,6 +80,43 @@ TEST_F(Trainer, RanksMayHaveDifferentBatches) {
   const auto uneven = run(job, 3, "uneven");
   for (size_t i = 0; i < one.size(); ++i) {
     EXPECT_NEAR(uneven[i].loss, one[i].loss, 1e-9 * one[i].loss);
+  }
+}
+
+// The last batch of an epoch: 2 samples, for as many as 8 passes.
+TEST_F(Trainer, RanksAndPassesMayHaveNoSample) {
+  const auto job = [](const Layout& layout, int64_t accumulate, int64_t microbatches) {
+    Job job = digits(1, 6);
+    job.data.name = "dummy";
+    job.data.samples = 50;
+    job.data.shape = {1, 4, 4};
+    job.data.classes = 3;
+    job.data.holdout = 0;
+    job.model.name = "mlp";
+    job.model.hidden = {8, 6};
+    job.layout = layout;
+    job.pipeline.microbatches = microbatches;
+    job.train.batch = 24;
+    job.train.accumulate = accumulate;
+    return job;
+  };
+  const auto one = run(job({}, 1, 0), 1, "one");
+  ASSERT_EQ(one.size(), 6u);
+  int cases = 0;
+  for (const auto& [layout, accumulate, microbatches] :
+       {std::tuple(Layout{}, 4, 0), std::tuple(Layout{.dp_replicate = 4}, 1, 0),
+        std::tuple(Layout{.dp_replicate = 2}, 4, 0),
+        std::tuple(Layout{.dp_shard = 3}, 1, 0),
+        std::tuple(Layout{.dp_shard = 2}, 4, 0),
+        std::tuple(Layout{.dp_shard = 2, .pp = 2}, 1, 4),
+        std::tuple(Layout{.dp_replicate = 2, .tp = 2}, 4, 0)}) {
+    const auto many = run(
+        job(layout, accumulate, microbatches),
+        static_cast<int>(layout.num_ranks()), std::to_string(++cases));
+    ASSERT_EQ(many.size(), one.size());
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_NEAR(many[i].loss, one[i].loss, 1e-12) << "case " << cases;
+    }
   }
 }
 
