@@ -1,5 +1,6 @@
 #include "echelon/comm/environment.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 
@@ -193,6 +194,12 @@ RankEnvironment read_environment() {
     return value == nullptr ? std::nullopt
                             : std::optional<std::string>(value);
   });
+}
+
+int threads_of_rank(const RankEnvironment& env, int available, int online) {
+  const bool bound = env.launcher == "srun" || env.launcher == "mpirun";
+  const int share = (bound ? online : available) / std::max(1, env.local_world_size);
+  return std::max(1, std::min(available, share));
 }
 
 }  // namespace echelon

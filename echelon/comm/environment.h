@@ -37,4 +37,9 @@ RankEnvironment read_environment(const GetVariable& get);
 /// The same from this process' environment.
 RankEnvironment read_environment();
 
+/// Threads for what this rank computes, 1 or more. `available`: cores that its process
+/// may use; `online`: of the host. srun and mpirun may have bound each rank to cores
+/// of its own, elsewhere the ranks of a host share the same ones.
+int threads_of_rank(const RankEnvironment& env, int available, int online);
+
 }  // namespace echelon

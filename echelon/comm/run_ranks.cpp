@@ -77,11 +77,9 @@ void run_ranks(
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto board = std::make_shared<MemoryBoard>(num_ranks);
   const auto hub = local::make_hub(num_ranks);
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
   FirstError first_error;
   const auto run = [&](int rank) {
     try {
-      at::set_num_threads(std::max(1, cores / num_ranks));
       auto impl = std::make_unique<World::Impl>();
       impl->env.rank = impl->env.local_rank = rank;
       impl->env.world_size = impl->env.local_world_size = num_ranks;
@@ -95,6 +93,7 @@ void run_ranks(
       for (int r = 0; r < num_ranks; ++r) all.push_back(r);
       impl->group = impl->make("world", all, impl->kind);
       World world(std::move(impl));
+      at::set_num_threads(world.compute_threads());
       try {
         body(world);
       } catch (...) {

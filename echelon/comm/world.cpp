@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <thread>
 
+#include "echelon/cluster/host.h"
 #include "echelon/comm/gloo/connect_together.h"
 #include "echelon/comm/gloo/gloo_backend.h"
 #include "echelon/comm/group_impl.h"
@@ -220,6 +222,11 @@ int World::rank() const { return impl_->env.rank; }
 int World::size() const { return impl_->env.world_size; }
 int World::local_rank() const { return impl_->env.local_rank; }
 int World::local_size() const { return impl_->env.local_world_size; }
+int World::compute_threads() const {
+  return threads_of_rank(
+      impl_->env, available_cores(),
+      static_cast<int>(std::thread::hardware_concurrency()));
+}
 int World::node_rank() const { return impl_->env.node_rank; }
 int World::generation() const { return impl_->env.generation; }
 torch::Device World::device() const { return impl_->device; }

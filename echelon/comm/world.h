@@ -37,6 +37,9 @@ class World {
   int local_rank() const;        // among the ranks of this host
   int local_size() const;
   int node_rank() const;
+  /// Threads for what this rank computes: its share of the cores that the job may use
+  /// on this host, by affinity and cgroup.
+  int compute_threads() const;
   /// How often the job was restarted; part of every key in the store.
   int generation() const;
   /// This rank's device: cuda:<local_rank> with the nccl backend, else the CPU.

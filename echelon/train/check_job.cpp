@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <thread>
 
+#include "echelon/cluster/host.h"
 #include "echelon/error.h"
 #include "echelon/layout/layout.h"
 #include "echelon/layout/partition.h"
@@ -525,12 +525,11 @@ class Checker {
   }
 
   void check_threads(JobFacts& facts) {
-    const auto cores =
-        static_cast<int64_t>(std::thread::hardware_concurrency());
-    if (cores > 0 && job_.train.threads > cores) {
+    const int64_t cores = available_cores();
+    if (job_.train.threads > cores) {
       facts.warnings.push_back(
-          document_.where("train.threads") + ": more than this machine's " +
-          number(cores) + " cores; it will be slower");
+          document_.where("train.threads") + ": more than the " +
+          number(cores) + " cores that it may use here; it will be slower");
     }
   }
 

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
-#include <thread>
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
@@ -36,8 +35,7 @@ void on_stop_signal(int signal) {
 
 int threads_per_rank(const Job& job, const World& world) {
   if (job.train.threads > 0) return static_cast<int>(job.train.threads);
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, cores / world.local_size());
+  return world.compute_threads();
 }
 
 /// "; kept in runs/first: metrics.jsonl": what a run that cannot go on writing

@@ -118,5 +118,22 @@ TEST(Environment, NamesTheVariableThatIsWrong) {
               HasSubstr("65536"));
 }
 
+TEST(Environment, RanksShareTheCoresThatTheyMayUse) {
+  RankEnvironment env;
+  EXPECT_EQ(threads_of_rank(env, 8, 64), 8);
+  env.local_world_size = 4;
+  for (const char* sharing : {"none", "echelon", "torchrun", "threads"}) {
+    env.launcher = sharing;
+    EXPECT_EQ(threads_of_rank(env, 8, 64), 2) << sharing;
+    EXPECT_EQ(threads_of_rank(env, 3, 64), 1) << sharing;
+  }
+  for (const char* binding : {"srun", "mpirun"}) {
+    env.launcher = binding;
+    EXPECT_EQ(threads_of_rank(env, 16, 64), 16) << binding;  // of its own
+    EXPECT_EQ(threads_of_rank(env, 64, 64), 16) << binding;  // bound to none
+    EXPECT_EQ(threads_of_rank(env, 1, 2), 1) << binding;
+  }
+}
+
 }  // namespace
 }  // namespace echelon
