@@ -14,10 +14,16 @@ bool gains_by_channels_last(const torch::Tensor& x) {
          x.scalar_type() == torch::kFloat32;
 }
 
+// Of one channel both orders are the same memory, and only strides tell operators
+// which one they shall keep.
 torch::Tensor with_channels_last(const torch::Tensor& x) {
-  return gains_by_channels_last(x)
-      ? x.contiguous(at::MemoryFormat::ChannelsLast)
-      : x;
+  if (!gains_by_channels_last(x)) return x;
+  if (x.dim() != 4 || x.size(1) != 1) {
+    return x.contiguous(at::MemoryFormat::ChannelsLast);
+  }
+  return x.contiguous()
+      .view({x.size(0), x.size(2), x.size(3), 1})
+      .permute({0, 3, 1, 2});
 }
 
 // From the flat layer and from another stage gradients come in the other order; the

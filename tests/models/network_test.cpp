@@ -120,6 +120,25 @@ TEST(Network, NoSamplesGiveNoGradients) {
   }
 }
 
+// One channel is the same memory in both orders: strides tell which one it is.
+TEST(Network, SmallConvolutionsKeepTheChannelsOfAPixelTogether) {
+  for (const int64_t channels : {1, 3}) {
+    const auto layers = model_layers(named("simple_cnn"), {channels, 8, 12}, 5);
+    const BuiltLayer first = layers.layers().front().build();
+    for (auto& parameter : first.module->parameters()) {
+      torch::NoGradGuard no_grad;
+      parameter.uniform_(-1, 1);
+    }
+    const auto x = torch::rand({2, channels, 8, 12});
+    const auto y = first.forward({x})[0];
+    EXPECT_TRUE(y.is_contiguous(at::MemoryFormat::ChannelsLast)) << channels;
+    const auto parameters = first.module->named_parameters();
+    const auto expected = at::max_pool2d(
+        at::relu(at::conv2d(x, parameters["weight"], parameters["bias"], 1, 1)), 2);
+    EXPECT_TRUE(y.allclose(expected, 1e-5, 1e-6)) << channels;
+  }
+}
+
 TEST(Network, RunsItsLayersInOrder) {
   EXPECT_THAT(
       layer_names(*make_network(named("simple_cnn"), {1, 8, 8}, 10, 0)),
