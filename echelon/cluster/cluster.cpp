@@ -74,10 +74,13 @@ class Check {
       at_least("launch_rates: beside", rate.bytes_beside, 0);
       at_least("launch_rates: launch", rate.seconds, 0);
       at_least("launch_rates: backward", rate.backward_seconds, 0);
+      at_least("launch_rates: view", rate.view_seconds, 0);
+      at_least("launch_rates: backward_view", rate.backward_view_seconds, 0);
     }
     at_least("host_work: step", device.host_work.step_seconds, 0);
     at_least("host_work: layer", device.host_work.layer_seconds, 0);
     at_least("host_work: action", device.host_work.action_seconds, 0);
+    at_least("host_work: pipeline", device.host_work.pipeline_seconds, 0);
     double most = 0;
     for (Precision precision : kPrecisions) {
       const double peak = device.peak(precision);

@@ -191,6 +191,10 @@ LaunchRate read_launch_rate(const Value& value, const std::string& title) {
       table.read("beside", rate.bytes_beside, Unit::bytes) &
       table.read("launch", rate.seconds, Unit::seconds) &
       table.read("backward", rate.backward_seconds, Unit::seconds);
+  rate.view_seconds = rate.seconds;
+  rate.backward_view_seconds = rate.backward_seconds;
+  table.read("view", rate.view_seconds, Unit::seconds);
+  table.read("backward_view", rate.backward_view_seconds, Unit::seconds);
   table.finish();
   if (!whole) {
     fail(table.place(), table.title() + " needs beside, launch and backward");
@@ -205,6 +209,7 @@ void read_host_work(Table& table, HostWork& work) {
   parts.read("step", work.step_seconds, Unit::seconds);
   parts.read("layer", work.layer_seconds, Unit::seconds);
   parts.read("action", work.action_seconds, Unit::seconds);
+  parts.read("pipeline", work.pipeline_seconds, Unit::seconds);
   parts.finish();
 }
 

@@ -77,6 +77,9 @@ std::string launch_rates_text(const Device& device) {
     text += "  { beside = " + quantity(rate.bytes_beside, Unit::bytes) +
             ", launch = " + quantity(rate.seconds, Unit::seconds) +
             ", backward = " + quantity(rate.backward_seconds, Unit::seconds) +
+            ", view = " + quantity(rate.view_seconds, Unit::seconds) +
+            ", backward_view = " +
+            quantity(rate.backward_view_seconds, Unit::seconds) +
             " },\n";
   }
   return text + "]\n";
@@ -85,7 +88,8 @@ std::string launch_rates_text(const Device& device) {
 std::string host_work_text(const HostWork& work) {
   return "{ step = " + quantity(work.step_seconds, Unit::seconds) +
          ", layer = " + quantity(work.layer_seconds, Unit::seconds) +
-         ", action = " + quantity(work.action_seconds, Unit::seconds) + " }";
+         ", action = " + quantity(work.action_seconds, Unit::seconds) +
+         ", pipeline = " + quantity(work.pipeline_seconds, Unit::seconds) + " }";
 }
 
 std::string operator_rates_text(const Device& device) {

@@ -73,6 +73,8 @@ struct LaunchRate {
   double bytes_beside = 0;      // of an operator, on average
   double seconds = 0;           // forwards, with recording it
   double backward_seconds = 0;  // of one that a gradient runs
+  double view_seconds = 0;      // forwards, of one that computes nothing: a view
+  double backward_view_seconds = 0;
 
   bool operator==(const LaunchRate&) const = default;
 };
@@ -84,6 +86,8 @@ struct HostWork {
   double layer_seconds = 0;   // of a layer with parameters: its gradients' way to the
                               // update
   double action_seconds = 0;  // of a pipeline's action: its messages and bookkeeping
+  double pipeline_seconds = 0;  // of a pipeline's step, beside that of any: its ranks
+                                // agree on shapes
 
   bool operator==(const HostWork&) const = default;
 };

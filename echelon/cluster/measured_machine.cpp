@@ -167,11 +167,14 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
   for (auto& rate : device.launch_rates) {
     rate.seconds = rounded(rate.seconds);
     rate.backward_seconds = rounded(rate.backward_seconds);
+    rate.view_seconds = rounded(rate.view_seconds);
+    rate.backward_view_seconds = rounded(rate.backward_view_seconds);
   }
   device.host_work = {
       rounded(measured.host_work.step_seconds),
       rounded(measured.host_work.layer_seconds),
-      rounded(measured.host_work.action_seconds)};
+      rounded(measured.host_work.action_seconds),
+      rounded(measured.host_work.pipeline_seconds)};
   device.source = source_of(measured, machine);
   if (!known || machine.nvml.gpus.empty()) set_peaks(device);
   if (measured.ranks > 1) {
@@ -199,18 +202,20 @@ std::string to_text(const MachineMeasurement& measured) {
   for (const auto& rate : measured.launch_rates) {
     const std::string where =
         " beside " + std::to_string(std::llround(rate.bytes_beside)) + " bytes";
-    text += formatted(
-        "  %-34s %9.2f us\n", rate.seconds * 1e6, ("launched" + where).c_str());
-    text += formatted(
-        "  %-34s %9.2f us\n",
-        rate.backward_seconds * 1e6,
-        ("of a gradient," + where).c_str());
+    for (const auto& [what, seconds] :
+         {std::pair("launched", rate.seconds),
+          std::pair("of a gradient,", rate.backward_seconds),
+          std::pair("a view", rate.view_seconds),
+          std::pair("a gradient's view", rate.backward_view_seconds)}) {
+      text += formatted("  %-34s %9.2f us\n", seconds * 1e6, (what + where).c_str());
+    }
   }
   const HostWork& host = measured.host_work;
   for (const auto& [what, seconds] :
        {std::pair("host work of a step", host.step_seconds),
         std::pair("of a layer's gradients", host.layer_seconds),
-        std::pair("of a pipeline's action", host.action_seconds)}) {
+        std::pair("of a pipeline's action", host.action_seconds),
+        std::pair("of a pipeline's step", host.pipeline_seconds)}) {
     if (seconds > 0) text += formatted("  %-34s %9.2f us\n", seconds * 1e6, what);
   }
   std::vector<Spread> products, operators;
@@ -256,7 +261,9 @@ std::string to_json(const MachineMeasurement& measured) {
     launches.push_back(
         {{"bytes_beside", rate.bytes_beside},
          {"seconds", rate.seconds},
-         {"backward_seconds", rate.backward_seconds}});
+         {"backward_seconds", rate.backward_seconds},
+         {"view_seconds", rate.view_seconds},
+         {"backward_view_seconds", rate.backward_view_seconds}});
   }
   auto calls = nlohmann::ordered_json::array();
   for (const auto& call : measured.calls) {
@@ -273,7 +280,8 @@ std::string to_json(const MachineMeasurement& measured) {
       {"host_work",
        {{"step_seconds", measured.host_work.step_seconds},
         {"layer_seconds", measured.host_work.layer_seconds},
-        {"action_seconds", measured.host_work.action_seconds}}},
+        {"action_seconds", measured.host_work.action_seconds},
+        {"pipeline_seconds", measured.host_work.pipeline_seconds}}},
       {"matrix_rates", rates},
       {"operator_rates", operators},
       {"calls", calls}}

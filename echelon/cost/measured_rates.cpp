@@ -178,8 +178,8 @@ std::optional<double> measured_update_seconds(
       device, name, (sgd ? 3 : 7) * elements * element_bytes);
 }
 
-double measured_launch_seconds(
-    const Device& device, bool backward, double bytes_beside) {
+double measured_launch_seconds(const Device& device, const Launch& launch) {
+  const double bytes_beside = launch.bytes_beside;
   const LaunchRate* below = nullptr;  // the nearest on either side
   const LaunchRate* above = nullptr;
   for (const LaunchRate& rate : device.launch_rates) {
@@ -190,7 +190,10 @@ double measured_launch_seconds(
     }
   }
   const auto seconds = [&](const LaunchRate& rate) {
-    return backward ? rate.backward_seconds : rate.seconds;
+    if (launch.view) {
+      return launch.backward ? rate.backward_view_seconds : rate.view_seconds;
+    }
+    return launch.backward ? rate.backward_seconds : rate.seconds;
   };
   if (!above) return seconds(*below);
   if (!below) return seconds(*above);

@@ -32,11 +32,16 @@ std::optional<double> measured_update_seconds(
     const Device& device, std::string_view optimizer, double elements,
     double element_bytes);
 
-/// The host's time for one operator in training, where those around it move
-/// `bytes_beside` each: linear between what was measured. The device has
+/// An operator as the host starts it in training.
+struct Launch {
+  bool backward = false;    // a gradient runs it
+  bool view = false;        // it computes nothing
+  double bytes_beside = 0;  // that those around it move, each
+};
+
+/// The host's time for it: linear between what was measured. The device has
 /// `launch_rates`.
-double measured_launch_seconds(
-    const Device& device, bool backward, double bytes_beside);
+double measured_launch_seconds(const Device& device, const Launch& launch);
 
 /// The host's time beside the layers for an action of the pipeline that computes
 /// forwards or gradients of inputs; 0 without a pipeline, or where it was not measured.

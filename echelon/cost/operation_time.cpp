@@ -146,8 +146,12 @@ double launch_seconds(
     const auto own = static_cast<double>(operation.launches);
     launches += own;
     if (device.launch_rates.empty()) continue;
+    const bool view =
+        operation.kind == OperationKind::memory && operation.bytes == 0;
     measured += own * measured_launch_seconds(
-                          device, operation.backward, operation.bytes_beside);
+                          device, {.backward = operation.backward,
+                                   .view = view,
+                                   .bytes_beside = operation.bytes_beside});
   }
   if (!device.launch_rates.empty()) return measured;
   return launches *

@@ -85,6 +85,7 @@ StageTimes::After after_of(
       context, own_elements(context, layers, rank), rank);
   const HostWork& host = context.cluster.node_of(rank).device.host_work;
   after.other = context.stack.step_host_seconds + host.step_seconds;
+  if (context.strategy.layout.pp > 1) after.other += host.pipeline_seconds;
   for (const LayerWork* layer : layers) {
     if (layer->parameters == 0) continue;
     after.other += static_cast<double>(layer->repeat) * host.layer_seconds;

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "echelon/data/loader.h"
 #include "echelon/timeline/metrics.h"
@@ -17,10 +19,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kSteps = 40;
+constexpr int64_t kRounds = 25;
 constexpr int64_t kFewLayers = 2;
 constexpr int64_t kManyLayers = 10;
-constexpr int64_t kFewMicrobatches = 4;
-constexpr int64_t kManyMicrobatches = 16;
+// Of each of these differences, little is made of much.
+struct Microbatches {
+  int64_t few;
+  int64_t many;
+};
+constexpr Microbatches kOfData = {1, 5};
+constexpr Microbatches kOfPipeline = {4, 16};
 
 // A sample for each microbatch of each rank.
 Job small_job(const Layout& layout, int64_t layers, int64_t microbatches) {
@@ -102,22 +110,15 @@ class SmallTraining {
 };
 
 // A step, cut into what each microbatch adds and what there is without any.
-struct StepTime {
+struct Parts {
   double microbatch = 0;
   double rest = 0;
 };
 
-StepTime
-step_time(BenchMeter& meter, World& world, const Layout& layout, int64_t layers) {
-  const auto seconds = [&](int64_t microbatches) {
-    SmallTraining training(small_job(layout, layers, microbatches), world);
-    // Steps follow each other, as in a run.
-    return meter.own_seconds_of([&] { return training.step(); }, kSteps);
-  };
-  const double few = seconds(kFewMicrobatches), many = seconds(kManyMicrobatches);
+Parts parts_of(const Microbatches& counts, double few, double many) {
   const double microbatch =
-      (many - few) / static_cast<double>(kManyMicrobatches - kFewMicrobatches);
-  return {microbatch, few - static_cast<double>(kFewMicrobatches) * microbatch};
+      (many - few) / static_cast<double>(counts.many - counts.few);
+  return {microbatch, few - static_cast<double>(counts.few) * microbatch};
 }
 
 // Of the fewest bytes that were measured; 0 with one rank.
@@ -130,27 +131,59 @@ double least_all_reduce(const MachineMeasurement& measured) {
   return least == nullptr ? 0 : least->seconds;
 }
 
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
 }  // namespace
 
 HostWork bench_host_work(
     BenchMeter& meter, World& world, const MachineMeasurement& measured) {
   const auto ranks = static_cast<int64_t>(world.size());
+  std::vector<std::unique_ptr<SmallTraining>> trainings;
+  std::vector<std::function<double()>> steps;
+  const auto add = [&](const Layout& layout, int64_t layers, Microbatches counts) {
+    for (const int64_t microbatches : {counts.few, counts.many}) {
+      trainings.push_back(std::make_unique<SmallTraining>(
+          small_job(layout, layers, microbatches), world));
+      steps.push_back([&training = *trainings.back()] { return training.step(); });
+    }
+  };
   const Layout data{.dp_replicate = ranks};
-  const StepTime few = step_time(meter, world, data, kFewLayers);
-  const StepTime many = step_time(meter, world, data, kManyLayers);
-  HostWork work;
-  work.layer_seconds = std::max(
-      0.0, (many.rest - few.rest) / static_cast<double>(kManyLayers - kFewLayers));
-  // Summing the gradients is counted as a collective.
-  work.step_seconds = std::max(
-      0.0, few.rest - static_cast<double>(kFewLayers) * work.layer_seconds -
-               least_all_reduce(measured));
-  if (ranks == 1) return work;
+  add(data, kFewLayers, kOfData);
+  add(data, kManyLayers, kOfData);
   // The last stage computes what a rank without a pipeline does.
-  const StepTime pipeline =
-      step_time(meter, world, {.pp = ranks}, kFewLayers * ranks);
-  work.action_seconds =
-      std::max(0.0, (pipeline.microbatch - few.microbatch) / 2);
+  if (ranks > 1) add({.pp = ranks}, kFewLayers * ranks, kOfPipeline);
+
+  std::vector<double> step_seconds, layer_seconds, action_seconds, pipeline_seconds;
+  for (const auto& seconds : meter.rounds_of_own_seconds(steps, kSteps, kRounds)) {
+    const Parts few = parts_of(kOfData, seconds[0], seconds[1]);
+    const Parts many = parts_of(kOfData, seconds[2], seconds[3]);
+    layer_seconds.push_back(
+        (many.rest - few.rest) / static_cast<double>(kManyLayers - kFewLayers));
+    step_seconds.push_back(
+        few.rest - static_cast<double>(kFewLayers) * layer_seconds.back());
+    if (ranks == 1) continue;
+    const Parts pipeline = parts_of(kOfPipeline, seconds[4], seconds[5]);
+    action_seconds.push_back((pipeline.microbatch - few.microbatch) / 2);
+    // The other stages wait for the first microbatch and for the last.
+    const double bubble = static_cast<double>(ranks - 1) * pipeline.microbatch;
+    pipeline_seconds.push_back(pipeline.rest - few.rest - bubble);
+  }
+  // Each is a difference of times.
+  const auto usual = [](std::vector<double>& differences) {
+    return std::max(0.0, median(std::move(differences)));
+  };
+  HostWork work;
+  work.layer_seconds = usual(layer_seconds);
+  // Summing the gradients is counted as a collective.
+  work.step_seconds =
+      std::max(0.0, median(std::move(step_seconds)) - least_all_reduce(measured));
+  if (ranks > 1) {
+    work.action_seconds = usual(action_seconds);
+    work.pipeline_seconds = usual(pipeline_seconds);
+  }
   return work;
 }
 

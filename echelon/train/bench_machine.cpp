@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "echelon/train/bench_collectives.h"
 #include "echelon/train/bench_host_work.h"
@@ -24,12 +23,6 @@ double stream_rate(const std::vector<OperatorRate>& rates) {
   return largest->bytes_per_second;
 }
 
-// As the trainer has them.
-void share_cores(const World& world) {
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  at::set_num_threads(std::max(1, cores / world.local_size()));
-}
-
 void add_calls(BenchMeter& meter, World& world, MachineMeasurement& measured) {
   BenchOptions options;
   options.backends = {
@@ -44,7 +37,7 @@ void add_calls(BenchMeter& meter, World& world, MachineMeasurement& measured) {
 }  // namespace
 
 MachineMeasurement bench_machine(World& world) {
-  share_cores(world);
+  at::set_num_threads(world.compute_threads());  // as the trainer has them
   BenchMeter meter(world);
   MachineMeasurement measured;
   measured.ranks = world.size();

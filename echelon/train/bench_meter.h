@@ -24,6 +24,12 @@ class BenchMeter {
   /// Of what each call says that it took, of so many that follow each other.
   double own_seconds_of(const std::function<double()>& call, int64_t calls = 4);
 
+  /// The same of calls whose differences count: in each round all of them take turns,
+  /// so that a machine that slows down for a while does so for all. By round, then by
+  /// call.
+  std::vector<std::vector<double>> rounds_of_own_seconds(
+      const std::vector<std::function<double()>>& calls, int64_t again, int64_t rounds);
+
   /// Seconds of each call. On a processor they take turns, as the operators of a
   /// network do: between two of one kind the caches have seen all others. What takes
   /// next to nothing is called again and again, as starting an operator is measured. A

@@ -3,11 +3,15 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "echelon/models/layer_operators.h"
+#include "echelon/models/make_network.h"
 #include "echelon/models/meta_mode.h"
 #include "echelon/models/operator_work.h"
 
@@ -15,6 +19,9 @@ namespace echelon {
 namespace {
 
 using torch::Tensor;
+
+constexpr int64_t kLaunchRounds = 15;
+const std::vector<int64_t> kSmall = {16};  // features of small networks
 
 // The work of the operator that moves most of those that a call runs.
 class Largest : public detail::OperatorObserver {
@@ -211,33 +218,27 @@ double seconds_since(Clock::time_point begin) {
 // theirs.
 class SmallNetwork {
  public:
-  explicit SmallNetwork(torch::Device device)
+  // Operators of a pass: those that compute, and views.
+  struct Counts {
+    double computing = 0;
+    double views = 0;
+  };
+
+  SmallNetwork(const LayerList& layers, torch::Device device)
       : input_(torch::ones({4, 16}, torch::device(device))),
         memory_(torch::zeros({kMostBeside / 4}, torch::device(device))) {
-    LayerList layers;
-    for (const char* name : {"0", "1", "2", "3"}) {
-      layers.add(
-          std::string("fc.") + name, [] { return torch::nn::Linear(16, 16); },
-          [](auto& fc, const Tensor& x) { return at::gelu(fc.forward(x)); });
-      layers.add(std::string("norm.") + name, [] {
-        return torch::nn::LayerNorm(torch::nn::LayerNormOptions({16}));
-      });
-    }
     for (const auto& layer : count_operators(layers, {{{4, 16}}}).layers) {
-      forward_ += layer.forward.size();
-      backward_ += layer.backward.size();
+      count(layer.forward, forward_);
+      count(layer.backward, backward_);
     }
     for (const auto& layer : layers.layers()) {
       built_.push_back(layer.build());
-      built_.back().module->to(device);
-      for (auto& one : built_.back().module->parameters()) {
-        parameters_.push_back(one);
-      }
+      if (built_.back().module) built_.back().module->to(device);
     }
   }
 
-  double forward_operators() const { return static_cast<double>(forward_); }
-  double backward_operators() const { return static_cast<double>(backward_); }
+  const Counts& forward() const { return forward_; }
+  const Counts& backward() const { return backward_; }
 
   // For each operator.
   void move_beside(int64_t bytes) { bytes_ = bytes; }
@@ -251,22 +252,33 @@ class SmallNetwork {
     for (const auto& layer : built_) {
       values = layer.forward(values);
       const auto share = static_cast<int64_t>(built_.size());
-      move(static_cast<int64_t>(forward_) / share);
+      move(operators_of(forward_) / share);
       if (!backward || bytes_ == 0) continue;
       values[0].register_hook([this, share](const Tensor& gradient) {
-        move(static_cast<int64_t>(backward_) / share);
+        move(operators_of(backward_) / share);
         return gradient;
       });
     }
     if (backward) {
+      // Gradients are added to those of the pass before.
       values[0].backward(torch::ones_like(values[0]));
-      for (auto& one : parameters_) one.mutable_grad() = Tensor();
     }
     return seconds_since(begin) - beside_seconds_;
   }
 
  private:
   static constexpr int64_t kMostBeside = int64_t{16} << 20;
+
+  static void count(const std::vector<OperatorWork>& operators, Counts& counts) {
+    for (const auto& work : operators) {
+      const bool computes = work.bytes > 0 || !work.product.empty();
+      (computes ? counts.computing : counts.views) += 1;
+    }
+  }
+
+  static int64_t operators_of(const Counts& counts) {
+    return static_cast<int64_t>(counts.computing + counts.views);
+  }
 
   // What `operators` would. Not always the same memory, as in a network.
   void move(int64_t operators) {
@@ -281,12 +293,65 @@ class SmallNetwork {
   }
 
   Tensor input_, memory_;
-  size_t forward_ = 0, backward_ = 0;  // operators
+  Counts forward_, backward_;
   std::vector<BuiltLayer> built_;
-  std::vector<Tensor> parameters_;
   int64_t bytes_ = 0, next_ = 0;
   double beside_seconds_ = 0;
 };
+
+// The linear layers of the trainer start more views than operators that compute ...
+LayerList many_views() {
+  ModelOptions options;
+  options.name = "mlp";
+  options.hidden = {16, 16, 16};
+  return model_layers(options, kSmall, 16);
+}
+
+// ... and a function of one element next to none.
+LayerList few_views() {
+  using Function = Tensor (*)(const Tensor&);
+  const std::array<Function, 4> functions = {
+      [](const Tensor& x) { return at::gelu(x, "tanh"); },
+      [](const Tensor& x) { return at::relu(x); },
+      [](const Tensor& x) { return at::silu(x); },
+      [](const Tensor& x) { return at::tanh(x); }};
+  ModelOptions options;
+  options.name = "mlp";  // gradients begin at its weights
+  options.hidden = {16};
+  LayerList layers = model_layers(options, kSmall, 16);
+  for (int i = 0; i < 4; ++i) {
+    for (size_t k = 0; k < functions.size(); ++k) {
+      const auto at = static_cast<size_t>(i) * functions.size() + k;
+      layers.add_function("f" + std::to_string(at), functions[k]);
+    }
+  }
+  return layers;
+}
+
+// Of an operator that computes and of a view: what two networks take together.
+struct Launches {
+  double computing = 0;
+  double view = 0;
+};
+
+Launches launches_of(
+    const SmallNetwork::Counts& a, double a_seconds, const SmallNetwork::Counts& b,
+    double b_seconds) {
+  const double determinant = a.computing * b.views - b.computing * a.views;
+  const double view =
+      (a.computing * b_seconds - b.computing * a_seconds) / determinant;
+  const double computing = (a_seconds * b.views - b_seconds * a.views) / determinant;
+  if (view > 0 && computing > 0) return {computing, view};
+  // Noise is larger than the difference: all alike.
+  const double each = (a_seconds + b_seconds) /
+      (a.computing + a.views + b.computing + b.views);
+  return {each, each};
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
 
 }  // namespace
 
@@ -310,19 +375,37 @@ double bench_start(BenchMeter& meter) {
 }
 
 std::vector<LaunchRate> bench_launches(BenchMeter& meter) {
-  SmallNetwork network(meter.device());
+  SmallNetwork views(many_views(), meter.device());
+  SmallNetwork functions(few_views(), meter.device());
+  std::vector<std::function<double()>> calls;
+  for (SmallNetwork* network : {&views, &functions}) {
+    for (const bool backward : {false, true}) {
+      calls.push_back([=] { return network->run(backward); });
+    }
+  }
   std::vector<LaunchRate> rates;
   for (const int64_t bytes : {int64_t{0}, int64_t{32} << 10, int64_t{256} << 10}) {
-    network.move_beside(bytes);
-    const double forward =
-        meter.own_seconds_of([&] { return network.run(/*backward=*/false); });
-    const double both =
-        meter.own_seconds_of([&] { return network.run(/*backward=*/true); });
+    views.move_beside(bytes);
+    functions.move_beside(bytes);
+    std::array<std::vector<double>, 4> seconds;  // forwards and backwards of each
+    for (const auto& round : meter.rounds_of_own_seconds(calls, 4, kLaunchRounds)) {
+      for (const size_t network : {0, 2}) {
+        seconds[network].push_back(round[network]);
+        seconds[network + 1].push_back(round[network + 1] - round[network]);
+      }
+    }
+    std::array<double, 4> usual{};
+    for (size_t i = 0; i < usual.size(); ++i) usual[i] = median(std::move(seconds[i]));
+    const Launches forward =
+        launches_of(views.forward(), usual[0], functions.forward(), usual[2]);
+    const Launches backward =
+        launches_of(views.backward(), usual[1], functions.backward(), usual[3]);
     rates.push_back(
         {.bytes_beside = static_cast<double>(bytes),
-         .seconds = forward / network.forward_operators(),
-         .backward_seconds =
-             std::max(both - forward, both / 4) / network.backward_operators()});
+         .seconds = forward.computing,
+         .backward_seconds = backward.computing,
+         .view_seconds = forward.view,
+         .backward_view_seconds = backward.view});
   }
   return rates;
 }

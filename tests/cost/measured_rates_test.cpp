@@ -231,17 +231,23 @@ TEST(MeasuredRates, AProcessorLaunchesBesidesComputing) {
 TEST(MeasuredRates, LaunchesTakeLongerBesideMuchMemory) {
   Cluster cluster = here();
   Device& device = cluster.groups.front().node.device;
-  device.launch_rates = {{0, 10e-6, 30e-6}, {1 << 20, 20e-6, 90e-6}};
-  EXPECT_NEAR(measured_launch_seconds(device, false, 1 << 19), 15e-6, 1e-12);
-  EXPECT_NEAR(measured_launch_seconds(device, true, 1 << 19), 60e-6, 1e-12);
-  EXPECT_NEAR(measured_launch_seconds(device, true, 1 << 30), 90e-6, 1e-12);
+  device.launch_rates = {
+      {0, 10e-6, 30e-6, 1e-6, 3e-6}, {1 << 20, 20e-6, 90e-6, 2e-6, 9e-6}};
+  const auto launched = [&](bool backward, bool view, double beside) {
+    return measured_launch_seconds(device, {backward, view, beside});
+  };
+  EXPECT_NEAR(launched(false, false, 1 << 19), 15e-6, 1e-12);
+  EXPECT_NEAR(launched(true, false, 1 << 19), 60e-6, 1e-12);
+  EXPECT_NEAR(launched(true, false, 1 << 30), 90e-6, 1e-12);
+  EXPECT_NEAR(launched(false, true, 1 << 19), 1.5e-6, 1e-12);
+  EXPECT_NEAR(launched(true, true, 1 << 19), 6e-6, 1e-12);
   ModelShape model{.name = "one", .layers = {counted_layer()}};
   model.layers[0].forward = {
       {.name = "gelu", .bytes = 1 << 20}, {.name = "view"}};
   model.layers[0].backward = {};
   const StageTimes times = stage_times(model, strategy(1, 64), cluster);
   EXPECT_NEAR(
-      times.stages[0].forward, (1 << 20) / 2e9 + 2 * 15e-6, 1e-9);
+      times.stages[0].forward, (1 << 20) / 2e9 + 15e-6 + 1.5e-6, 1e-9);
 }
 
 // A layer with parameters and one without; each stage of a pipeline two actions for
@@ -268,6 +274,9 @@ TEST(MeasuredRates, TheHostsWorkOfStepsLayersAndActionsIsAdded) {
   work = {.step_seconds = 0, .layer_seconds = 0, .action_seconds = 1e-3};
   EXPECT_NEAR(seconds(strategy(2, 128)), before, 1e-9);
   EXPECT_NEAR(seconds(pipeline) - pipeline_before, (8 + 1) * 2e-3, 1e-4);
+  work = {.pipeline_seconds = 1e-3};
+  EXPECT_NEAR(seconds(strategy(2, 128)), before, 1e-9);
+  EXPECT_NEAR(seconds(pipeline) - pipeline_before, 1e-3, 1e-9);
 }
 
 TEST(MeasuredRates, GradientsAreNotHiddenBehindAProcessor) {

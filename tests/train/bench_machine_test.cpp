@@ -40,7 +40,7 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
   const std::vector<std::string> processors = {"CUDA_VISIBLE_DEVICES="};
   Command bench({kEchelon, "bench", "--save", file, "-n", "2"}, processors);
   ASSERT_EQ(bench.wait(std::chrono::minutes(8)), 0) << bench.err();
-  EXPECT_THAT(bench.out(), HasSubstr("host work of a step"));
+  EXPECT_THAT(bench.out(), HasSubstr("launched beside 0 bytes"));
 
   const Cluster cluster = read_cluster(file);
   ASSERT_EQ(cluster.num_devices(), 2);
@@ -67,13 +67,16 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
   for (const LaunchRate& rate : device.launch_rates) {
     EXPECT_GT(rate.seconds, 0);
     EXPECT_GT(rate.backward_seconds, 0);
+    EXPECT_GT(rate.view_seconds, 0);
+    EXPECT_GT(rate.backward_view_seconds, 0);
   }
   EXPECT_LT(
       device.launch_rates.front().bytes_beside,
       device.launch_rates.back().bytes_beside);
-  // Each is a difference of times, and may be none on a busy machine.
+  // Each is a difference of times, and one of them may be none on a busy machine.
   const HostWork& host = device.host_work;
-  EXPECT_GT(host.step_seconds + host.layer_seconds + host.action_seconds, 0);
+  EXPECT_GT(host.step_seconds + host.layer_seconds + host.action_seconds +
+          host.pipeline_seconds, 0);
 
   Command step({kEchelon, "simulate",
                 ECHELON_SOURCE_DIR "/examples/configs/digits.toml", "--layout",
