@@ -1,6 +1,7 @@
 #include "echelon/cost/memory_estimate.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "echelon/cost/stack.h"
@@ -35,6 +36,27 @@ RankParameters sum_of(
   return rank;
 }
 
+// Of one rank after the other: neighbours mostly hold as much.
+class StatesByRank {
+ public:
+  StatesByRank(const Strategy& strategy, const Stack& stack)
+      : strategy_(strategy), stack_(stack) {}
+
+  const StateBytes& of(const RankParameters& parameters) {
+    if (!last_ || parameters != *last_) {
+      last_ = parameters;
+      bytes_ = state_bytes(parameters, strategy_, stack_);
+    }
+    return bytes_;
+  }
+
+ private:
+  const Strategy& strategy_;
+  const Stack& stack_;
+  std::optional<RankParameters> last_;
+  StateBytes bytes_;
+};
+
 struct RankActivations {
   double kept = 0;
   double working = 0;
@@ -42,10 +64,9 @@ struct RankActivations {
 };
 
 RankActivations activations_of(
-    const std::vector<ActivationBytes>& stages, const PipelineShape& pipeline,
-    int64_t rank) {
+    const std::vector<ActivationBytes>& stages, const std::vector<int64_t>& own,
+    const PipelineShape& pipeline, int64_t rank) {
   RankActivations sum;
-  const auto own = stages_of_rank(pipeline, rank);
   const auto stored = stored_microbatches(pipeline, rank);
   for (size_t i = 0; i < own.size(); ++i) {
     const ActivationBytes& stage = stages[static_cast<size_t>(own[i])];
@@ -60,9 +81,11 @@ RankActivations activations_of(
 }  // namespace
 
 double MemoryEstimate::peak_bytes() const {
-  if (ranks.empty()) return reserved_bytes;
-  return static_cast<double>(ranks[static_cast<size_t>(fullest())].total()) +
-         reserved_bytes;
+  return ranks.empty() ? reserved_bytes : bytes(static_cast<size_t>(fullest()));
+}
+
+double MemoryEstimate::bytes(size_t rank) const {
+  return static_cast<double>(ranks[rank].total()) + reserved_bytes;
 }
 
 double MemoryEstimate::limit(size_t rank) const {
@@ -70,15 +93,16 @@ double MemoryEstimate::limit(size_t rank) const {
 }
 
 double MemoryEstimate::fullness() const {
+  if (ranks.empty()) return reserved_bytes;
   const auto rank = static_cast<size_t>(fullest());
-  return limit(rank) > 0 ? peak_bytes() / limit(rank) : peak_bytes();
+  return limit(rank) > 0 ? bytes(rank) / limit(rank) : bytes(rank);
 }
 
 int MemoryEstimate::fullest() const {
   double highest = -1;
   size_t most = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    double part = static_cast<double>(ranks[rank].total()) + reserved_bytes;
+    double part = bytes(rank);
     if (limit(rank) > 0) part /= limit(rank);
     if (part <= highest) continue;
     highest = part;
@@ -94,11 +118,13 @@ MemoryEstimate estimate_memory(
   const auto parameters = stage_parameters(model, strategy);
   const auto activations = stage_activations(model, strategy, stack);
   MemoryEstimate estimate;
+  estimate.ranks.reserve(static_cast<size_t>(pipeline.ranks));
+  StatesByRank states(strategy, stack);
   double moving = 0;  // what comes and goes, of the rank with most
   for (int64_t rank = 0; rank < pipeline.ranks; ++rank) {
-    const StateBytes state = state_bytes(
-        sum_of(parameters, stages_of_rank(pipeline, rank)), strategy, stack);
-    RankActivations one = activations_of(activations, pipeline, rank);
+    const auto own = stages_of_rank(pipeline, rank);
+    const StateBytes& state = states.of(sum_of(parameters, own));
+    RankActivations one = activations_of(activations, own, pipeline, rank);
     double host = state.host_bytes;
     if (strategy.offload_activations) {
       host += one.kept;
@@ -121,9 +147,10 @@ double least_bytes(const ModelShape& model, const Strategy& strategy) {
   const PipelineShape pipeline = pipeline_of(strategy);
   const auto parameters = stage_parameters(model, strategy);
   double most = 0;
+  StatesByRank states(strategy, stack);
   for (int64_t rank = 0; rank < pipeline.ranks; ++rank) {
-    const StateBytes state = state_bytes(
-        sum_of(parameters, stages_of_rank(pipeline, rank)), strategy, stack);
+    const StateBytes& state =
+        states.of(sum_of(parameters, stages_of_rank(pipeline, rank)));
     most = std::max(most, static_cast<double>(state.device.total()));
   }
   return most;

@@ -20,6 +20,7 @@ struct MemoryEstimate {
   std::vector<double> limits;
 
   double limit(size_t rank) const;  // 0: not known
+  double bytes(size_t rank) const;  // with reserved_bytes
   /// Of the fullest, with reserved_bytes.
   double peak_bytes() const;
   /// The one with the largest part of its limit.

@@ -22,6 +22,7 @@ struct RankParameters {
   double embedding_and_head = 0;
 
   double total() const { return dense + experts; }
+  bool operator==(const RankParameters&) const = default;
 };
 
 /// By pipeline stage. Throws ConfigError when there are fewer layers than stages.

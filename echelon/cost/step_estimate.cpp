@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "echelon/cost/layer_work.h"
 #include "echelon/error.h"
@@ -110,17 +111,15 @@ Strategy own_strategy(const Strategy& strategy, const PipelinePlace& pipeline) {
   return with_microbatch(strategy, microbatch_of(strategy, pipeline.data_index));
 }
 
-/// Of one pipeline, against what its devices have.
-MemoryEstimate pipeline_memory(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
-    const PipelinePlace& pipeline) {
-  MemoryEstimate memory =
-      estimate_memory(model, own_strategy(strategy, pipeline), cluster);
+/// Of a pipeline, what its devices have.
+std::vector<double> limits_of(const PipelinePlace& pipeline, const Cluster& cluster) {
+  std::vector<double> limits;
+  limits.reserve(pipeline.groups.size());
   for (const int64_t group : pipeline.groups) {
-    memory.limits.push_back(
+    limits.push_back(
         usable_bytes(cluster.groups[static_cast<size_t>(group)].node.device));
   }
-  return memory;
+  return limits;
 }
 
 }  // namespace
@@ -160,14 +159,21 @@ MemoryEstimate fullest_memory(
 MemoryEstimate fullest_memory(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     const std::vector<PipelinePlace>& pipelines) {
-  MemoryEstimate fullest;
+  MemoryEstimate fullest, memory;
   double most = 0;
+  std::optional<int64_t> samples;  // that `memory` is of
   for (const auto& pipeline : pipelines) {
-    MemoryEstimate memory = pipeline_memory(model, strategy, cluster, pipeline);
+    // Pipelines on other devices differ in what those have alone.
+    const int64_t own = microbatch_of(strategy, pipeline.data_index);
+    if (samples != own) {
+      memory = estimate_memory(model, with_microbatch(strategy, own), cluster);
+      samples = own;
+    }
+    memory.limits = limits_of(pipeline, cluster);
     const double share = memory.fullness();
     if (share <= most) continue;
     most = share;
-    fullest = std::move(memory);
+    fullest = memory;
   }
   return fullest;
 }

@@ -89,11 +89,12 @@ std::optional<Candidate> MemoryFitter::fit(
     const Strategy& strategy, const PipelineBound& bound, double limit_seconds) {
   best_.reset();
   plain_.reset();
+  unsaved_.reset();
   limit_ = limit_seconds;
   bound_ = &bound;
   other_orders_ = other_orders(job_, strategy.layout);
   const auto ways = list_ways(strategy);
-  if (ways.empty() || too_slow(strategy)) return {};
+  if (ways.empty() || too_slow()) return {};
   for (const Way& way : ways) enter(way);
   return best_;
 }
@@ -103,7 +104,6 @@ std::vector<MemoryFitter::Way> MemoryFitter::list_ways(
     const Strategy& strategy) {
   std::vector<Saver> fitted;
   std::vector<Way> ways;
-  std::optional<Weighed> none;
   for (const Saver& saver : savers_) {
     if (needless(saver, fitted)) continue;
     Strategy saved = strategy;
@@ -112,14 +112,14 @@ std::vector<MemoryFitter::Way> MemoryFitter::list_ways(
     saved.recompute = saver.recompute;
     const auto weighed = weigh(saved);
     if (!weighed) continue;
-    if (is_plain(saved)) none = weighed;
+    if (is_plain(saved)) unsaved_ = weighed;
     if (!weighed->fits) {
       keep_closest(*weighed);
       continue;
     }
     fitted.push_back(saver);
     Way way{*weighed, {}};
-    if (partial(saved.recompute)) way.fewest = with_fewest_layers(none, *weighed);
+    if (partial(saved.recompute)) way.fewest = with_fewest_layers(*weighed);
     const Weighed& least = way.fewest ? *way.fewest : way.whole;
     if (bound_->of(least.strategy) < limit_) ways.push_back(way);
   }
@@ -138,13 +138,9 @@ bool MemoryFitter::needless(
 }
 
 // Whether it is before memory is saved, which only adds time.
-bool MemoryFitter::too_slow(const Strategy& strategy) {
-  const bool asked = std::any_of(savers_.begin(), savers_.end(), [](const Saver& one) {
-    return one.recompute == Recompute::none && !one.offload_optimizer &&
-           !one.offload_activations;
-  });
-  if (!asked) return false;
-  plain_ = time(*weigh(strategy));
+bool MemoryFitter::too_slow() {
+  if (!unsaved_) return false;  // nobody asks for it
+  plain_ = time(*unsaved_);
   return least_seconds(*plain_) >= limit_;
 }
 
@@ -166,13 +162,13 @@ void MemoryFitter::enter(const Way& way) {
 
 // Of what fits when all layers compute again; empty when no fewer will do.
 std::optional<MemoryFitter::Weighed> MemoryFitter::with_fewest_layers(
-    const std::optional<Weighed>& none, const Weighed& all) const {
+    const Weighed& all) const {
   Strategy strategy = all.strategy;
   const int64_t most = layers_of_stage(strategy);
   int64_t low = 0;  // does not fit
   int64_t high = most;
-  int64_t guess = none && same_host(none->strategy, strategy)
-                      ? guess_layers(*none, all, most)
+  int64_t guess = unsaved_ && same_host(unsaved_->strategy, strategy)
+                      ? guess_layers(*unsaved_, all, most)
                       : most / 2;
   std::optional<Weighed> fewest;
   while (high - low > 1) {

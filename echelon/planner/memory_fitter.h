@@ -59,11 +59,10 @@ class MemoryFitter {
   std::vector<Way> list_ways(const Strategy& strategy);
   bool needless(const Saver& saver, const std::vector<Saver>& fitted) const;
   bool partial(Recompute recompute) const;
-  bool too_slow(const Strategy& strategy);
+  bool too_slow();
   void enter(const Way& way);
   void enter_asked_layers(Strategy strategy);
-  std::optional<Weighed> with_fewest_layers(
-      const std::optional<Weighed>& none, const Weighed& all) const;
+  std::optional<Weighed> with_fewest_layers(const Weighed& all) const;
   int64_t guess_layers(const Weighed& none, const Weighed& all, int64_t most) const;
   int64_t layers_of_stage(const Strategy& strategy) const;
   std::optional<Weighed> weigh(const Strategy& strategy) const;
@@ -82,6 +81,7 @@ class MemoryFitter {
   std::vector<AxisOrder> other_orders_;  // of the strategy, that may be faster
   std::optional<Candidate> best_;
   std::optional<Weighed> closest_;
+  std::optional<Weighed> unsaved_;  // the strategy with nothing saved
   std::optional<Candidate> plain_;
   double limit_ = std::numeric_limits<double>::infinity();
   int64_t estimated_ = 0;
