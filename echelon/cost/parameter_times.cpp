@@ -29,51 +29,69 @@ Elements elements_of(const LayerWork& layer) {
   return {layer.parameters - layer.expert_parameters, layer.expert_parameters};
 }
 
-/// One kind of parameters of a rank, and who holds copies of them.
-struct Weights {
-  double elements = 0;
+/// Who holds what of one kind of parameters.
+struct Sharers {
   GroupPlace shards;  // who cuts them: ZeRO
   GroupPlace copies;  // who else sums their gradients
 };
 
-Weights weights_of(
-    const StageContext& context, double elements, bool experts, int64_t rank) {
-  if (elements <= 0) return {};
-  const SharingAxes axes =
-      sharing_axes(context.strategy, context.stack, experts);
-  return {
-      elements, place_of(context.strategy, context.cluster, axes.shards, rank),
-      place_of(context.strategy, context.cluster, axes.copies, rank)};
-}
+/// One rank of a job, and the ranks that it shares its parameters with.
+class Sharing {
+ public:
+  Sharing(const StageContext& context, const Layers& layers, int64_t rank)
+      : context(context),
+        node(context.cluster.node_of(rank)),
+        dense(sharers(rank, false)) {
+    for (const LayerWork* layer : layers) {
+      if (layer->expert_parameters <= 0) continue;
+      experts = sharers(rank, true);
+      return;
+    }
+  }
 
-/// Summing the gradients of `weights`.
-double gradient_seconds(const StageContext& context, const Weights& weights, int64_t rank) {
-  const Node& node = context.cluster.node_of(rank);
-  const double bytes = weights.elements * context.stack.gradient_bytes;
+  const StageContext& context;
+  const Node& node;
+  Sharers dense, experts;
+
+ private:
+  Sharers sharers(int64_t rank, bool of_experts) const {
+    const SharingAxes axes =
+        sharing_axes(context.strategy, context.stack, of_experts);
+    return {
+        place_of(context.strategy, context.cluster, axes.shards, rank),
+        place_of(context.strategy, context.cluster, axes.copies, rank)};
+  }
+};
+
+double gradient_seconds(const Sharing& rank, double elements, const Sharers& sharers) {
+  const StageContext& context = rank.context;
+  const double bytes = elements * context.stack.gradient_bytes;
   if (bytes <= 0) return 0;
-  const double shards = static_cast<double>(weights.shards.ranks);
+  const double shards = static_cast<double>(sharers.shards.ranks);
   return collective_seconds(
-             CollectiveKind::reduce_scatter, bytes, weights.shards, node,
+             CollectiveKind::reduce_scatter, bytes, sharers.shards, rank.node,
              context.cluster, context.stack) +
       collective_seconds(
-             CollectiveKind::all_reduce, bytes / shards, weights.copies, node,
+             CollectiveKind::all_reduce, bytes / shards, sharers.copies, rank.node,
              context.cluster, context.stack);
 }
 
-double gradient_seconds(const StageContext& context, const Elements& all, int64_t rank) {
-  return gradient_seconds(context, weights_of(context, all.dense, false, rank), rank) +
-      gradient_seconds(context, weights_of(context, all.experts, true, rank), rank);
+double gradient_seconds(const Sharing& rank, const Elements& all) {
+  return gradient_seconds(rank, all.dense, rank.dense) +
+      gradient_seconds(rank, all.experts, rank.experts);
 }
 
-double gather_seconds(const StageContext& context, const Weights& weights, int64_t rank) {
+double gather_seconds(const Sharing& rank, double elements, const Sharers& sharers) {
+  if (elements <= 0) return 0;
+  const StageContext& context = rank.context;
   return collective_seconds(
-      CollectiveKind::all_gather, weights.elements * element_bytes(context.strategy.precision),
-      weights.shards, context.cluster.node_of(rank), context.cluster, context.stack);
+      CollectiveKind::all_gather, elements * element_bytes(context.strategy.precision),
+      sharers.shards, rank.node, context.cluster, context.stack);
 }
 
-double gather_seconds(const StageContext& context, const Elements& all, int64_t rank) {
-  return gather_seconds(context, weights_of(context, all.dense, false, rank), rank) +
-      gather_seconds(context, weights_of(context, all.experts, true, rank), rank);
+double gather_seconds(const Sharing& rank, const Elements& all) {
+  return gather_seconds(rank, all.dense, rank.dense) +
+      gather_seconds(rank, all.experts, rank.experts);
 }
 
 /// What is not exposed slows the computation beside it.
@@ -114,12 +132,12 @@ Pass backward_pass(PassTimes& passes, const Layers& layers, int64_t rank) {
 
 /// Each layer's parameters are there before it computes; those of the first layer
 /// already, when `first_is_there`.
-Exposed gathered(
-    const StageContext& context, const Pass& pass, int64_t rank, bool first_is_there) {
+Exposed gathered(const Sharing& rank, const Pass& pass, bool first_is_there) {
+  const Stack& stack = rank.context.stack;
   LeadingCollectives beside;
   double all = 0;
   for (const auto& [layer, seconds] : pass.steps) {
-    double gather = gather_seconds(context, elements_of(*layer), rank);
+    double gather = gather_seconds(rank, elements_of(*layer));
     int64_t repeat = layer->repeat;
     if (first_is_there && layer == pass.steps.front().layer) {
       beside.add(seconds, 0);
@@ -128,16 +146,16 @@ Exposed gathered(
     beside.add(seconds, gather, repeat);
     all += static_cast<double>(repeat) * gather;
   }
-  if (!context.stack.overlaps_parameters) return {all, all};
-  return exposed_part(all, beside.exposed(), context.stack);
+  if (!stack.overlaps_parameters) return {all, all};
+  return exposed_part(all, beside.exposed(), stack);
 }
 
 /// All parameters are on their way when the pass begins.
-Exposed queued(const StageContext& context, const Pass& pass, int64_t rank) {
-  QueuedCollectives beside(context.stack.overlap_slowdown);
+Exposed queued(const Sharing& rank, const Pass& pass) {
+  QueuedCollectives beside(rank.context.stack.overlap_slowdown);
   double all = 0;
   for (const auto& [layer, seconds] : pass.steps) {
-    const double gather = gather_seconds(context, elements_of(*layer), rank);
+    const double gather = gather_seconds(rank, elements_of(*layer));
     beside.add(seconds, gather, layer->repeat);
     all += static_cast<double>(layer->repeat) * gather;
   }
@@ -148,8 +166,8 @@ Exposed queued(const StageContext& context, const Pass& pass, int64_t rank) {
 /// layers together.
 class Reductions {
  public:
-  Reductions(const StageContext& context, int64_t rank)
-      : context_(context), rank_(rank) {
+  explicit Reductions(const Sharing& rank) : rank_(rank) {
+    const StageContext& context = rank.context;
     if (context.strategy.zero_stage == 0) least_ = context.stack.bucket_bytes;
   }
 
@@ -177,16 +195,16 @@ class Reductions {
 
   Exposed take() {
     if (layers_ > 0) send(1);
-    return exposed_part(all_, beside_.exposed(), context_.stack);
+    return exposed_part(all_, beside_.exposed(), rank_.context.stack);
   }
 
  private:
   double bytes(const Elements& all) const {
-    return (all.dense + all.experts) * context_.stack.gradient_bytes;
+    return (all.dense + all.experts) * rank_.context.stack.gradient_bytes;
   }
 
   void send(int64_t times) {
-    const double reduce = gradient_seconds(context_, bucket_, rank_);
+    const double reduce = gradient_seconds(rank_, bucket_);
     beside_.add(seconds_, reduce, times);
     all_ += static_cast<double>(times) * reduce;
     bucket_ = {};
@@ -194,8 +212,7 @@ class Reductions {
     layers_ = 0;
   }
 
-  const StageContext& context_;
-  int64_t rank_;
+  const Sharing& rank_;
   double least_ = 0;  // bytes that are sent
   TrailingCollectives beside_;
   double all_ = 0;
@@ -205,12 +222,11 @@ class Reductions {
 };
 
 /// `gathers`: the layers' parameters are gathered meanwhile, on the same links.
-Exposed reduced(
-    const StageContext& context, const Pass& pass, int64_t rank, bool gathers) {
-  Reductions reductions(context, rank);
+Exposed reduced(const Sharing& rank, const Pass& pass, bool gathers) {
+  Reductions reductions(rank);
   for (const auto& [layer, seconds] : pass.steps) {
     const Elements own = elements_of(*layer);
-    const double taken = gathers ? gather_seconds(context, own, rank) : 0;
+    const double taken = gathers ? gather_seconds(rank, own) : 0;
     reductions.add(own, std::max(0.0, seconds - taken), layer->repeat);
   }
   return reductions.take();
@@ -229,22 +245,20 @@ Exposed in_line(double seconds) { return {seconds, seconds}; }
 /// ZeRO stage 3 on one pipeline rank: each layer's parameters are gathered before it
 /// runs, forwards and backwards, its gradients are cut and summed after it. Without a
 /// pipeline the last layer is still there when its backward begins.
-ParameterTimes sharded(
-    const StageContext& context, PassTimes& passes, const Layers& layers, int64_t rank) {
+ParameterTimes sharded(const Sharing& rank, const Pass& forward, const Pass& backward) {
+  const StageContext& context = rank.context;
   const Strategy& s = context.strategy;
   const Stack& stack = context.stack;
   const double microbatches = static_cast<double>(s.num_microbatches());
-  const Pass forward = forward_pass(passes, layers, rank);
-  const Pass backward = backward_pass(passes, layers, rank);
   ParameterTimes sum;
-  sum.parameters = gathered(context, forward, rank, false);
+  sum.parameters = gathered(rank, forward, false);
   if (!s.gather_once) {
     sum.parameters = microbatches *
-        (sum.parameters + gathered(context, backward, rank, s.layout.pp == 1));
+        (sum.parameters + gathered(rank, backward, s.layout.pp == 1));
   }
   const double reduces = stack.reduces_each_microbatch ? microbatches : 1;
   const bool gathers = !s.gather_once && stack.overlaps_parameters;
-  sum.gradients = reduces * reduced(context, backward, rank, gathers);
+  sum.gradients = reduces * reduced(rank, backward, gathers);
   if (!stack.overlaps_gradients) sum.gradients.exposed = sum.gradients.all;
   return sum;
 }
@@ -253,24 +267,25 @@ ParameterTimes sharded(
 /// the optimizer, beside the first forward. What overlaps goes layer by layer: a large
 /// embedding has the last gradients to be ready, and the first parameters to be there.
 ParameterTimes once_a_step(
-    const StageContext& context, PassTimes& passes, const Layers& layers, int64_t rank) {
+    const Sharing& sharing, PassTimes& passes, const Layers& layers, int64_t rank) {
+  const StageContext& context = sharing.context;
   Elements all;
   for (const LayerWork* layer : layers) {
     all += static_cast<double>(layer->repeat) * elements_of(*layer);
   }
   ParameterTimes sum;
   sum.gradients = context.stack.overlaps_gradients
-      ? reduced(context, backward_pass(passes, layers, rank), rank, false)
-      : in_line(gradient_seconds(context, all, rank));
+      ? reduced(sharing, backward_pass(passes, layers, rank), false)
+      : in_line(gradient_seconds(sharing, all));
   if (context.strategy.zero_stage == 0) return sum;
   if (!context.stack.overlaps_parameters) {
-    sum.parameters = in_line(gather_seconds(context, all, rank));
+    sum.parameters = in_line(gather_seconds(sharing, all));
     return sum;
   }
   const Pass forward = forward_pass(passes, layers, rank);
   sum.parameters = context.stack.gathers_at_once
-      ? queued(context, forward, rank)
-      : gathered(context, forward, rank, false);
+      ? queued(sharing, forward)
+      : gathered(sharing, forward, false);
   return sum;
 }
 
@@ -279,21 +294,23 @@ ParameterTimes once_a_step(
 ParameterTimes parameter_times(
     const StageContext& context, PassTimes& passes, const Layers& layers,
     int64_t rank) {
+  const Sharing sharing(context, layers, rank);
   return context.strategy.zero_stage == 3
-      ? sharded(context, passes, layers, rank)
-      : once_a_step(context, passes, layers, rank);
+      ? sharded(
+            sharing, forward_pass(passes, layers, rank),
+            backward_pass(passes, layers, rank))
+      : once_a_step(sharing, passes, layers, rank);
 }
 
 double own_elements(
     const StageContext& context, const Layers& layers, int64_t rank) {
+  const Sharing sharing(context, layers, rank);
   double elements = 0;
   for (const LayerWork* layer : layers) {
     const Elements all = elements_of(*layer);
-    const Weights weights = weights_of(context, all.dense, false, rank);
-    const Weights experts = weights_of(context, all.experts, true, rank);
     elements += static_cast<double>(layer->repeat) *
-        (weights.elements / static_cast<double>(weights.shards.ranks) +
-         experts.elements / static_cast<double>(experts.shards.ranks));
+        (all.dense / static_cast<double>(sharing.dense.shards.ranks) +
+         all.experts / static_cast<double>(sharing.experts.shards.ranks));
   }
   return elements;
 }

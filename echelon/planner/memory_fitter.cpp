@@ -39,7 +39,8 @@ bool is_plain(const Strategy& strategy) {
          !strategy.offload_optimizer && !strategy.offload_activations;
 }
 
-bool same_host(const Strategy& one, const Strategy& other) {
+template <class Saves>  // a strategy or a saver
+bool same_host(const Saves& one, const Saves& other) {
   return one.offload_optimizer == other.offload_optimizer &&
          one.offload_activations == other.offload_activations;
 }
@@ -94,7 +95,7 @@ std::optional<Candidate> MemoryFitter::fit(
   bound_ = &bound;
   other_orders_ = other_orders(job_, strategy.layout);
   const auto ways = list_ways(strategy);
-  if (ways.empty() || too_slow()) return {};
+  if (ways.empty() || too_slow(strategy)) return {};
   for (const Way& way : ways) enter(way);
   return best_;
 }
@@ -104,24 +105,34 @@ std::vector<MemoryFitter::Way> MemoryFitter::list_ways(
     const Strategy& strategy) {
   std::vector<Saver> fitted;
   std::vector<Way> ways;
-  for (const Saver& saver : savers_) {
-    if (needless(saver, fitted)) continue;
-    Strategy saved = strategy;
-    saved.offload_optimizer = saver.offload_optimizer;
-    saved.offload_activations = saver.offload_activations;
-    saved.recompute = saver.recompute;
-    const auto weighed = weigh(saved);
-    if (!weighed) continue;
-    if (is_plain(saved)) unsaved_ = weighed;
-    if (!weighed->fits) {
-      keep_closest(*weighed);
+  for (auto begin = savers_.begin(); begin != savers_.end();) {
+    const auto end = std::find_if(begin, savers_.end(), [&](const Saver& one) {
+      return !same_host(one, *begin);
+    });
+    // Of those that leave the same to the host the last one takes the least memory.
+    const Saver& last = *(end - 1);
+    const auto least =
+        needless(last, fitted) ? std::nullopt : weigh_with(last, strategy);
+    if (least && !least->fits && !closer(*least)) {
+      begin = end;
       continue;
     }
-    fitted.push_back(saver);
-    Way way{*weighed, {}};
-    if (partial(saved.recompute)) way.fewest = with_fewest_layers(*weighed);
-    const Weighed& least = way.fewest ? *way.fewest : way.whole;
-    if (bound_->of(least.strategy) < limit_) ways.push_back(way);
+    for (; begin != end; ++begin) {
+      if (needless(*begin, fitted)) continue;
+      const auto weighed =
+          least && begin + 1 == end ? least : weigh_with(*begin, strategy);
+      if (!weighed) continue;
+      if (is_plain(weighed->strategy)) unsaved_ = weighed;
+      if (!weighed->fits) {
+        if (closer(*weighed)) closest_ = weighed;
+        continue;
+      }
+      fitted.push_back(*begin);
+      Way way{*weighed, {}};
+      if (partial(begin->recompute)) way.fewest = with_fewest_layers(*weighed);
+      const Weighed& shortest = way.fewest ? *way.fewest : way.whole;
+      if (bound_->of(shortest.strategy) < limit_) ways.push_back(way);
+    }
   }
   return ways;
 }
@@ -138,8 +149,13 @@ bool MemoryFitter::needless(
 }
 
 // Whether it is before memory is saved, which only adds time.
-bool MemoryFitter::too_slow() {
-  if (!unsaved_) return false;  // nobody asks for it
+bool MemoryFitter::too_slow(const Strategy& strategy) {
+  const bool asked = std::any_of(savers_.begin(), savers_.end(), [](const Saver& one) {
+    return one.recompute == Recompute::none && !one.offload_optimizer &&
+           !one.offload_activations;
+  });
+  if (!asked) return false;
+  if (!unsaved_) unsaved_ = weigh(strategy);
   plain_ = time(*unsaved_);
   return least_seconds(*plain_) >= limit_;
 }
@@ -216,6 +232,14 @@ int64_t MemoryFitter::layers_of_stage(const Strategy& strategy) const {
   return (blocks + stages - 1) / stages;
 }
 
+std::optional<MemoryFitter::Weighed> MemoryFitter::weigh_with(
+    const Saver& saver, Strategy strategy) const {
+  strategy.offload_optimizer = saver.offload_optimizer;
+  strategy.offload_activations = saver.offload_activations;
+  strategy.recompute = saver.recompute;
+  return weigh(strategy);
+}
+
 std::optional<MemoryFitter::Weighed> MemoryFitter::weigh(
     const Strategy& strategy) const {
   if (!check_strategy(job_.model, strategy, job_.cluster).empty()) return {};
@@ -281,9 +305,10 @@ double MemoryFitter::least_seconds(const Candidate& candidate) const {
          exposed(Axis::dp_shard);
 }
 
-void MemoryFitter::keep_closest(const Weighed& weighed) {
-  const double bytes = weighed.memory.peak_bytes();
-  if (!closest_ || bytes < closest_->memory.peak_bytes()) closest_ = weighed;
+// What does not fit, than all before it.
+bool MemoryFitter::closer(const Weighed& weighed) const {
+  return !closest_ ||
+         weighed.memory.peak_bytes() < closest_->memory.peak_bytes();
 }
 
 }  // namespace echelon

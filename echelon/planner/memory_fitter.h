@@ -57,9 +57,10 @@ class MemoryFitter {
   };
 
   std::vector<Way> list_ways(const Strategy& strategy);
+  std::optional<Weighed> weigh_with(const Saver& saver, Strategy strategy) const;
   bool needless(const Saver& saver, const std::vector<Saver>& fitted) const;
   bool partial(Recompute recompute) const;
-  bool too_slow();
+  bool too_slow(const Strategy& strategy);
   void enter(const Way& way);
   void enter_asked_layers(Strategy strategy);
   std::optional<Weighed> with_fewest_layers(const Weighed& all) const;
@@ -70,7 +71,7 @@ class MemoryFitter {
   void enter(const Candidate& candidate);
   void enter_in_orders(const Candidate& candidate);
   double least_seconds(const Candidate& candidate) const;
-  void keep_closest(const Weighed& weighed);
+  bool closer(const Weighed& weighed) const;
 
   const SearchJob& job_;
   const PipelineBound* bound_ = nullptr;  // while one strategy is fitted

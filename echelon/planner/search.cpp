@@ -52,11 +52,14 @@ std::vector<BoundedVariant> bounded_variants(
   return variants;
 }
 
-// Whether the rank's state alone is too much, even with what may be offloaded.
-bool cannot_fit(
-    const SearchJob& job, Strategy variant, double usable, bool offload) {
-  variant.offload_optimizer = offload && job.constraints.allow("offload", 1);
-  return least_bytes(job.model, variant) > usable;
+// Of the rank's state alone, with what may be offloaded on the host.
+double state_bytes(const SearchJob& job, const Strategy& variant, bool offload) {
+  if (!offload || !job.constraints.allow("offload", 1)) {
+    return least_bytes(job.model, variant);
+  }
+  Strategy offloaded = variant;
+  offloaded.offload_optimizer = true;
+  return least_bytes(job.model, offloaded);
 }
 
 SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
@@ -84,9 +87,9 @@ SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
         ++result.pruned_time;
         continue;
       }
-      if (cannot_fit(job, variant.strategy, usable, offload)) {
+      const double bytes = state_bytes(job, variant.strategy, offload);
+      if (bytes > usable) {
         ++result.pruned_memory;
-        const double bytes = least_bytes(job.model, variant.strategy);
         if (bytes < smallest_bytes) {
           smallest_bytes = bytes;
           smallest = variant.strategy;
