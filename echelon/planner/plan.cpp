@@ -336,6 +336,32 @@ plans_on(const PlanRequest& request, int64_t devices, int64_t keep) {
   return plans;
 }
 
+namespace {
+
+// For one value of a setting; `because` is there where none fits.
+Alternative alternative(
+    const PlanRequest& request, const SearchJob& job, const std::string& value) {
+  Alternative row{.value = value, .plan = {}, .because = {}};
+  const SearchResult found = search(job, request.keep);
+  std::vector<Plan> plans;
+  for (const Candidate& candidate : found.best) {
+    plans.push_back(plan_of(candidate, request.cluster));
+    if (request.simulate) simulate_step(request, plans.back());
+  }
+  if (!plans.empty()) {
+    rank(plans, Objective::time);
+    row.plan = plans.front();
+  } else if (found.closest) {
+    row.plan = plan_of(*found.closest, request.cluster);
+    row.because = explain_unfit(request, *row.plan);
+  } else {
+    row.because = why_none(job);
+  }
+  return row;
+}
+
+}  // namespace
+
 std::vector<Alternative>
 explain_key(const PlanRequest& request, const std::string& key) {
   check_request(request);
@@ -348,28 +374,25 @@ explain_key(const PlanRequest& request, const std::string& key) {
       free.plans.empty() ? request.cluster.num_devices() : free.plans[0].devices;
   const SearchJob job = job_of(open, devices);
   std::vector<Alternative> rows;
-  for (const int64_t value : values_of(job, setting)) {
-    Alternative row;
-    row.value = setting.text_of(value);
+  const Plan* best = nullptr;
+  const std::vector<int64_t> values = values_of(job, setting);
+  rows.reserve(values.size());
+  for (const int64_t value : values) {
     SearchJob one = job;
     auto fixed = open.fixed;
-    fixed.emplace_back(key, row.value);
+    fixed.emplace_back(key, setting.text_of(value));
     one.constraints = Constraints(fixed);
-    const auto found = search(one, 1);
-    if (!found.best.empty()) {
-      row.plan = plan_of(found.best.front(), request.cluster);
-      const bool best = !free.plans.empty() &&
-                        row.plan->step.step_seconds <=
-                            free.plans[0].step.step_seconds * (1 + 1e-9);
-      row.because =
-          best ? "the best" : explain_slower(*row.plan, free.plans.front());
-    } else if (found.closest) {
-      row.plan = plan_of(*found.closest, request.cluster);
-      row.because = explain_unfit(request, *row.plan);
-    } else {
-      row.because = why_none(one);
+    rows.push_back(alternative(open, one, setting.text_of(value)));
+    const Alternative& row = rows.back();
+    if (!row.because.empty()) continue;  // it does not fit
+    if (!best || row.plan->step.step_seconds < best->step.step_seconds) {
+      best = &*row.plan;
     }
-    rows.push_back(row);
+  }
+  for (Alternative& row : rows) {
+    if (!row.because.empty()) continue;
+    row.because =
+        &*row.plan == best ? "the best" : explain_slower(*row.plan, *best);
   }
   return rows;
 }

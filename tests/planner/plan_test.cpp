@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/error.h"
+#include "echelon/simulator/simulate.h"
 
 namespace echelon {
 namespace {
@@ -133,6 +137,27 @@ TEST(Plan, ExplainsAKeyByItsValues) {
   for (const auto& row : rows) best += row.because == "the best" ? 1 : 0;
   EXPECT_EQ(best, 1);
   EXPECT_THROW(explain_key(request, "tq"), ConfigError);
+}
+
+// Each by its events, as the best of all is: formulas may say less.
+TEST(Plan, ValuesOfAKeyAreComparedAsTheyAreSimulated) {
+  const auto request = request_of("llama2-70b", "h100-sxm:32", 64);
+  double fastest = std::numeric_limits<double>::infinity();
+  for (const auto& row : explain_key(request, "pp")) {
+    ASSERT_TRUE(row.plan) << row.value;
+    if (!row.plan->step.fits) continue;
+    const double seconds = row.plan->step.step_seconds;
+    const auto simulated = simulate(
+        request.model, row.plan->strategy, request.cluster, {.timeline_ranks = 0});
+    EXPECT_EQ(seconds, simulated.step.step_seconds) << row.value;
+    if (row.because == "the best") {
+      EXPECT_LE(seconds, plan(request).plans.front().step.step_seconds);
+    }
+    fastest = std::min(fastest, seconds);
+  }
+  for (const auto& row : explain_key(request, "pp")) {
+    EXPECT_EQ(row.plan->step.step_seconds == fastest, row.because == "the best");
+  }
 }
 
 }  // namespace
