@@ -122,6 +122,23 @@ Kinds kinds_of(const Strategy& strategy, const std::vector<PipelinePlace>& place
   return kinds;
 }
 
+// The largest part of what a device may hold, of each rank by itself.
+double fullness_of_each(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+  double most = 0;
+  for (const PipelinePlace& place : pipelines_by_rank(strategy, cluster)) {
+    const MemoryEstimate memory = estimate_memory(
+        model, with_microbatch(strategy, microbatch_of(strategy, place.data_index)),
+        cluster);
+    for (size_t rank = 0; rank < memory.ranks.size(); ++rank) {
+      const auto group = static_cast<size_t>(place.groups[rank]);
+      most = std::max(
+          most, memory.bytes(rank) / usable_bytes(cluster.groups[group].node.device));
+    }
+  }
+  return most;
+}
+
 void expect_as_each(const Strategy& strategy, const Cluster& cluster) {
   const auto by_rank = pipelines_by_rank(strategy, cluster);
   const auto all = all_pipelines(strategy, cluster);
@@ -140,6 +157,9 @@ void expect_as_each(const Strategy& strategy, const Cluster& cluster) {
   EXPECT_DOUBLE_EQ(
       estimate_time(model, strategy, cluster).step_seconds,
       seconds_of_each(model, strategy, cluster));
+  EXPECT_DOUBLE_EQ(
+      fullest_memory(model, strategy, cluster).fullness(),
+      fullness_of_each(model, strategy, cluster));
 }
 
 TEST(DistinctPipelines, AreOneWhereAllNodesAreAlike) {
