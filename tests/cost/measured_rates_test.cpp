@@ -241,6 +241,9 @@ TEST(MeasuredRates, LaunchesTakeLongerBesideMuchMemory) {
   EXPECT_NEAR(launched(true, false, 1 << 30), 90e-6, 1e-12);
   EXPECT_NEAR(launched(false, true, 1 << 19), 1.5e-6, 1e-12);
   EXPECT_NEAR(launched(true, true, 1 << 19), 6e-6, 1e-12);
+  device.launch_rates.push_back({3 << 20, 40e-6, 90e-6, 2e-6, 9e-6});
+  EXPECT_NEAR(launched(false, false, 2 << 20), 30e-6, 1e-12);
+  device.launch_rates.pop_back();
   ModelShape model{.name = "one", .layers = {counted_layer()}};
   model.layers[0].forward = {
       {.name = "gelu", .bytes = 1 << 20}, {.name = "view"}};
