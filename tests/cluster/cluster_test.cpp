@@ -95,6 +95,31 @@ TEST(Cluster, CheckNamesGroupKeyValueAndRule) {
       HasSubstr("same name"));
 }
 
+TEST(Cluster, NothingThatTheHostDoesTakesLessThanNoTime) {
+  const auto error_with = [](const std::function<void(Device&)>& change) {
+    Cluster bad = find_cluster("a100-80gb:2x8");
+    bad.groups[0].node.device.launch_rates = {{}};
+    EXPECT_NO_THROW(check(bad));
+    change(bad.groups[0].node.device);
+    return error_text<ConfigError>([&] { check(bad); });
+  };
+  for (double LaunchRate::*part :
+       {&LaunchRate::bytes_beside, &LaunchRate::seconds,
+        &LaunchRate::backward_seconds, &LaunchRate::view_seconds,
+        &LaunchRate::backward_view_seconds}) {
+    EXPECT_THAT(
+        error_with([&](Device& device) { device.launch_rates[0].*part = -1; }),
+        HasSubstr("launch_rates: "));
+  }
+  for (double HostWork::*part :
+       {&HostWork::step_seconds, &HostWork::layer_seconds,
+        &HostWork::action_seconds, &HostWork::pipeline_seconds}) {
+    EXPECT_THAT(
+        error_with([&](Device& device) { device.host_work.*part = -1; }),
+        HasSubstr("host_work: "));
+  }
+}
+
 TEST(Cluster, OneDeviceNeedsNoLink) {
   Cluster alone = find_cluster("l4:1");
   alone.groups[0].node.inside = {};

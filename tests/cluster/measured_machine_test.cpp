@@ -35,7 +35,7 @@ MachineMeasurement measurement(int64_t ranks) {
   made.operator_rates = {{"add", 4096, 7e9}, {"gelu", 4096, 2e9}};
   made.memory_bytes_per_second = 7e9;
   made.launch_seconds = 1.5e-6;
-  made.launch_rates = {{0, 1.5e-6, 2.50004e-6, 0.5e-6, 0.60004e-6}};
+  made.launch_rates = {{0, 1.5e-6, 2.50004e-6, 0.50004e-6, 0.60004e-6}};
   made.host_work = {80e-6, 3e-6, 15.00004e-6, 90.00004e-6};
   if (ranks == 1) return made;
   const auto n = static_cast<double>(ranks);

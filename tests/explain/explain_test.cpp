@@ -556,6 +556,27 @@ TEST_F(Explain, TinyBatchesOfAHostThatIsSlow) {
   EXPECT_GT(found.share, 0.5 / 0.61 - 1e-9);
 }
 
+// A planned model was simulated; its data is the user's, and not there yet.
+TEST_F(Explain, ASimulatedRunOfWordsNeedsNoneOfThem) {
+  Job job = made::job_of("dp=2");
+  job.model.name = "gpt";
+  job.model.layers = 4;
+  job.model.hidden_size = 512;
+  job.model.heads = 8;
+  job.model.max_positions = 128;
+  job.model.vocab_size = 1000;
+  job.data = {};
+  job.data.name = "text";
+  job.data.sequence = 128;
+  made::write_run(folder_.path("run"), job, timeline_of(DataParallel{}));
+  RunRecord record = read_run(folder_.path("run"));
+  EXPECT_FALSE(WhatIf(record, find_cluster("rtx-4090:1x2")).base());
+  record.simulated = true;
+  const WhatIf what_if(record, find_cluster("rtx-4090:1x2"));
+  ASSERT_TRUE(what_if.base()) << what_if.why();
+  EXPECT_GT(what_if.base()->step.step_seconds, 0);
+}
+
 TEST_F(Explain, AFixThatDoesNotFitIsNone) {
   Job job = image_job("dp=1");
   made::write_run(folder_.path("run"), job, timeline_of(DataParallel{.ranks = 1}));
