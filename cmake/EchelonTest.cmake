@@ -47,4 +47,8 @@ function(echelon_test)
   set_tests_properties(${T_NAME} PROPERTIES
     LABELS "${T_LABEL}" TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77
     ENVIRONMENT "${T_ENVIRONMENT}")
+  # The longest first, also where no earlier run has told how long they take.
+  if(T_TIMEOUT GREATER 300)
+    set_tests_properties(${T_NAME} PROPERTIES COST ${T_TIMEOUT})
+  endif()
 endfunction()
