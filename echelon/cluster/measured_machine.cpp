@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -84,6 +85,18 @@ std::string formatted(const char* format, double value, const char* what) {
   return text;
 }
 
+// As a table has room for: "max_pool2d backward, channels last".
+std::string label_of(std::string name) {
+  for (const auto& [part, label] :
+       {std::pair("native_", ""), std::pair("_with_indices", ""),
+        std::pair("_backward", " backward"),
+        std::pair(" channels last", ", channels last")}) {
+    const size_t at = name.find(part);
+    if (at != std::string::npos) name.replace(at, std::strlen(part), label);
+  }
+  return name;
+}
+
 // The rates of one kind of work.
 struct Spread {
   std::string name;
@@ -109,7 +122,7 @@ std::string to_text(
   for (const Spread& one : all) {
     char line[160];
     std::snprintf(
-        line, sizeof(line), "  %-34s %9.2f to %.2f %s, %d %s\n", one.name.c_str(),
+        line, sizeof(line), "  %-36s %9.2f to %.2f %s, %d %s\n", label_of(one.name).c_str(),
         one.least / 1e9, one.most / 1e9, unit, one.count, what);
     text += line;
   }
@@ -194,20 +207,20 @@ std::string to_text(const MachineMeasurement& measured) {
   std::string text = "of one rank, " + std::to_string(measured.ranks) +
                      (measured.ranks == 1 ? " rank" : " ranks at once") + ":\n";
   text += formatted(
-      "  %-34s %9.2f GB/s\n",
+      "  %-36s %9.2f GB/s\n",
       measured.memory_bytes_per_second / 1e9,
       "memory, read and written");
   text += formatted(
-      "  %-34s %9.2f us\n", measured.launch_seconds * 1e6, "an operator, launched");
+      "  %-36s %9.2f us\n", measured.launch_seconds * 1e6, "an operator, launched");
   for (const auto& rate : measured.launch_rates) {
     const std::string where =
-        " beside " + std::to_string(std::llround(rate.bytes_beside)) + " bytes";
+        " beside " + std::to_string(std::llround(rate.bytes_beside / 1024)) + " KiB";
     for (const auto& [what, seconds] :
          {std::pair("launched", rate.seconds),
           std::pair("of a gradient,", rate.backward_seconds),
           std::pair("a view", rate.view_seconds),
           std::pair("a gradient's view", rate.backward_view_seconds)}) {
-      text += formatted("  %-34s %9.2f us\n", seconds * 1e6, (what + where).c_str());
+      text += formatted("  %-36s %9.2f us\n", seconds * 1e6, (what + where).c_str());
     }
   }
   const HostWork& host = measured.host_work;
@@ -216,7 +229,7 @@ std::string to_text(const MachineMeasurement& measured) {
         std::pair("of a layer's gradients", host.layer_seconds),
         std::pair("of a pipeline's action", host.action_seconds),
         std::pair("of a pipeline's step", host.pipeline_seconds)}) {
-    if (seconds > 0) text += formatted("  %-34s %9.2f us\n", seconds * 1e6, what);
+    if (seconds > 0) text += formatted("  %-36s %9.2f us\n", seconds * 1e6, what);
   }
   std::vector<Spread> products, operators;
   for (const auto& rate : measured.matrix_rates) {
@@ -233,7 +246,7 @@ std::string to_text(const MachineMeasurement& measured) {
   for (const auto& call : measured.calls) {
     const std::string name =
         call.operation + " of " + std::to_string(call.bytes) + " bytes";
-    text += formatted("  %-34s %9.1f us\n", call.seconds * 1e6, name.c_str());
+    text += formatted("  %-36s %9.1f us\n", call.seconds * 1e6, name.c_str());
   }
   return text;
 }

@@ -113,12 +113,18 @@ TEST(MeasuredMachine, GpusOfTheCatalogueKeepTheirPeaks) {
 }
 
 TEST(MeasuredMachine, IsToldAsTextAndJson) {
-  const std::string text = to_text(measurement(2));
+  MachineMeasurement made = measurement(2);
+  made.launch_rates.push_back({32 << 10, 2e-6, 3e-6, 1e-6, 1e-6});
+  made.operator_rates.push_back(
+      {"max_pool2d_with_indices_backward channels last", 4096, 3e9});
+  const std::string text = to_text(made);
   EXPECT_THAT(text, HasSubstr("2 ranks at once"));
   EXPECT_THAT(
-      text, HasSubstr("product, fp32                          20.00 to 80.00 "
+      text, HasSubstr("product, fp32                            20.00 to 80.00 "
                       "GFLOP/s, 2 shapes\n"));
   EXPECT_THAT(text, HasSubstr("gelu"));
+  EXPECT_THAT(text, HasSubstr("launched beside 32 KiB "));
+  EXPECT_THAT(text, HasSubstr("  max_pool2d backward, channels last "));
   EXPECT_THAT(text, HasSubstr("all_reduce of 4096 bytes"));
   const auto json = nlohmann::json::parse(to_json(measurement(2)));
   EXPECT_EQ(json["ranks"], 2);

@@ -40,7 +40,7 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
   const std::vector<std::string> processors = {"CUDA_VISIBLE_DEVICES="};
   Command bench({kEchelon, "bench", "--save", file, "-n", "2"}, processors);
   ASSERT_EQ(bench.wait(std::chrono::minutes(8)), 0) << bench.err();
-  EXPECT_THAT(bench.out(), HasSubstr("launched beside 0 bytes"));
+  EXPECT_THAT(bench.out(), HasSubstr("launched beside 0 KiB"));
 
   const Cluster cluster = read_cluster(file);
   ASSERT_EQ(cluster.num_devices(), 2);
