@@ -2,7 +2,6 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -10,6 +9,7 @@
 
 #include "echelon/data/loader.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/train/bench_fits.h"
 #include "echelon/train/step.h"
 #include "echelon/train/step_sums.h"
 
@@ -20,13 +20,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kSteps = 40;
 constexpr int64_t kRounds = 25;
-constexpr int64_t kFewLayers = 2;
-constexpr int64_t kManyLayers = 10;
-// Of each of these differences, little is made of much.
-struct Microbatches {
-  int64_t few;
-  int64_t many;
-};
 constexpr Microbatches kOfData = {1, 5};
 constexpr Microbatches kOfPipeline = {4, 16};
 
@@ -109,18 +102,6 @@ class SmallTraining {
   int64_t epoch_ = 0;
 };
 
-// A step, cut into what each microbatch adds and what there is without any.
-struct Parts {
-  double microbatch = 0;
-  double rest = 0;
-};
-
-Parts parts_of(const Microbatches& counts, double few, double many) {
-  const double microbatch =
-      (many - few) / static_cast<double>(counts.many - counts.few);
-  return {microbatch, few - static_cast<double>(counts.few) * microbatch};
-}
-
 // Of the fewest bytes that were measured; 0 with one rank.
 double least_all_reduce(const MachineMeasurement& measured) {
   const MeasuredCall* least = nullptr;
@@ -131,16 +112,12 @@ double least_all_reduce(const MachineMeasurement& measured) {
   return least == nullptr ? 0 : least->seconds;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 }  // namespace
 
 HostWork bench_host_work(
     BenchMeter& meter, World& world, const MachineMeasurement& measured) {
-  const auto ranks = static_cast<int64_t>(world.size());
+  const SmallSteps small{
+      .ranks = world.size(), .of_data = kOfData, .of_pipeline = kOfPipeline};
   std::vector<std::unique_ptr<SmallTraining>> trainings;
   std::vector<std::function<double()>> steps;
   const auto add = [&](const Layout& layout, int64_t layers, Microbatches counts) {
@@ -150,41 +127,15 @@ HostWork bench_host_work(
       steps.push_back([&training = *trainings.back()] { return training.step(); });
     }
   };
-  const Layout data{.dp_replicate = ranks};
-  add(data, kFewLayers, kOfData);
-  add(data, kManyLayers, kOfData);
-  // The last stage computes what a rank without a pipeline does.
-  if (ranks > 1) add({.pp = ranks}, kFewLayers * ranks, kOfPipeline);
-
-  std::vector<double> step_seconds, layer_seconds, action_seconds, pipeline_seconds;
-  for (const auto& seconds : meter.rounds_of_own_seconds(steps, kSteps, kRounds)) {
-    const Parts few = parts_of(kOfData, seconds[0], seconds[1]);
-    const Parts many = parts_of(kOfData, seconds[2], seconds[3]);
-    layer_seconds.push_back(
-        (many.rest - few.rest) / static_cast<double>(kManyLayers - kFewLayers));
-    step_seconds.push_back(
-        few.rest - static_cast<double>(kFewLayers) * layer_seconds.back());
-    if (ranks == 1) continue;
-    const Parts pipeline = parts_of(kOfPipeline, seconds[4], seconds[5]);
-    action_seconds.push_back((pipeline.microbatch - few.microbatch) / 2);
-    // The other stages wait for the first microbatch and for the last.
-    const double bubble = static_cast<double>(ranks - 1) * pipeline.microbatch;
-    pipeline_seconds.push_back(pipeline.rest - few.rest - bubble);
+  const Layout data{.dp_replicate = small.ranks};
+  add(data, small.few_layers, kOfData);
+  add(data, small.many_layers, kOfData);
+  if (small.ranks > 1) {
+    add({.pp = small.ranks}, small.few_layers * small.ranks, kOfPipeline);
   }
-  // Each is a difference of times.
-  const auto usual = [](std::vector<double>& differences) {
-    return std::max(0.0, median(std::move(differences)));
-  };
-  HostWork work;
-  work.layer_seconds = usual(layer_seconds);
-  // Summing the gradients is counted as a collective.
-  work.step_seconds =
-      std::max(0.0, median(std::move(step_seconds)) - least_all_reduce(measured));
-  if (ranks > 1) {
-    work.action_seconds = usual(action_seconds);
-    work.pipeline_seconds = usual(pipeline_seconds);
-  }
-  return work;
+  return fit_host_work(
+      small, meter.rounds_of_own_seconds(steps, kSteps, kRounds),
+      least_all_reduce(measured));
 }
 
 }  // namespace echelon

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <vector>
 
+#include "echelon/train/bench_fits.h"
+
 namespace echelon {
 namespace {
 
@@ -21,17 +23,11 @@ constexpr int64_t kLongRounds = 2;
 constexpr size_t kTurns = 15;
 // Calls that take turns take less than this, or more.
 constexpr std::array<double, 3> kGroupSeconds = {8e-6, 200e-6, 3e-3};
-constexpr int64_t kOwnRounds = 9;
 
 std::vector<int> ranks_of(const World& world) {
   std::vector<int> ranks(static_cast<size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
-}
-
-double median(std::vector<double> times) {
-  std::sort(times.begin(), times.end());
-  return times[(times.size() - 1) / 2];
 }
 
 double seconds_since(Clock::time_point begin) {
@@ -52,18 +48,6 @@ double BenchMeter::seconds_of(const std::function<void()>& call) {
   const int64_t rounds = agreed(once > kLongSeconds ? kLongRounds : kRounds);
   std::vector<double> times;
   for (int64_t i = 0; i < rounds; ++i) times.push_back(round(call, calls));
-  return average(median(std::move(times)));
-}
-
-double BenchMeter::own_seconds_of(
-    const std::function<double()>& call, int64_t calls) {
-  call();
-  std::vector<double> times;
-  for (int64_t i = 0; i < kOwnRounds; ++i) {
-    all_.barrier();
-    call();  // what wakes from a barrier is slow at first
-    for (int64_t again = 0; again < calls; ++again) times.push_back(call());
-  }
   return average(median(std::move(times)));
 }
 

@@ -21,12 +21,9 @@ class BenchMeter {
   /// Seconds of one call, of many that follow each other.
   double seconds_of(const std::function<void()>& call);
 
-  /// Of what each call says that it took, of so many that follow each other.
-  double own_seconds_of(const std::function<double()>& call, int64_t calls = 4);
-
-  /// The same of calls whose differences count: in each round all of them take turns,
-  /// so that a machine that slows down for a while does so for all. By round, then by
-  /// call.
+  /// Of what each call says that it took, the median of `again` that follow each
+  /// other; by round, then by call. Differences between calls count: in each round all
+  /// take turns, so that a machine that slows down for a while does so for all.
   std::vector<std::vector<double>> rounds_of_own_seconds(
       const std::vector<std::function<double()>>& calls, int64_t again, int64_t rounds);
 

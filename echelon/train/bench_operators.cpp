@@ -14,6 +14,7 @@
 #include "echelon/models/make_network.h"
 #include "echelon/models/meta_mode.h"
 #include "echelon/models/operator_work.h"
+#include "echelon/train/bench_fits.h"
 
 namespace echelon {
 namespace {
@@ -218,12 +219,6 @@ double seconds_since(Clock::time_point begin) {
 // theirs.
 class SmallNetwork {
  public:
-  // Operators of a pass: those that compute, and views.
-  struct Counts {
-    double computing = 0;
-    double views = 0;
-  };
-
   SmallNetwork(const LayerList& layers, torch::Device device)
       : input_(torch::ones({4, 16}, torch::device(device))),
         memory_(torch::zeros({kMostBeside / 4}, torch::device(device))) {
@@ -237,8 +232,8 @@ class SmallNetwork {
     }
   }
 
-  const Counts& forward() const { return forward_; }
-  const Counts& backward() const { return backward_; }
+  const OperatorCounts& forward() const { return forward_; }
+  const OperatorCounts& backward() const { return backward_; }
 
   // For each operator.
   void move_beside(int64_t bytes) { bytes_ = bytes; }
@@ -269,14 +264,14 @@ class SmallNetwork {
  private:
   static constexpr int64_t kMostBeside = int64_t{16} << 20;
 
-  static void count(const std::vector<OperatorWork>& operators, Counts& counts) {
+  static void count(const std::vector<OperatorWork>& operators, OperatorCounts& counts) {
     for (const auto& work : operators) {
       const bool computes = work.bytes > 0 || !work.product.empty();
       (computes ? counts.computing : counts.views) += 1;
     }
   }
 
-  static int64_t operators_of(const Counts& counts) {
+  static int64_t operators_of(const OperatorCounts& counts) {
     return static_cast<int64_t>(counts.computing + counts.views);
   }
 
@@ -293,7 +288,7 @@ class SmallNetwork {
   }
 
   Tensor input_, memory_;
-  Counts forward_, backward_;
+  OperatorCounts forward_, backward_;
   std::vector<BuiltLayer> built_;
   int64_t bytes_ = 0, next_ = 0;
   double beside_seconds_ = 0;
@@ -326,31 +321,6 @@ LayerList few_views() {
     }
   }
   return layers;
-}
-
-// Of an operator that computes and of a view: what two networks take together.
-struct Launches {
-  double computing = 0;
-  double view = 0;
-};
-
-Launches launches_of(
-    const SmallNetwork::Counts& a, double a_seconds, const SmallNetwork::Counts& b,
-    double b_seconds) {
-  const double determinant = a.computing * b.views - b.computing * a.views;
-  const double view =
-      (a.computing * b_seconds - b.computing * a_seconds) / determinant;
-  const double computing = (a_seconds * b.views - b_seconds * a.views) / determinant;
-  if (view > 0 && computing > 0) return {computing, view};
-  // Noise is larger than the difference: all alike.
-  const double each = (a_seconds + b_seconds) /
-      (a.computing + a.views + b.computing + b.views);
-  return {each, each};
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 }  // namespace
@@ -390,16 +360,17 @@ std::vector<LaunchRate> bench_launches(BenchMeter& meter) {
     std::array<std::vector<double>, 4> seconds;  // forwards and backwards of each
     for (const auto& round : meter.rounds_of_own_seconds(calls, 4, kLaunchRounds)) {
       for (const size_t network : {0, 2}) {
-        seconds[network].push_back(round[network]);
-        seconds[network + 1].push_back(round[network + 1] - round[network]);
+        const double forward = round[network], both = round[network + 1];
+        seconds[network].push_back(forward);
+        seconds[network + 1].push_back(std::max(both - forward, both / 4));
       }
     }
     std::array<double, 4> usual{};
     for (size_t i = 0; i < usual.size(); ++i) usual[i] = median(std::move(seconds[i]));
     const Launches forward =
-        launches_of(views.forward(), usual[0], functions.forward(), usual[2]);
+        fit_launches(views.forward(), usual[0], functions.forward(), usual[2]);
     const Launches backward =
-        launches_of(views.backward(), usual[1], functions.backward(), usual[3]);
+        fit_launches(views.backward(), usual[1], functions.backward(), usual[3]);
     rates.push_back(
         {.bytes_beside = static_cast<double>(bytes),
          .seconds = forward.computing,

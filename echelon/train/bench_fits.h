@@ -1,0 +1,60 @@
+// What seconds of small networks say of one operator, and of the host's work of a
+// step: differences between runs that have more or less of it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "echelon/cluster/device.h"
+
+namespace echelon {
+
+/// The middle one, of two the lower. `values` are one or more.
+double median(std::vector<double> values);
+
+/// Operators of a pass through a network.
+struct OperatorCounts {
+  double computing = 0;
+  double views = 0;  // compute nothing
+};
+
+/// Seconds of launching an operator of each kind.
+struct Launches {
+  double computing = 0;
+  double view = 0;
+};
+
+/// From what two networks of which neither has more of both take in all. Where noise
+/// is larger than their difference: the same for each operator.
+Launches fit_launches(
+    const OperatorCounts& a,
+    double a_seconds,
+    const OperatorCounts& b,
+    double b_seconds);
+
+/// Microbatches of two runs that are else alike.
+struct Microbatches {
+  int64_t few = 1;
+  int64_t many = 2;
+};
+
+/// Small networks whose steps are timed: data parallel with few and with many layers,
+/// each with few and many microbatches; and, with more than one rank, a pipeline of
+/// as many few layers on each rank.
+struct SmallSteps {
+  int64_t ranks = 1;
+  int64_t few_layers = 2;
+  int64_t many_layers = 10;
+  Microbatches of_data;
+  Microbatches of_pipeline;
+};
+
+/// `rounds`: seconds of a step in each round, in the order above, microbatches last:
+/// 4 or 6. Medians of their differences, none below 0. `all_reduce_seconds`: of the
+/// gradients, which are no work of the host.
+HostWork fit_host_work(
+    const SmallSteps& steps,
+    const std::vector<std::vector<double>>& rounds,
+    double all_reduce_seconds);
+
+}  // namespace echelon
