@@ -22,6 +22,20 @@ using made::timeline_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
+// Of a model that a rank simulates in milliseconds, without its data.
+Job job_of_words(const std::string& layout) {
+  Job job = made::job_of(layout);
+  job.model.name = "gpt";
+  job.model.layers = 4;
+  job.model.hidden_size = 512;
+  job.model.heads = 8;
+  job.model.max_positions = 128;
+  job.data = {};
+  job.data.name = "text";
+  job.data.sequence = 128;
+  return job;
+}
+
 class Explain : public testing::Test {
  protected:
   RunExplanation explain(const Job& job, const Timeline& timeline) {
@@ -233,16 +247,9 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
           HasSubstr("train.batch")));
   EXPECT_EQ(fsdp.gain_source, GainSource::simulated);
   slow.axis = "tp";
-  job = made::job_of("tp=2");
-  job.model.name = "gpt";
-  job.model.layers = 4;
-  job.model.hidden_size = 512;
-  job.model.heads = 8;
-  job.model.max_positions = 128;
-  job.data.name = "text";
+  job = job_of_words("tp=2");
   job.data.sources = {folder_.write("text.txt", std::string(20000, 'x'))};
   job.data.tokenizer = "bytes";
-  job.data.sequence = 128;
   EXPECT_THAT(
       only(job, timeline_of(slow)).settings,
       ElementsAre("layout.overlap_chunks=4"));
@@ -558,16 +565,8 @@ TEST_F(Explain, TinyBatchesOfAHostThatIsSlow) {
 
 // A planned model was simulated; its data is the user's, and not there yet.
 TEST_F(Explain, ASimulatedRunOfWordsNeedsNoneOfThem) {
-  Job job = made::job_of("dp=2");
-  job.model.name = "gpt";
-  job.model.layers = 4;
-  job.model.hidden_size = 512;
-  job.model.heads = 8;
-  job.model.max_positions = 128;
+  Job job = job_of_words("dp=2");
   job.model.vocab_size = 1000;
-  job.data = {};
-  job.data.name = "text";
-  job.data.sequence = 128;
   made::write_run(folder_.path("run"), job, timeline_of(DataParallel{}));
   RunRecord record = read_run(folder_.path("run"));
   EXPECT_FALSE(WhatIf(record, find_cluster("rtx-4090:1x2")).base());
