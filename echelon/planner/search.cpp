@@ -53,7 +53,8 @@ std::vector<BoundedVariant> bounded_variants(
 }
 
 // Of the rank's state alone, with what may be offloaded on the host.
-double state_bytes(const SearchJob& job, const Strategy& variant, bool offload) {
+double least_state_bytes(
+    const SearchJob& job, const Strategy& variant, bool offload) {
   if (!offload || !job.constraints.allow("offload", 1)) {
     return least_bytes(job.model, variant);
   }
@@ -87,7 +88,8 @@ SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
         ++result.pruned_time;
         continue;
       }
-      const double bytes = state_bytes(job, variant.strategy, offload);
+      const double bytes =
+          least_state_bytes(job, variant.strategy, offload);
       if (bytes > usable) {
         ++result.pruned_memory;
         if (bytes < smallest_bytes) {
