@@ -122,8 +122,8 @@ std::string to_text(
   for (const Spread& one : all) {
     char line[160];
     std::snprintf(
-        line, sizeof(line), "  %-36s %9.2f to %.2f %s, %d %s\n", label_of(one.name).c_str(),
-        one.least / 1e9, one.most / 1e9, unit, one.count, what);
+        line, sizeof(line), "  %-36s %9.2f to %.2f %s, %d %s\n",
+        label_of(one.name).c_str(), one.least / 1e9, one.most / 1e9, unit, one.count, what);
     text += line;
   }
   return text;

@@ -58,7 +58,7 @@ void bind(config::Section& section, TrainOptions& options) {
       .field(
           "threads",
           options.threads,
-          "compute threads per rank; 0: cores that they may use / ranks")
+          "compute threads per rank; 0: the job's cores / ranks")
       .at_least(0)
       .at_most(4096);
   section

@@ -22,7 +22,7 @@ struct TrainOptions {
   int64_t log_every = 10;        // steps between two lines
   int64_t eval_every = 0;        // steps between two evaluations; 0: each epoch
   bool layer_norms = false;      // gradient norms of each layer, with each line
-  int64_t threads = 0;           // compute threads per rank; 0: cores that they may use / ranks
+  int64_t threads = 0;           // compute threads per rank; 0: the job's cores / ranks
   std::string compress = "none"; // gradients: none | bf16 | fp16 | powersgd
   int64_t powersgd_rank = 1;     // rank of the approximation
   int64_t bucket_bytes = 25 << 20;  // gradients reduced by one collective

@@ -73,7 +73,8 @@ TEST(MeasuredMachine, AProcessorsSharesHaveTheMeasuredFigures) {
   EXPECT_EQ(node.device.memory_bytes_per_second, 7e9);
   EXPECT_EQ(node.device.launch_seconds, 1.5e-6);
   EXPECT_EQ(
-      node.device.launch_rates, (std::vector<LaunchRate>{{0, 1.5e-6, 2.5e-6, 0.5e-6, 0.6e-6}}));
+      node.device.launch_rates,
+      (std::vector<LaunchRate>{{0, 1.5e-6, 2.5e-6, 0.5e-6, 0.6e-6}}));
   EXPECT_EQ(node.device.host_work, (HostWork{80e-6, 3e-6, 15e-6, 90e-6}));
   EXPECT_EQ(node.device.matrix_rates.size(), 4u);
   EXPECT_EQ(node.device.operator_rates, measurement(2).operator_rates);
