@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <torch/torch.h>
 
 #include <atomic>
@@ -23,6 +24,25 @@ TEST(World, AloneIsAWorldOfOne) {
   world.group().all_reduce(tensor);
   EXPECT_EQ(tensor.sum().item<float>(), 3);
   EXPECT_THAT(world.exchange("x"), testing::ElementsAre("x"));
+}
+
+TEST(World, ComputesOnTheCoresThatItMayUse) {
+  cpu_set_t before, one;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  CPU_ZERO(&one);
+  for (size_t core = 0; CPU_COUNT(&one) == 0; ++core) {
+    if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
+  }
+  const auto threads = [] {
+    std::atomic<int> most = 0;
+    run_ranks(1, [&](World& world) { most = world.compute_threads(); });
+    return most.load();
+  };
+  EXPECT_GE(threads(), 1);
+  EXPECT_LE(threads(), CPU_COUNT(&before));
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  EXPECT_EQ(threads(), 1);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
 }
 
 TEST(Group, ThatIsSilentKeepsWhatOutputsHold) {
