@@ -258,6 +258,11 @@ Loader::Loader(const Dataset& dataset, LoaderOptions options) {
   require(options.global_batch > 0, "global_batch must be 1 or more");
   require(options.workers > 0, "workers must be 1 or more");
   require(options.prefetch > 0, "prefetch must be 1 or more");
+  const auto samples = static_cast<int64_t>(options.samples.size());
+  require(
+      !options.drop_last || samples >= options.global_batch,
+      "drop_last leaves nothing of " + std::to_string(samples) +
+          " samples in batches of " + std::to_string(options.global_batch));
   for (const int64_t index : options.samples) {
     require(
         index >= 0 && index < dataset.size(),
@@ -319,6 +324,11 @@ std::optional<Batch> Loader::next() {
 
 Position Loader::position() const {
   return state_->position;
+}
+
+bool Loader::at_end() const {
+  const int64_t consumed = state_->position.consumed;
+  return state_->batch_end(consumed) == consumed;
 }
 
 void Loader::seek(const Position& position) {

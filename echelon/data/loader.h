@@ -36,7 +36,8 @@ struct LoaderOptions {
 /// are being loaded just then are finished first.
 class Loader {
  public:
-  /// `dataset` outlives the loader. Starts at epoch 0. Throws ConfigError.
+  /// `dataset` outlives the loader. Starts at epoch 0. Throws ConfigError, also
+  /// when `drop_last` would leave no batch.
   Loader(const Dataset& dataset, LoaderOptions options);
   ~Loader();
   Loader(const Loader&) = delete;
@@ -57,6 +58,8 @@ class Loader {
 
   /// After the batches that next() has returned; the same on all ranks.
   Position position() const;
+  /// The epoch has no batch after them.
+  bool at_end() const;
   /// Goes on from there, also from one saved with other ranks or batches.
   /// Throws ConfigError when it lies outside of the epoch.
   void seek(const Position& position);

@@ -97,6 +97,10 @@ void bind(config::Section& section, DataOptions& options) {
       "holdout_path",
       options.holdout_path,
       "a file or folder of held-out samples instead");
+  section.field(
+      "drop_last",
+      options.drop_last,
+      "leave out the last batch of an epoch, in training, if it is not full");
   section
       .field(
           "workers", options.workers, "threads per rank that prepare batches")

@@ -23,6 +23,7 @@ struct DataOptions {
   /// seeded order; 0 holds nothing out.
   double holdout = 0.2;
   std::string holdout_path;     // a file or folder of its own instead
+  bool drop_last = false;       // leave out an epoch's last batch if it is not full
   int64_t workers = 2;          // threads per rank that prepare batches
   int64_t prefetch = 2;         // batches ready ahead
 

@@ -456,7 +456,8 @@ class Checker {
   int64_t steps(const DataFacts& data) const {
     if (job_.train.steps > 0) return job_.train.steps;
     const int64_t batch = job_.train.batch;
-    const int64_t per_epoch = (data.num_train + batch - 1) / batch;
+    const bool rest = data.num_train % batch != 0 && !job_.data.drop_last;
+    const int64_t per_epoch = data.num_train / batch + (rest ? 1 : 0);
     int64_t steps = 0;
     if (__builtin_mul_overflow(per_epoch, job_.train.epochs, &steps)) {
       throw ConfigError(

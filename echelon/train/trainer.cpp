@@ -151,6 +151,7 @@ LoaderOptions Loop::loader_options(
   options.seed = job_.train.seed;
   options.shuffle = training && job_.data.shuffle;
   options.training = training;
+  options.drop_last = training && job_.data.drop_last;
   options.workers = job_.data.workers;
   options.prefetch = job_.data.prefetch;
   options.sample_keys = draws_masks(job_, data_.train->spec());
@@ -434,8 +435,7 @@ void Loop::record(
 bool Loop::evaluation_due() const {
   if (stop_ || evaluated_step_ == step_) return false;
   const int64_t every = job_.train.eval_every;
-  return every > 0 ? step_ % every == 0
-                   : position_.consumed >= epoch_samples();
+  return every > 0 ? step_ % every == 0 : loader_.at_end();
 }
 
 void Loop::evaluate() {

@@ -132,6 +132,7 @@ class Run {
     if (options.num_ranks > 1) options.rank_batch = job.train.rank_batch;
     options.seed = job.train.seed;
     options.shuffle = job.data.shuffle;
+    options.drop_last = job.data.drop_last;
     options.workers = job.data.workers;
     options.sample_keys = draws_masks(job, data.train->spec());
     return options;

@@ -138,9 +138,16 @@ TEST(Loader, WithoutShuffleAndLastBatch) {
        .shuffle = false,
        .drop_last = true});
   EXPECT_EQ(loader.batches_per_epoch(), 2);
+  EXPECT_FALSE(loader.at_end());
   EXPECT_THAT(
       rest_of(loader),
       ElementsAre(ElementsAre(2, 3, 5), ElementsAre(7, 11, 13)));
+  EXPECT_TRUE(loader.at_end());
+  EXPECT_EQ(loader.position(), (Position{0, 6}));
+  loader.seek({0, 3});
+  EXPECT_FALSE(loader.at_end());
+  loader.next();
+  EXPECT_TRUE(loader.at_end());
 }
 
 TEST(Loader, AnyNumberOfRanksSeesTheSameGlobalBatches) {
@@ -386,6 +393,9 @@ TEST(Loader, RefusesWhatCannotBe) {
   EXPECT_THAT(refused({.samples = {4}}), HasSubstr("sample 4 is outside"));
   EXPECT_THAT(
       refused({.rank = 2, .num_ranks = 2}), HasSubstr("rank 2 is outside"));
+  EXPECT_THAT(
+      refused({.samples = first(4), .global_batch = 5, .drop_last = true}),
+      HasSubstr("drop_last leaves nothing of 4 samples in batches of 5"));
   Loader empty(data, {.samples = {}});
   EXPECT_EQ(empty.next(), std::nullopt);
   EXPECT_EQ(empty.batches_per_epoch(), 0);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -17,10 +18,13 @@
 #include "echelon/error.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
+#include "echelon/train/check_job.h"
+#include "tests/support/error_text.h"
 
 namespace echelon {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 class Trainer : public testing::Test {
@@ -118,6 +122,44 @@ TEST_F(Trainer, RanksAndPassesMayHaveNoSample) {
       EXPECT_NEAR(many[i].loss, one[i].loss, 1e-12) << "case " << cases;
     }
   }
+}
+
+TEST_F(Trainer, LeavesOutTheLastBatchOnDemand) {
+  Job job = digits(2, 0);
+  job.train.epochs = 2;
+  job.train.batch = 500;  // of 1438 samples to train on
+  const auto epochs = [&](const std::string& name) {
+    std::vector<int64_t> samples;
+    for (const auto& step : run(job, 2, name)) {
+      samples.push_back(std::llround(step.epoch * 1438));
+    }
+    return samples;
+  };
+  EXPECT_THAT(epochs("all"), ElementsAre(500, 1000, 1438, 1938, 2438, 2876));
+  job.data.drop_last = true;
+  EXPECT_THAT(epochs("full"), ElementsAre(500, 1000, 1938, 2438));
+  EXPECT_EQ(check_job(job, 2).steps, 4);
+  const auto file = read_metrics(folder_ / "full" / "metrics.jsonl");
+  ASSERT_EQ(file.evaluations.size(), 2u);  // after each epoch
+  EXPECT_EQ(file.evaluations.front().step, 2);
+  EXPECT_EQ(file.evaluations.back().samples, 359);  // all that is held out
+}
+
+// With one sample and one pixel left, batch norm has nothing to take a mean of.
+TEST_F(Trainer, WithoutTheLastBatchNormsHaveSamples) {
+  Job job = digits(2, 0);
+  job.model.name = "resnet18";
+  job.data.name = "dummy";
+  job.data.samples = 10;
+  job.data.holdout = 0;
+  job.data.shape = {3, 32, 32};
+  job.train.epochs = 1;
+  job.train.batch = 8;
+  EXPECT_THAT(
+      error_text<std::exception>([&] { run(job, 2, "all"); }),
+      HasSubstr("more than 1 value per channel"));
+  job.data.drop_last = true;
+  EXPECT_EQ(run(job, 2, "full").size(), 1u);
 }
 
 TEST_F(Trainer, WritesTheWholeRunFolder) {
