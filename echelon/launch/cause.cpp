@@ -174,11 +174,18 @@ bool loader_failed(const RankEnd& end, const std::string& text) {
          contains(text, "error while loading shared libraries");
 }
 
+// What it would have been, had the launcher not ended a rank that was leaving.
+int own_status(const RankEnd& end) {
+  const bool cut_off =
+      end.report && end.told_to_end && WIFSIGNALED(end.status);
+  return cut_off ? W_EXITCODE(end.report->exit_code, 0) : end.status;
+}
+
 Cause describe(const RankEnd& end) {
   Cause cause;
   cause.rank = end.rank;
-  cause.exit_code = exit_code_of(end.status);
-  cause.ending = describe_status(end.status);
+  cause.exit_code = exit_code_of(own_status(end));
+  cause.ending = describe_status(own_status(end));
   const bool by_signal = WIFSIGNALED(end.status);
   if (end.report) {
     const auto lines = lines_of(end.report->message);

@@ -274,7 +274,9 @@ void Job::take_report(Rank& rank) {
   GuardReport report;
   const ssize_t size =
       recv(rank.guard.socket, &report, sizeof report, MSG_DONTWAIT);
-  if (size < 0 && (errno == EAGAIN || errno == EINTR)) {
+  // A guard that left before it read an order resets the connection; its last
+  // reports still come.
+  if (size < 0 && (errno == EAGAIN || errno == EINTR || errno == ECONNRESET)) {
     return;
   }
   if (size != sizeof report) {

@@ -44,6 +44,22 @@ TEST(FindCause, ALostPeerIsNotTheCause) {
   EXPECT_NE(cause->text.find("SIGKILL"), std::string::npos);
 }
 
+// Its words were written, and then the launcher ended it: the code is what it said.
+TEST(FindCause, AKilledRankThatHadSpokenEndedAsItSaid) {
+  auto first = end_of(0, SIGKILL, 12);
+  first.told_to_end = true;
+  first.report = report_of("batch 7 does not fit", false, 9);
+  first.report->exit_code = 2;
+  const auto cause = find_cause({first, end_of(1, exited(1), 10)});
+  ASSERT_TRUE(cause);
+  EXPECT_EQ(cause->rank, 0);
+  EXPECT_EQ(cause->exit_code, 2);
+  EXPECT_EQ(cause->ending, "exit code 2");
+  // Without an order the signal is its end: memory ran out while it left, say.
+  first.told_to_end = false;
+  EXPECT_EQ(find_cause({first})->exit_code, 137);
+}
+
 TEST(FindCause, OnlyConsequencesShowTheEarliest) {
   auto first = end_of(0, exited(1), 12);
   first.report = report_of("later", true, 11);

@@ -46,6 +46,12 @@ std::string name_of(pid_t pid) {
   return name.substr(0, name.find('\n'));
 }
 
+pid_t parent_of(pid_t pid) {
+  const std::string status =
+      read_file("/proc/" + std::to_string(pid) + "/status");
+  return std::stoi(status.substr(status.find("PPid:") + 5));
+}
+
 // Ends at SIGINT and SIGTERM as a trainer does: after its step, with 0.
 constexpr const char* kPolite =
     "trap 'echo ending; exit 0' INT TERM HUP; echo ready; "
@@ -221,6 +227,31 @@ TEST(Orphans, NoneAfterSigkillOfTheLauncherWhileRanksStart) {
     EXPECT_EQ(job.wait(), 137);
     EXPECT_TRUE(nothing_left(job));
   }
+}
+
+// Both ranks fail by themselves; one's guard is told to end it when it has ended.
+TEST(Stop, AnOrderThatComesTooLateLosesNoEnd) {
+  Command job(launch({"-n", "2"}, {LAUNCH_RANK, "throw-at-usr1"}));
+  ASSERT_TRUE(job.until_output("ready", 2));
+  const auto ranks = running(job, "launch_rank");
+  ASSERT_EQ(ranks.size(), 2u);
+  const pid_t late = parent_of(ranks[0]), other = parent_of(ranks[1]);
+  ASSERT_EQ(name_of(late), "echelon-guard");
+  const auto said = [&](int times) {
+    return Command::until(
+        [&] { return count(job.err(), "no rank can go on") >= times; });
+  };
+  kill(late, SIGSTOP);
+  kill(ranks[0], SIGUSR1);
+  ASSERT_TRUE(said(1));
+  kill(ranks[1], SIGUSR1);
+  ASSERT_TRUE(said(2));
+  ASSERT_TRUE(Command::until([&] { return kill(other, 0) != 0; }));
+  usleep(100'000);
+  kill(late, SIGCONT);
+  EXPECT_EQ(job.wait(), 2) << job.err();
+  EXPECT_THAT(job.err(), HasSubstr(" ended with exit code 2"));
+  EXPECT_TRUE(job.living().empty());
 }
 
 TEST(Orphans, NoneWhenARanksMainProcessEndsFirst) {

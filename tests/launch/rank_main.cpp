@@ -81,9 +81,14 @@ int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   const int rank = number("RANK");
   const bool chosen = argc > 2 && rank == std::atoi(argv[2]);
-  if (what == "throw" || what == "config" || what == "lost") {
+  if (what == "throw" || what == "config" || what == "lost" ||
+      what == "throw-at-usr1") {
     echelon::install_error_reporter();
   }
+  sigset_t usr1;
+  sigemptyset(&usr1);
+  sigaddset(&usr1, SIGUSR1);
+  sigprocmask(SIG_BLOCK, &usr1, nullptr);
   if (what == "meet") {
     meet_through_sockets();
     return 0;
@@ -111,6 +116,11 @@ int main(int argc, char** argv) {
   if (!chosen && what == "lost") {
     // As comm/ does when a peer is gone: first, and with a consequence.
     throw echelon::CommError("rank 1 is gone");
+  }
+  if (what == "throw-at-usr1") {
+    int signal = 0;
+    sigwait(&usr1, &signal);
+    throw echelon::ConfigError("no rank can go on");
   }
   if (!chosen) {
     wait_forever();
