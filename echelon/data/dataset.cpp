@@ -40,6 +40,7 @@ class DigitsDataset : public Dataset {
         .input_shape = {1, Digits::kSize, Digits::kSize},
         .classes = Digits::kClasses};
   }
+  bool in_memory() const override { return true; }
   void load(
       int64_t index,
       const SampleContext&,
@@ -87,6 +88,7 @@ class DummyDataset : public Dataset {
   SampleSpec spec() const override {
     return {.input_shape = options_.shape, .classes = options_.classes};
   }
+  bool in_memory() const override { return true; }
   void load(
       int64_t index,
       const SampleContext&,
@@ -127,6 +129,7 @@ class TensorsDataset : public Dataset {
 
   int64_t size() const override { return inputs_.size(0); }
   SampleSpec spec() const override { return spec_; }
+  bool in_memory() const override { return true; }
   void load(
       int64_t index,
       const SampleContext&,

@@ -96,6 +96,9 @@ class Dataset {
   /// True when a sample whose load() throws DataError is to be left out.
   virtual bool may_skip() const { return false; }
 
+  /// True when load() waits for nothing, and takes as long for each sample.
+  virtual bool in_memory() const { return false; }
+
   /// The samples of `indices`, loaded one after the other. global_count is
   /// their number. Throws ConfigError for an index outside, else as load().
   Batch

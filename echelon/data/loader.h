@@ -1,4 +1,5 @@
-// Batches, prepared ahead by threads while the model computes.
+// Batches, prepared ahead by threads while the model computes; those that take less
+// than handing them over, by the caller.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,9 @@ struct LoaderOptions {
 /// Walks the epochs of a data set. A global batch is the next global_batch
 /// samples of the epoch's order (the last one may be smaller); this rank gets
 /// its rank_share() of it. Threads load single samples, not batches, so one
-/// batch is ready as soon as all of them together can make it.
+/// batch is ready as soon as all of them together can make it. Where the data lies
+/// in memory and a rank's part of a batch takes less than 50 us, there are no
+/// threads, and next() loads it.
 ///
 /// One thread uses a loader. It may be destroyed at any time; the samples that
 /// are being loaded just then are finished first.

@@ -41,17 +41,16 @@ MachineMeasurement bench_machine(World& world) {
   BenchMeter meter(world);
   MachineMeasurement measured;
   measured.ranks = world.size();
-  // A GPU computes while the next operator is started.
-  const double start = meter.on_gpu() ? 0 : bench_start(meter);
   if (meter.on_gpu()) {
-    measured.launch_seconds = bench_start(meter);
+    const torch::NoGradGuard no_grad;
+    measured.launch_seconds = meter.seconds_of(smallest_call(meter.device()));
   } else {
     measured.launch_rates = bench_launches(meter);
     measured.launch_seconds = measured.launch_rates.front().seconds;
   }
   const torch::NoGradGuard no_grad;
-  measured.matrix_rates = bench_products(meter, start);
-  measured.operator_rates = bench_operators(meter, start);
+  measured.matrix_rates = bench_products(meter);
+  measured.operator_rates = bench_operators(meter);
   measured.memory_bytes_per_second = stream_rate(measured.operator_rates);
   if (world.size() > 1) add_calls(meter, world, measured);
   if (!meter.on_gpu()) {

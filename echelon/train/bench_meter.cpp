@@ -17,6 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kRounds = 9;
 constexpr double kRoundSeconds = 0.002;
+constexpr double kTurnSeconds = 0.001;
 // A call that takes as long is measured fewer times.
 constexpr double kLongSeconds = 0.05;
 constexpr int64_t kLongRounds = 2;
@@ -43,8 +44,7 @@ BenchMeter::BenchMeter(World& world)
 double BenchMeter::seconds_of(const std::function<void()>& call) {
   call();
   const double once = average(round(call, 1));
-  const auto calls = agreed(std::clamp<int64_t>(
-      static_cast<int64_t>(kRoundSeconds / std::max(once, 1e-7)), 1, 20000));
+  const int64_t calls = calls_in(kRoundSeconds, once);
   const int64_t rounds = agreed(once > kLongSeconds ? kLongRounds : kRounds);
   std::vector<double> times;
   for (int64_t i = 0; i < rounds; ++i) times.push_back(round(call, calls));
@@ -74,14 +74,31 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
     for (const auto& call : calls) seconds.push_back(seconds_of(call));
     return seconds;
   }
-  seconds.resize(calls.size());
-  const auto groups = alike_in_time(calls);
-  for (const size_t i : groups.front()) seconds[i] = seconds_of(calls[i]);
-  for (size_t g = 1; g < groups.size(); ++g) {
-    const auto& group = groups[g];
-    if (group.empty()) continue;
-    std::vector<std::vector<double>> times(calls.size());
-    for (size_t turn = 0; turn < kTurns; ++turn) {
+  // A network's operators are about as large as each other: what a large one leaves in
+  // the caches is nothing that a small one would find.
+  std::array<std::vector<size_t>, kGroupSeconds.size() + 1> alike;
+  for (const auto& call : calls) {
+    seconds.push_back(quickest_seconds_of(call));
+    size_t group = 0;
+    while (group < kGroupSeconds.size() && seconds.back() > kGroupSeconds[group]) {
+      ++group;
+    }
+    alike[group].push_back(seconds.size() - 1);
+  }
+  std::vector<int64_t> again;
+  for (const size_t i : alike.front()) {
+    again.push_back(calls_in(kTurnSeconds, seconds[i]));
+  }
+  std::vector<std::vector<double>> times(calls.size());
+  for (size_t turn = 0; turn < kTurns; ++turn) {
+    for (size_t k = 0; k < alike.front().size(); ++k) {
+      const size_t i = alike.front()[k];
+      times[i].push_back(round(calls[i], again[k]));
+    }
+  }
+  for (size_t g = 1; g < alike.size(); ++g) {
+    const auto& group = alike[g];
+    for (size_t turn = 0; turn < kTurns && !group.empty(); ++turn) {
       all_.barrier();
       calls[group.back()]();  // what wakes from a barrier is slow at first
       for (const size_t i : group) {
@@ -90,29 +107,21 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
         times[i].push_back(seconds_since(begin));
       }
     }
-    for (const size_t i : group) seconds[i] = average(median(std::move(times[i])));
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    seconds[i] = average(median(std::move(times[i])));
   }
   return seconds;
 }
 
-// A network's operators are about as large as each other: what a large one leaves in
-// the caches is nothing that a small one would find.
-std::vector<std::vector<size_t>> BenchMeter::alike_in_time(
-    const std::vector<std::function<void()>>& calls) {
-  std::vector<std::vector<size_t>> groups(kGroupSeconds.size() + 1);
-  for (size_t i = 0; i < calls.size(); ++i) {
-    calls[i]();
-    // The quickest: what is called for the first time is slow.
-    double quickest = round(calls[i], 2);
-    for (int again = 0; again < 4; ++again) {
-      quickest = std::min(quickest, round(calls[i], 2));
-    }
-    const double once = average(quickest);
-    size_t group = 0;
-    while (group < kGroupSeconds.size() && once > kGroupSeconds[group]) ++group;
-    groups[group].push_back(i);
+// What is called for the first time is slow.
+double BenchMeter::quickest_seconds_of(const std::function<void()>& call) {
+  call();
+  double quickest = round(call, 2);
+  for (int again = 0; again < 4; ++again) {
+    quickest = std::min(quickest, round(call, 2));
   }
-  return groups;
+  return average(quickest);
 }
 
 void BenchMeter::finish() const {
@@ -134,6 +143,12 @@ double BenchMeter::average(double value) const {
                        .to(device());
   all_.all_reduce(sum);
   return sum.item<double>() / world_.size();
+}
+
+// That take about so long; each `once`.
+int64_t BenchMeter::calls_in(double seconds, double once) const {
+  return agreed(std::clamp<int64_t>(
+      static_cast<int64_t>(seconds / std::max(once, 1e-7)), 1, 20000));
 }
 
 // As many on every rank, so that none computes alone at the end.

@@ -28,9 +28,10 @@ class BenchMeter {
       const std::vector<std::function<double()>>& calls, int64_t again, int64_t rounds);
 
   /// Seconds of each call. On a processor they take turns, as the operators of a
-  /// network do: between two of one kind the caches have seen all others. What takes
-  /// next to nothing is called again and again, as starting an operator is measured. A
-  /// GPU is kept busy with each for some time.
+  /// network do: between two of one kind the caches have seen all others, and a machine
+  /// that slows down for a while does so for all. What takes next to nothing is called
+  /// again and again in its turn, as starting an operator is measured. A GPU is kept
+  /// busy with each for some time.
   std::vector<double>
   seconds_of(const std::vector<std::function<void()>>& calls);
 
@@ -38,10 +39,10 @@ class BenchMeter {
   bool on_gpu() const { return device().is_cuda(); }
 
  private:
-  std::vector<std::vector<size_t>>
-  alike_in_time(const std::vector<std::function<void()>>& calls);
+  double quickest_seconds_of(const std::function<void()>& call);
   void finish() const;
   double round(const std::function<void()>& call, int64_t calls);
+  int64_t calls_in(double seconds, double once) const;
   double average(double value) const;
   int64_t agreed(int64_t calls) const;
 

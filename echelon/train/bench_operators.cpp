@@ -21,7 +21,9 @@ namespace {
 
 using torch::Tensor;
 
-constexpr int64_t kLaunchRounds = 15;
+constexpr int64_t kLaunchRounds = 41;
+// What those around an operator move.
+constexpr std::array<int64_t, 3> kBeside = {0, int64_t{32} << 10, int64_t{256} << 10};
 const std::vector<int64_t> kSmall = {16};  // features of small networks
 
 // The work of the operator that moves most of those that a call runs.
@@ -48,15 +50,18 @@ OperatorWork largest_of(const std::function<void()>& call) {
 
 class Operators {
  public:
-  Operators(BenchMeter& meter, double start_seconds)
-      : meter_(meter), start_seconds_(start_seconds) {}
+  explicit Operators(BenchMeter& meter) : meter_(meter) {
+    calls_.push_back(smallest_call(meter.device()));
+  }
 
   // Measured.
   std::vector<OperatorRate> rates() {
     const auto seconds = meter_.seconds_of(calls_);
+    // A GPU computes while the next operator is started.
+    const double start = meter_.on_gpu() ? 0 : seconds.front();
     for (size_t i = 0; i < rates_.size(); ++i) {
       const double all = seconds[call_of_[i]];
-      const double own = all - (without_[i] ? seconds[*without_[i]] : start_seconds_);
+      const double own = all - (without_[i] ? seconds[*without_[i]] : start);
       rates_[i].bytes_per_second =
           rates_[i].bytes / std::max(own, all * (without_[i] ? 0.02 : 0.25));
     }
@@ -92,7 +97,6 @@ class Operators {
 
  private:
   BenchMeter& meter_;
-  double start_seconds_;
   std::vector<OperatorRate> rates_;
   std::vector<size_t> call_of_;                  // by rate
   std::vector<std::optional<size_t>> without_;   // by rate: the call to take off
@@ -325,9 +329,8 @@ LayerList few_views() {
 
 }  // namespace
 
-std::vector<OperatorRate>
-bench_operators(BenchMeter& meter, double start_seconds) {
-  Operators operators(meter, start_seconds);
+std::vector<OperatorRate> bench_operators(BenchMeter& meter) {
+  Operators operators(meter);
   for (int64_t numel : {1 << 8, 1 << 11, 1 << 14, 1 << 18, 1 << 22}) {
     add_elementwise(operators, numel);
     add_by_rows(operators, numel, 256);
@@ -338,41 +341,43 @@ bench_operators(BenchMeter& meter, double start_seconds) {
   return operators.rates();
 }
 
-double bench_start(BenchMeter& meter) {
-  const torch::NoGradGuard no_grad;
-  const Tensor a = torch::ones({16}, torch::device(meter.device()));
-  return meter.seconds_of([&] { a + a; });
+std::function<void()> smallest_call(torch::Device device) {
+  const Tensor a = torch::ones({16}, torch::device(device));
+  return [a] { a + a; };
 }
 
 std::vector<LaunchRate> bench_launches(BenchMeter& meter) {
   SmallNetwork views(many_views(), meter.device());
   SmallNetwork functions(few_views(), meter.device());
-  std::vector<std::function<double()>> calls;
-  for (SmallNetwork* network : {&views, &functions}) {
-    for (const bool backward : {false, true}) {
-      calls.push_back([=] { return network->run(backward); });
+  std::vector<std::function<double()>> calls;  // four for each of the bytes beside
+  for (const int64_t bytes : kBeside) {
+    for (SmallNetwork* network : {&views, &functions}) {
+      for (const bool backward : {false, true}) {
+        calls.push_back([=] {
+          network->move_beside(bytes);
+          return network->run(backward);
+        });
+      }
+    }
+  }
+  std::vector<std::vector<double>> seconds(calls.size());
+  for (const auto& round : meter.rounds_of_own_seconds(calls, 4, kLaunchRounds)) {
+    for (size_t i = 0; i < calls.size(); i += 2) {
+      const double forward = round[i], both = round[i + 1];
+      seconds[i].push_back(forward);
+      seconds[i + 1].push_back(std::max(both - forward, both / 4));
     }
   }
   std::vector<LaunchRate> rates;
-  for (const int64_t bytes : {int64_t{0}, int64_t{32} << 10, int64_t{256} << 10}) {
-    views.move_beside(bytes);
-    functions.move_beside(bytes);
-    std::array<std::vector<double>, 4> seconds;  // forwards and backwards of each
-    for (const auto& round : meter.rounds_of_own_seconds(calls, 4, kLaunchRounds)) {
-      for (const size_t network : {0, 2}) {
-        const double forward = round[network], both = round[network + 1];
-        seconds[network].push_back(forward);
-        seconds[network + 1].push_back(std::max(both - forward, both / 4));
-      }
-    }
+  for (size_t i = 0; i < calls.size(); i += 4) {
     std::array<double, 4> usual{};
-    for (size_t i = 0; i < usual.size(); ++i) usual[i] = median(std::move(seconds[i]));
+    for (size_t k = 0; k < 4; ++k) usual[k] = median(std::move(seconds[i + k]));
     const Launches forward =
         fit_launches(views.forward(), usual[0], functions.forward(), usual[2]);
     const Launches backward =
         fit_launches(views.backward(), usual[1], functions.backward(), usual[3]);
     rates.push_back(
-        {.bytes_beside = static_cast<double>(bytes),
+        {.bytes_beside = static_cast<double>(kBeside[i / 4]),
          .seconds = forward.computing,
          .backward_seconds = backward.computing,
          .view_seconds = forward.view,

@@ -9,7 +9,7 @@
 namespace echelon {
 
 /// Collective. Products in fp32 and 16 bit; on a processor convolutions and attention
-/// in fp32 as well. What starting an operator takes, `start_seconds`, is taken off.
-std::vector<MatrixRate> bench_products(BenchMeter& meter, double start_seconds);
+/// in fp32 as well, and what starting an operator takes is taken off.
+std::vector<MatrixRate> bench_products(BenchMeter& meter);
 
 }  // namespace echelon

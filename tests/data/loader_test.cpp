@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -30,12 +31,15 @@ class Numbers : public Dataset {
   std::set<int64_t> bad;
   bool skip = false;
   bool foreign_error = false;
+  bool memory = false;      // in_memory()
+  bool takes_long = false;  // a sample: longer than quick batches
 
   int64_t size() const override { return n_; }
   SampleSpec spec() const override {
     return {.input_shape = {1}, .more = {{{2}, torch::kInt32}}};
   }
   bool may_skip() const override { return skip; }
+  bool in_memory() const override { return memory; }
   void load(
       int64_t index,
       const SampleContext& context,
@@ -47,6 +51,7 @@ class Numbers : public Dataset {
       changed_.notify_all();
       changed_.wait(lock, [&] { return open_; });
     }
+    if (takes_long) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (bad.contains(index)) {
       if (foreign_error) throw std::runtime_error("no memory");
       throw DataError("sample " + std::to_string(index) + " is broken");
@@ -71,6 +76,10 @@ class Numbers : public Dataset {
   size_t threads() const {
     const std::lock_guard lock(mutex_);
     return threads_.size();
+  }
+  bool seen_by(std::thread::id thread) const {
+    const std::lock_guard lock(mutex_);
+    return threads_.contains(thread);
   }
 
  private:
@@ -302,6 +311,56 @@ TEST(Loader, PreparesBatchesAhead) {
   data.wait_for_loads(40);
   loader.next();
   data.wait_for_loads(50);
+}
+
+// Threads cost more than they save.
+TEST(Loader, QuickBatchesAreLoadedByNext) {
+  Numbers plain(50), quick(50);
+  quick.memory = true;
+  const LoaderOptions options{.samples = first(50), .global_batch = 12, .seed = 9};
+  Loader by_threads(plain, options), by_next(quick, options);
+  for (const int64_t epoch : {0, 1}) {
+    by_threads.start_epoch(epoch);
+    by_next.start_epoch(epoch);
+    while (const auto expected = by_threads.next()) {
+      const auto batch = by_next.next();
+      ASSERT_TRUE(batch);
+      EXPECT_EQ(batch->indices, expected->indices);
+      EXPECT_TRUE(batch->inputs.equal(expected->inputs));
+      EXPECT_TRUE(batch->targets.equal(expected->targets));
+      EXPECT_EQ(batch->global_count, expected->global_count);
+      EXPECT_EQ(by_next.position(), by_threads.position());
+    }
+    EXPECT_EQ(by_next.next(), std::nullopt);
+  }
+  EXPECT_EQ(quick.threads(), 1u);
+  EXPECT_TRUE(quick.seen_by(std::this_thread::get_id()));
+  by_next.seek({1, 36});
+  EXPECT_EQ(rest_of(by_next).size(), 2u);
+}
+
+TEST(Loader, SlowBatchesInMemoryAreLoadedByThreads) {
+  Numbers slow(8);
+  slow.memory = slow.takes_long = true;
+  Loader loader(slow, {.samples = first(8), .global_batch = 4, .workers = 2});
+  EXPECT_EQ(rest_of(loader).size(), 2u);
+  // This one has only asked how long a sample takes.
+  EXPECT_EQ(slow.threads(), 3u);
+}
+
+TEST(Loader, QuickBatchesFailAndSkipAsOthers) {
+  Numbers data(12);
+  data.memory = true;
+  data.bad = {5};
+  Loader loader(data, {.samples = first(12), .global_batch = 4, .shuffle = false});
+  EXPECT_TRUE(loader.next());
+  EXPECT_EQ(
+      error_text<DataError>([&] { loader.next(); }), "sample 5 is broken");
+  EXPECT_THAT(loader.next()->indices, ElementsAre(8, 9, 10, 11));
+  data.skip = true;
+  loader.start_epoch(0);
+  EXPECT_TRUE(loader.next());
+  EXPECT_THAT(loader.next()->indices, ElementsAre(4, 6, 7));
 }
 
 TEST(Loader, ErrorsOfWorkersComeOutOfNext) {
