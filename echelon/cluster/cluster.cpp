@@ -79,6 +79,7 @@ class Check {
     }
     at_least("host_work: step", device.host_work.step_seconds, 0);
     at_least("host_work: layer", device.host_work.layer_seconds, 0);
+    at_least("host_work: pass", device.host_work.pass_seconds, 0);
     at_least("host_work: action", device.host_work.action_seconds, 0);
     at_least("host_work: pipeline", device.host_work.pipeline_seconds, 0);
     double most = 0;

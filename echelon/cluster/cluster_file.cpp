@@ -208,6 +208,7 @@ void read_host_work(Table& table, HostWork& work) {
   Table parts(member->value, member->place, table.title() + " host_work");
   parts.read("step", work.step_seconds, Unit::seconds);
   parts.read("layer", work.layer_seconds, Unit::seconds);
+  parts.read("pass", work.pass_seconds, Unit::seconds);
   parts.read("action", work.action_seconds, Unit::seconds);
   parts.read("pipeline", work.pipeline_seconds, Unit::seconds);
   parts.finish();

@@ -88,6 +88,7 @@ std::string launch_rates_text(const Device& device) {
 std::string host_work_text(const HostWork& work) {
   return "{ step = " + quantity(work.step_seconds, Unit::seconds) +
          ", layer = " + quantity(work.layer_seconds, Unit::seconds) +
+         ", pass = " + quantity(work.pass_seconds, Unit::seconds) +
          ", action = " + quantity(work.action_seconds, Unit::seconds) +
          ", pipeline = " + quantity(work.pipeline_seconds, Unit::seconds) + " }";
 }

@@ -85,6 +85,7 @@ struct HostWork {
   double step_seconds = 0;    // of a step: batch, sums over the ranks, update, metrics
   double layer_seconds = 0;   // of a layer with parameters: its gradients' way to the
                               // update
+  double pass_seconds = 0;    // of a microbatch: its part of the batch, its loss
   double action_seconds = 0;  // of a pipeline's action: its messages and bookkeeping
   double pipeline_seconds = 0;  // of a pipeline's step, beside that of any: its ranks
                                 // agree on shapes

@@ -186,6 +186,7 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
   device.host_work = {
       rounded(measured.host_work.step_seconds),
       rounded(measured.host_work.layer_seconds),
+      rounded(measured.host_work.pass_seconds),
       rounded(measured.host_work.action_seconds),
       rounded(measured.host_work.pipeline_seconds)};
   device.source = source_of(measured, machine);
@@ -227,6 +228,7 @@ std::string to_text(const MachineMeasurement& measured) {
   for (const auto& [what, seconds] :
        {std::pair("host work of a step", host.step_seconds),
         std::pair("of a layer's gradients", host.layer_seconds),
+        std::pair("of a microbatch", host.pass_seconds),
         std::pair("of a pipeline's action", host.action_seconds),
         std::pair("of a pipeline's step", host.pipeline_seconds)}) {
     if (seconds > 0) text += formatted("  %-36s %9.2f us\n", seconds * 1e6, what);
@@ -293,6 +295,7 @@ std::string to_json(const MachineMeasurement& measured) {
       {"host_work",
        {{"step_seconds", measured.host_work.step_seconds},
         {"layer_seconds", measured.host_work.layer_seconds},
+        {"pass_seconds", measured.host_work.pass_seconds},
         {"action_seconds", measured.host_work.action_seconds},
         {"pipeline_seconds", measured.host_work.pipeline_seconds}}},
       {"matrix_rates", rates},

@@ -197,6 +197,9 @@ std::vector<LayerWork> layer_work(
   }
   int64_t kind = 0;
   for (LayerWork& layer : layers) layer.kind = kind++;
+  if (!layers.empty() && !layers.back().forward.empty()) {
+    layers.back().forward.back().ends_pass = true;
+  }
   return layers;
 }
 

@@ -38,6 +38,7 @@ struct Operation {
   bool wide = false;  // matrix: in 16 bit, even where the strategy's are in 8 or 4
   double flops = 0;   // attention; of matrices count * 2 m n k
   double bytes = 0;   // memory: moved; collective: of the whole tensor
+  bool ends_pass = false;  // the loss: the host's work of a microbatch is beside it
   bool backward = false;  // attention: its backward products; counted: of a gradient
   CollectiveKind collective = CollectiveKind::all_reduce;
   Axis axis = Axis::tp;

@@ -8,17 +8,6 @@ namespace {
 
 double as_double(int64_t value) { return static_cast<double>(value); }
 
-// A step, cut into what each microbatch adds and what there is without any.
-struct Parts {
-  double microbatch = 0;
-  double rest = 0;
-};
-
-Parts parts_of(const Microbatches& counts, double few, double many) {
-  const double microbatch = (many - few) / as_double(counts.many - counts.few);
-  return {microbatch, few - as_double(counts.few) * microbatch};
-}
-
 // Each is a difference of times.
 double usual(std::vector<double> differences) {
   return differences.empty() ? 0
@@ -49,32 +38,44 @@ Launches fit_launches(
 }
 
 HostWork fit_host_work(
-    const SmallSteps& steps,
-    const std::vector<std::vector<double>>& rounds,
-    double all_reduce_seconds) {
-  std::vector<double> step, layer, action, pipeline;
-  for (const auto& seconds : rounds) {
-    const Parts few = parts_of(steps.of_data, seconds[0], seconds[1]);
-    const Parts many = parts_of(steps.of_data, seconds[2], seconds[3]);
+    const SmallSteps& steps, const std::vector<std::vector<double>>& beside) {
+  const Microbatches& counts = steps.of_data;
+  std::vector<double> pass, layer, least;
+  for (const auto& seconds : beside) {
+    const double few = seconds[0], more_passes = seconds[1], more_layers = seconds[2];
+    pass.push_back((more_passes - few) / as_double(counts.many - counts.few));
     layer.push_back(
-        (many.rest - few.rest) /
-        as_double(steps.many_layers - steps.few_layers));
-    step.push_back(
-        few.rest - as_double(steps.few_layers) * layer.back() -
-        all_reduce_seconds);
-    if (steps.ranks == 1) continue;
-    // The last stage computes what a rank without a pipeline does.
-    const Parts staged = parts_of(steps.of_pipeline, seconds[4], seconds[5]);
-    action.push_back((staged.microbatch - few.microbatch) / 2);
-    // The other stages wait for the first microbatch and for the last.
-    const double bubble = as_double(steps.ranks - 1) * staged.microbatch;
-    pipeline.push_back(staged.rest - few.rest - bubble);
+        (more_layers - few) / as_double(steps.many_layers - steps.few_layers));
+    least.push_back(few);
   }
-  return {
-      .step_seconds = usual(std::move(step)),
-      .layer_seconds = usual(std::move(layer)),
-      .action_seconds = usual(std::move(action)),
-      .pipeline_seconds = usual(std::move(pipeline))};
+  HostWork work;
+  work.pass_seconds = usual(std::move(pass));
+  work.layer_seconds = usual(std::move(layer));
+  work.step_seconds = std::max(
+      0.0,
+      usual(std::move(least)) - as_double(counts.few) * work.pass_seconds -
+          as_double(steps.few_layers) * work.layer_seconds);
+  return work;
+}
+
+HostWork with_pipeline_work(
+    HostWork work, const SmallSteps& steps,
+    const std::vector<std::vector<double>>& beside) {
+  if (steps.ranks == 1) return work;
+  const Microbatches& counts = steps.of_pipeline;
+  std::vector<double> action, least;
+  for (const auto& seconds : beside) {
+    const double microbatch =
+        (seconds[1] - seconds[0]) / as_double(counts.many - counts.few);
+    action.push_back(microbatch / 2);  // forwards and backwards
+    least.push_back(seconds[0]);
+  }
+  work.action_seconds = usual(std::move(action));
+  // The other stages wait for the first microbatch and for the last.
+  const double actions = 2 * as_double(counts.few + steps.ranks - 1);
+  work.pipeline_seconds = std::max(
+      0.0, usual(std::move(least)) - actions * work.action_seconds);
+  return work;
 }
 
 }  // namespace echelon

@@ -1,5 +1,6 @@
 // What seconds of small networks say of one operator, and of the host's work of a
-// step: differences between runs that have more or less of it.
+// step: differences between runs that have more or less of it, and between what was
+// measured and what the operators take.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,7 @@ struct Microbatches {
 
 /// Small networks whose steps are timed: data parallel with few and with many layers,
 /// each with few and many microbatches; and, with more than one rank, a pipeline of
-/// as many few layers on each rank.
+/// few layers on each rank.
 struct SmallSteps {
   int64_t ranks = 1;
   int64_t few_layers = 2;
@@ -49,12 +50,18 @@ struct SmallSteps {
   Microbatches of_pipeline;
 };
 
-/// `rounds`: seconds of a step in each round, in the order above, microbatches last:
-/// 4 or 6. Medians of their differences, none below 0. `all_reduce_seconds`: of the
-/// gradients, which are no work of the host.
+/// What the trainer does in any step: of the step, of each layer with parameters, of
+/// each microbatch. `beside`: seconds by which a step of the four data-parallel networks
+/// is longer than what its operators and collectives take, by round, in the order above,
+/// microbatches last. Medians of their differences, none below 0.
 HostWork fit_host_work(
-    const SmallSteps& steps,
-    const std::vector<std::vector<double>>& rounds,
-    double all_reduce_seconds);
+    const SmallSteps& steps, const std::vector<std::vector<double>>& beside);
+
+/// `work`, with what a pipeline adds: of an action, and of a step. `beside`: the same of
+/// the pipeline with few and with many microbatches, beside `work` as well. Unchanged
+/// with one rank.
+HostWork with_pipeline_work(
+    HostWork work, const SmallSteps& steps,
+    const std::vector<std::vector<double>>& beside);
 
 }  // namespace echelon

@@ -7,9 +7,13 @@
 #include <memory>
 #include <vector>
 
+#include "echelon/cluster/local_machine.h"
 #include "echelon/data/loader.h"
+#include "echelon/explain/counted_layers.h"
+#include "echelon/explain/predict_run.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/bench_fits.h"
+#include "echelon/train/counted_shape.h"
 #include "echelon/train/step.h"
 #include "echelon/train/step_sums.h"
 
@@ -61,6 +65,14 @@ class SmallTraining {
     }
   }
 
+  // What is known of the machine so far makes of it.
+  double predicted(const MachineMeasurement& measured) const {
+    return predict_step(
+               configured_as_counted(counted_shape(job_, source_), job_, job_),
+               cluster_of(measured, look_at_machine()))
+        .step_seconds;
+  }
+
   // Its seconds.
   double step() {
     const auto begin = Clock::now();
@@ -102,20 +114,25 @@ class SmallTraining {
   int64_t epoch_ = 0;
 };
 
-// Of the fewest bytes that were measured; 0 with one rank.
-double least_all_reduce(const MachineMeasurement& measured) {
-  const MeasuredCall* least = nullptr;
-  for (const auto& call : measured.calls) {
-    if (call.operation != "all_reduce") continue;
-    if (least == nullptr || call.bytes < least->bytes) least = &call;
+using Rounds = std::vector<std::vector<double>>;
+
+// By which the steps of each round from `first` on are longer than predicted.
+Rounds beside(
+    const Rounds& rounds, const std::vector<double>& predicted, size_t first) {
+  Rounds longer;
+  for (const auto& seconds : rounds) {
+    auto& row = longer.emplace_back();
+    for (size_t i = 0; i < predicted.size(); ++i) {
+      row.push_back(seconds[first + i] - predicted[i]);
+    }
   }
-  return least == nullptr ? 0 : least->seconds;
+  return longer;
 }
 
 }  // namespace
 
 HostWork bench_host_work(
-    BenchMeter& meter, World& world, const MachineMeasurement& measured) {
+    BenchMeter& meter, World& world, MachineMeasurement measured) {
   const SmallSteps small{
       .ranks = world.size(), .of_data = kOfData, .of_pipeline = kOfPipeline};
   std::vector<std::unique_ptr<SmallTraining>> trainings;
@@ -133,9 +150,19 @@ HostWork bench_host_work(
   if (small.ranks > 1) {
     add({.pp = small.ranks}, small.few_layers * small.ranks, kOfPipeline);
   }
-  return fit_host_work(
-      small, meter.rounds_of_own_seconds(steps, kSteps, kRounds),
-      least_all_reduce(measured));
+  const Rounds rounds = meter.rounds_of_own_seconds(steps, kSteps, kRounds);
+  const auto predicted = [&](size_t first, size_t end) {
+    std::vector<double> seconds;
+    for (size_t i = first; i < end; ++i) {
+      seconds.push_back(trainings[i]->predicted(measured));
+    }
+    return seconds;
+  };
+  constexpr size_t kData = 4;
+  measured.host_work = fit_host_work(small, beside(rounds, predicted(0, kData), 0));
+  return with_pipeline_work(
+      measured.host_work, small,
+      beside(rounds, predicted(kData, trainings.size()), kData));
 }
 
 }  // namespace echelon

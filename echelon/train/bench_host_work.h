@@ -7,10 +7,10 @@
 namespace echelon {
 
 /// Collective, of a processor. Networks that compute next to nothing are trained for
-/// some steps, data parallel and in a pipeline of all ranks: what more microbatches,
-/// more layers and a pipeline add, and what is left of a step without them. One rank:
-/// no pipeline. `measured`: its collectives, which are no work of the host.
+/// some steps, data parallel and in a pipeline of all ranks: by how much they take
+/// longer than the simulator says of `measured`, whose host has no work yet, and how
+/// that grows with microbatches and layers. One rank: no pipeline.
 HostWork bench_host_work(
-    BenchMeter& meter, World& world, const MachineMeasurement& measured);
+    BenchMeter& meter, World& world, MachineMeasurement measured);
 
 }  // namespace echelon

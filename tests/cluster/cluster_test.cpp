@@ -113,7 +113,7 @@ TEST(Cluster, NothingThatTheHostDoesTakesLessThanNoTime) {
   }
   for (double HostWork::*part :
        {&HostWork::step_seconds, &HostWork::layer_seconds,
-        &HostWork::action_seconds, &HostWork::pipeline_seconds}) {
+        &HostWork::pass_seconds, &HostWork::action_seconds, &HostWork::pipeline_seconds}) {
     EXPECT_THAT(
         error_with([&](Device& device) { device.host_work.*part = -1; }),
         HasSubstr("host_work: "));

@@ -36,7 +36,7 @@ MachineMeasurement measurement(int64_t ranks) {
   made.memory_bytes_per_second = 7e9;
   made.launch_seconds = 1.5e-6;
   made.launch_rates = {{0, 1.5e-6, 2.50004e-6, 0.50004e-6, 0.60004e-6}};
-  made.host_work = {80e-6, 3e-6, 15.00004e-6, 90.00004e-6};
+  made.host_work = {80e-6, 3e-6, 7e-6, 15.00004e-6, 90.00004e-6};
   if (ranks == 1) return made;
   const auto n = static_cast<double>(ranks);
   for (int64_t bytes : {4096, 1 << 20, 16 << 20}) {
@@ -75,7 +75,7 @@ TEST(MeasuredMachine, AProcessorsSharesHaveTheMeasuredFigures) {
   EXPECT_EQ(
       node.device.launch_rates,
       (std::vector<LaunchRate>{{0, 1.5e-6, 2.5e-6, 0.5e-6, 0.6e-6}}));
-  EXPECT_EQ(node.device.host_work, (HostWork{80e-6, 3e-6, 15e-6, 90e-6}));
+  EXPECT_EQ(node.device.host_work, (HostWork{80e-6, 3e-6, 7e-6, 15e-6, 90e-6}));
   EXPECT_EQ(node.device.matrix_rates.size(), 4u);
   EXPECT_EQ(node.device.operator_rates, measurement(2).operator_rates);
   EXPECT_TRUE(node.device.processor);

@@ -277,6 +277,11 @@ TEST(MeasuredRates, TheHostsWorkOfStepsLayersAndActionsIsAdded) {
   work = {.step_seconds = 0, .layer_seconds = 0, .action_seconds = 1e-3};
   EXPECT_NEAR(seconds(strategy(2, 128)), before, 1e-9);
   EXPECT_NEAR(seconds(pipeline) - pipeline_before, (8 + 1) * 2e-3, 1e-4);
+  // With the loss, of each microbatch.
+  work = {.pass_seconds = 1e-3};
+  EXPECT_NEAR(seconds(strategy(2, 128)) - before, 1e-3, 1e-9);
+  // The last stage has more to do than the other then, which had the bubble.
+  EXPECT_NEAR(seconds(pipeline) - pipeline_before, 8e-3, 1e-3);
   work = {.pipeline_seconds = 1e-3};
   EXPECT_NEAR(seconds(strategy(2, 128)), before, 1e-9);
   EXPECT_NEAR(seconds(pipeline) - pipeline_before, 1e-3, 1e-9);

@@ -25,61 +25,78 @@ TEST(BenchFits, LaunchesAreAlikeWhereOneWouldTakeNoTime) {
   }
 }
 
-// Seconds of a step as the host's work makes them.
-std::vector<double> round_of(
-    const SmallSteps& steps, const HostWork& work, double all_reduce) {
-  constexpr double kLayer = 30e-6;  // of a microbatch
+const HostWork kWork{50e-6, 3e-6, 7e-6, 8e-6, 120e-6};
+const SmallSteps kSteps{.ranks = 3, .of_data = {1, 5}, .of_pipeline = {4, 16}};
+
+// What the host's work adds to the steps of the networks.
+std::vector<double> of_data(const HostWork& work) {
   std::vector<double> seconds;
-  const auto rest = [&](int64_t layers) {
-    return work.step_seconds + all_reduce +
-           static_cast<double>(layers) * work.layer_seconds;
-  };
-  for (const int64_t layers : {steps.few_layers, steps.many_layers}) {
-    for (const int64_t count : {steps.of_data.few, steps.of_data.many}) {
+  for (const int64_t layers : {kSteps.few_layers, kSteps.many_layers}) {
+    for (const int64_t count : {kSteps.of_data.few, kSteps.of_data.many}) {
       seconds.push_back(
-          rest(layers) + static_cast<double>(count * layers) * kLayer);
+          work.step_seconds + static_cast<double>(count) * work.pass_seconds +
+          static_cast<double>(layers) * work.layer_seconds);
     }
-  }
-  if (steps.ranks == 1) return seconds;
-  const double microbatch =
-      static_cast<double>(steps.few_layers) * kLayer + 2 * work.action_seconds;
-  for (const int64_t count : {steps.of_pipeline.few, steps.of_pipeline.many}) {
-    seconds.push_back(
-        rest(steps.few_layers) + work.pipeline_seconds +
-        static_cast<double>(count + steps.ranks - 1) * microbatch);
   }
   return seconds;
 }
 
+std::vector<double> of_pipeline(const HostWork& work, int64_t ranks) {
+  std::vector<double> seconds;
+  for (const int64_t count : {kSteps.of_pipeline.few, kSteps.of_pipeline.many}) {
+    const auto actions = static_cast<double>(2 * (count + ranks - 1));
+    seconds.push_back(work.pipeline_seconds + actions * work.action_seconds);
+  }
+  return seconds;
+}
+
+std::vector<double> slowed_down(std::vector<double> seconds) {
+  for (double& one : seconds) one = 1.6 * one + 20e-6;
+  return seconds;
+}
+
+// A round in which the machine was slow counts for nothing.
 TEST(BenchFits, TheHostsWorkIsFound) {
-  SmallSteps steps{.of_data = {1, 5}, .of_pipeline = {4, 16}};
-  const HostWork work{50e-6, 3e-6, 8e-6, 120e-6};
-  for (const int64_t ranks : {1, 2, 3}) {
+  const auto usual = of_data(kWork);
+  const HostWork found = fit_host_work(kSteps, {usual, slowed_down(usual), usual});
+  EXPECT_NEAR(found.step_seconds, kWork.step_seconds, 1e-12);
+  EXPECT_NEAR(found.layer_seconds, kWork.layer_seconds, 1e-12);
+  EXPECT_NEAR(found.pass_seconds, kWork.pass_seconds, 1e-12);
+  EXPECT_EQ(found.action_seconds, 0);
+  EXPECT_EQ(found.pipeline_seconds, 0);
+}
+
+TEST(BenchFits, WhatAPipelineAddsIsFound) {
+  for (const int64_t ranks : {2, 3}) {
+    SmallSteps steps = kSteps;
     steps.ranks = ranks;
-    const double all_reduce = ranks == 1 ? 0 : 4e-6;
-    // A round in which the machine was slow counts for nothing.
-    std::vector<double> slow = round_of(steps, work, all_reduce);
-    for (double& seconds : slow) seconds *= 1.6;
-    const HostWork found = fit_host_work(
-        steps,
-        {round_of(steps, work, all_reduce), slow,
-         round_of(steps, work, all_reduce)},
-        all_reduce);
-    EXPECT_NEAR(found.step_seconds, work.step_seconds, 1e-12) << ranks;
-    EXPECT_NEAR(found.layer_seconds, work.layer_seconds, 1e-12) << ranks;
-    const bool staged = ranks > 1;
-    EXPECT_NEAR(
-        found.action_seconds, staged ? work.action_seconds : 0, 1e-12);
-    EXPECT_NEAR(
-        found.pipeline_seconds, staged ? work.pipeline_seconds : 0, 1e-12);
+    const auto usual = of_pipeline(kWork, ranks);
+    HostWork work = kWork;
+    work.action_seconds = work.pipeline_seconds = 0;
+    const HostWork found =
+        with_pipeline_work(work, steps, {slowed_down(usual), usual, usual});
+    EXPECT_NEAR(found.action_seconds, kWork.action_seconds, 1e-12) << ranks;
+    EXPECT_NEAR(found.pipeline_seconds, kWork.pipeline_seconds, 1e-12) << ranks;
+    EXPECT_EQ(found.step_seconds, kWork.step_seconds);
+    EXPECT_EQ(found.pass_seconds, kWork.pass_seconds);
   }
 }
 
+TEST(BenchFits, OneRankHasNoPipeline) {
+  SmallSteps steps = kSteps;
+  steps.ranks = 1;
+  EXPECT_EQ(with_pipeline_work(kWork, steps, {{}, {}}), kWork);
+}
+
 TEST(BenchFits, NoWorkTakesLessThanNoTime) {
-  const SmallSteps steps{.ranks = 2, .of_data = {1, 5}, .of_pipeline = {4, 16}};
-  const HostWork found =
-      fit_host_work(steps, {{5e-4, 9e-4, 1e-4, 5e-4, 1e-4, 2e-4}}, 1);
-  EXPECT_EQ(found, HostWork{});
+  // Shorter than predicted; and less with more of it.
+  EXPECT_EQ(
+      fit_host_work(kSteps, {{-5e-6, -9e-6, -7e-6, -9e-6}}), HostWork{});
+  EXPECT_EQ(
+      fit_host_work(kSteps, {{5e-6, 3e-6, 2e-6, 1e-6}}),
+      (HostWork{.step_seconds = 5e-6}));
+  EXPECT_EQ(
+      with_pipeline_work({}, kSteps, {{-1e-6, -2e-6}}), HostWork{});
 }
 
 TEST(BenchFits, MedianOfTwoIsTheLower) {

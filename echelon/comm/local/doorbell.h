@@ -1,5 +1,7 @@
-// How a rank waits: 64 pauses (24 ns each), 8 yields, then it sleeps in the
-// kernel. A longer spin is no faster on a free core and ruins a crowded one.
+// How a rank waits: 64 pauses (24 ns each), some yields, then it sleeps in the
+// kernel. More pauses are no faster on a free core and ruin a crowded one. Yields do
+// not, and a core that sleeps wakes late: the thread that computes next yields for
+// about 0.2 ms, others for a moment.
 #pragma once
 
 #include <atomic>
@@ -10,12 +12,13 @@ namespace echelon::local {
 
 inline constexpr int kSpins = 64;
 inline constexpr int kYields = 8;
+inline constexpr int kYieldsOfCaller = 500;
 /// A sleeper with something pending looks up this often: for its deadline, and
 /// for a peer that died between changing a word and ringing.
 inline constexpr std::chrono::milliseconds kNap{50};
 
 /// One step of the idle loop before sleeping. False: it is time to sleep.
-bool idle_step(int& idle);
+bool idle_step(int& idle, int yields = kYields);
 
 /// A word in shared memory that a rank's thread sleeps on. The sleeper
 /// announces itself, looks again whether there is work, and only then sleeps;

@@ -234,14 +234,14 @@ bool Engine::wait(
   while (!operation->done() && in_time) {
     if (step(*lane, idle >= kSpins, operation.get())) {
       idle = 0;
-    } else if (!idle_step(idle)) {
+    } else if (!idle_step(idle, kYieldsOfCaller)) {
       const uint32_t seen = bell.rings.load();
       bell.sleepers.fetch_add(1);
       if (!operation->done() && !actionable(*lane)) {
         bell.sleep(seen, kNap);
       }
       bell.sleepers.fetch_sub(1);
-      idle = kSpins + kYields / 2;
+      idle = kSpins + kYieldsOfCaller - kYields / 2;
       in_time = limit.count() <= 0 || Operation::Clock::now() - begin < limit;
     }
   }
