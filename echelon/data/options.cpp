@@ -103,7 +103,10 @@ void bind(config::Section& section, DataOptions& options) {
       "leave out the last batch of an epoch, in training, if it is not full");
   section
       .field(
-          "workers", options.workers, "threads per rank that prepare batches")
+          "workers",
+          options.workers,
+          "threads per rank that prepare batches; data in memory of which a batch "
+          "takes less than 50 us needs none")
       .at_least(1)
       .at_most(256);
   section.field("prefetch", options.prefetch, "batches that are ready ahead")
