@@ -87,8 +87,10 @@ int main(int argc, char** argv) {
   }
   sigset_t usr1;
   sigemptyset(&usr1);
-  sigaddset(&usr1, SIGUSR1);
-  sigprocmask(SIG_BLOCK, &usr1, nullptr);
+  if (what == "throw-at-usr1") {
+    sigaddset(&usr1, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &usr1, nullptr);
+  }
   if (what == "meet") {
     meet_through_sockets();
     return 0;
