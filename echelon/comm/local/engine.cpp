@@ -242,8 +242,9 @@ bool Engine::wait(
       }
       bell.sleepers.fetch_sub(1);
       idle = kSpins + kYieldsOfCaller - kYields / 2;
-      in_time = limit.count() <= 0 || Operation::Clock::now() - begin < limit;
     }
+    // On a crowded core a yield may take milliseconds.
+    in_time = limit.count() <= 0 || Operation::Clock::now() - begin < limit;
   }
   bool more = false;
   {
