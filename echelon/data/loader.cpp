@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "echelon/data/options.h"
 #include "echelon/data/random.h"
 #include "echelon/error.h"
 
@@ -108,9 +109,6 @@ class BatchMemory {
   std::vector<Batch> kept_;
 };
 
-/// Waking a thread for a batch, and its work beside a model's, takes as long.
-constexpr std::chrono::microseconds kQuickBatch{50};
-
 /// Whether `rows` samples like the first take less; it is loaded a few times.
 bool is_quick(
     const Dataset& dataset, const SampleSpec& spec, int64_t sample, int64_t rows) {
@@ -122,12 +120,13 @@ bool is_quick(
     const auto begin = Clock::now();
     try {
       dataset.load(sample, {}, row_memory(batch, spec, 0));
-    } catch (const DataError&) {
-      return false;  // for the thread that meets it
+    } catch (...) {
+      return false;  // for the batch that has it
     }
     least = std::min(least, Clock::now() - begin);
   }
-  return least * rows < kQuickBatch;
+  const auto all = std::chrono::duration<double>(least * rows);
+  return all.count() < kQuickBatchSeconds;
 }
 
 void require(bool good, const std::string& rule) {

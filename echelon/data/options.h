@@ -14,6 +14,10 @@ enum class Crop { center, random_resized };  // how an image gets its size
 enum class Documents { packed, respected };  // whether their borders count
 enum class TextFormat { by_suffix, text, tokens, indexed };
 
+/// Waking a thread for a batch, and its work beside a model's, takes as long: no
+/// threads prepare what takes less.
+inline constexpr double kQuickBatchSeconds = 50e-6;
+
 struct DataOptions {
   std::string name = "digits";  // digits | dummy | tensors | images | text
   std::string path;             // tensors: a .safetensors file; images: a folder;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "echelon/data/options.h"
 #include "echelon/explain/findings.h"
 #include "echelon/timeline/units.h"
 
@@ -62,6 +63,8 @@ std::vector<RunFinding> find_data_loading(const Evidence& evidence) {
   const DataWait wait = spans ? wait_in_timeline(evidence.times)
                               : wait_in_metrics(evidence.run.steps);
   if (wait.share < kLeastWait) return {};
+  // More threads would not shorten it.
+  if (wait.share * wait.step_seconds < kQuickBatchSeconds) return {};
   RunFinding found;
   found.fault = Fault::data_loading;
   found.share = wait.share;

@@ -317,7 +317,7 @@ TEST(Loader, PreparesBatchesAhead) {
 TEST(Loader, QuickBatchesAreLoadedByNext) {
   Numbers plain(50), quick(50);
   quick.memory = true;
-  const LoaderOptions options{.samples = first(50), .global_batch = 12, .seed = 9};
+  const LoaderOptions options{.samples = first(50), .global_batch = 4, .seed = 9};
   Loader by_threads(plain, options), by_next(quick, options);
   for (const int64_t epoch : {0, 1}) {
     by_threads.start_epoch(epoch);
@@ -335,7 +335,7 @@ TEST(Loader, QuickBatchesAreLoadedByNext) {
   }
   EXPECT_EQ(quick.threads(), 1u);
   EXPECT_TRUE(quick.seen_by(std::this_thread::get_id()));
-  by_next.seek({1, 36});
+  by_next.seek({1, 44});
   EXPECT_EQ(rest_of(by_next).size(), 2u);
 }
 
@@ -346,6 +346,20 @@ TEST(Loader, SlowBatchesInMemoryAreLoadedByThreads) {
   EXPECT_EQ(rest_of(loader).size(), 2u);
   // This one has only asked how long a sample takes.
   EXPECT_EQ(slow.threads(), 3u);
+}
+
+// The first sample tells how long one takes.
+TEST(Loader, ABrokenFirstSampleIsForTheBatchThatHasIt) {
+  for (const bool foreign : {false, true}) {
+    Numbers data(8);
+    data.memory = true;
+    data.bad = {0};
+    data.foreign_error = foreign;
+    Loader loader(
+        data, {.samples = first(8), .global_batch = 4, .shuffle = false});
+    EXPECT_ANY_THROW(loader.next());
+    EXPECT_THAT(loader.next()->indices, ElementsAre(4, 5, 6, 7));
+  }
 }
 
 TEST(Loader, QuickBatchesFailAndSkipAsOthers) {

@@ -110,6 +110,25 @@ TEST_F(Explain, ASlowLoader) {
   EXPECT_TRUE(found.ranks.empty());
 }
 
+// A network of some microseconds loads its batches itself: threads take longer.
+TEST_F(Explain, ALoaderThatThreadsWouldNotHelp) {
+  for (const auto& [data, found] : {std::pair(0.045, false), std::pair(0.055, true)}) {
+    const DataParallel quick{
+        .times =
+            [data = data](int, int64_t) {
+              return RankStep{
+                  .data = data, .forward = 0.05, .backward = 0.05, .optimizer = 0.01};
+            },
+        .transfer = 0.001};
+    const auto run = explain(made::job_of("dp=2"), timeline_of(quick));
+    EXPECT_EQ(
+        std::any_of(
+            run.findings.begin(), run.findings.end(),
+            [](const RunFinding& one) { return one.fault == Fault::data_loading; }),
+        found) << data;
+  }
+}
+
 // Eight times the threads is the most that is advised, and all that is promised.
 TEST_F(Explain, ALoaderThatIsFarTooSlow) {
   const DataParallel slow{.times = [](int, int64_t) {
