@@ -59,7 +59,7 @@ class SmallTraining {
         groups_(world, job.layout),
         source_(model_source(job, data_.train->spec())),
         state_(job_, {source_, world, groups_}, 1),
-        loader_(*data_.train, loader_options()) {
+        loader_(*data_.train, training_batches(job_, data_, groups_)) {
     if (world.rank() == 0) {
       metrics_ = std::make_unique<MetricsWriter>("/dev/null");
     }
@@ -94,15 +94,6 @@ class SmallTraining {
   }
 
  private:
-  LoaderOptions loader_options() const {
-    LoaderOptions options;
-    options.samples = data_.train_samples;
-    options.global_batch = job_.train.batch;
-    options.rank = groups_.data_index();
-    options.num_ranks = groups_.data().size();
-    return options;
-  }
-
   const Job job_;
   World& world_;
   const TrainingData data_;

@@ -3,8 +3,26 @@
 #include "echelon/memory/memory_meter.h"
 #include "echelon/optim/clip.h"
 #include "echelon/train/layer_norms.h"
+#include "echelon/train/model_source.h"
 
 namespace echelon {
+
+LoaderOptions training_batches(
+    const Job& job, const TrainingData& data, const MeshGroups& groups) {
+  LoaderOptions options;
+  options.samples = data.train_samples;
+  options.global_batch = job.train.batch;
+  options.rank = groups.data_index();
+  options.num_ranks = groups.data().size();
+  if (options.num_ranks > 1) options.rank_batch = job.train.rank_batch;
+  options.seed = job.train.seed;
+  options.shuffle = job.data.shuffle;
+  options.drop_last = job.data.drop_last;
+  options.workers = job.data.workers;
+  options.prefetch = job.data.prefetch;
+  options.sample_keys = draws_masks(job, data.train->spec());
+  return options;
+}
 
 int64_t total_steps(const Job& job, int64_t batches_per_epoch) {
   return job.train.steps > 0 ? job.train.steps

@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "echelon/comm/mesh_groups.h"
+#include "echelon/data/dataset.h"
+#include "echelon/data/loader.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/optim/learning_rate.h"
 #include "echelon/optim/loss_scaler.h"
@@ -66,6 +69,11 @@ class TrainingState {
   LearningRateSchedule schedule_;
   LossScaler scaler_;
 };
+
+/// This rank's part of the job's batches to train on; `groups` may be of another
+/// layout than the job's (one rank: all of each).
+LoaderOptions training_batches(
+    const Job& job, const TrainingData& data, const MeshGroups& groups);
 
 /// The job's steps: train.steps, or train.epochs counted in batches.
 int64_t total_steps(const Job& job, int64_t batches_per_epoch);

@@ -74,8 +74,7 @@ class Loop {
   TrainResult run();
 
  private:
-  LoaderOptions loader_options(
-      const std::vector<int64_t>& samples, bool training) const;
+  LoaderOptions held_out_batches() const;
   bool one_step(Position position);
   StepSums share(const Score& score, int64_t skipped, double work_seconds);
   StepUpdate update(bool logged);
@@ -140,21 +139,11 @@ class Loop {
   int64_t window_steps_ = 0;
 };
 
-LoaderOptions Loop::loader_options(
-    const std::vector<int64_t>& samples, bool training) const {
-  LoaderOptions options;
-  options.samples = samples;
-  options.global_batch = job_.train.batch;
-  options.rank = groups_.data_index();
-  options.num_ranks = groups_.data().size();
-  if (training) options.rank_batch = job_.train.rank_batch;
-  options.seed = job_.train.seed;
-  options.shuffle = training && job_.data.shuffle;
-  options.training = training;
-  options.drop_last = training && job_.data.drop_last;
-  options.workers = job_.data.workers;
-  options.prefetch = job_.data.prefetch;
-  options.sample_keys = draws_masks(job_, data_.train->spec());
+LoaderOptions Loop::held_out_batches() const {
+  LoaderOptions options = training_batches(job_, data_, groups_);
+  options.samples = data_.holdout_samples;
+  options.rank_batch.clear();
+  options.shuffle = options.training = options.drop_last = false;
   return options;
 }
 
@@ -168,7 +157,7 @@ Loop::Loop(
       folder_(std::move(folder)),
       groups_(world, job.layout),
       data_(open_data(job.data, job.train.seed)),
-      loader_(*data_.train, loader_options(data_.train_samples, true)),
+      loader_(*data_.train, training_batches(job, data_, groups_)),
       total_steps_(total_steps(job, loader_.batches_per_epoch())),
       source_(
           layers ? model_source(job, layers, data_.train->spec())
@@ -444,8 +433,7 @@ void Loop::evaluate() {
   Score score;
   {
     ScopedSpan span(recorder_.get(), "compute", "evaluation", SpanKind::evaluation);
-    Loader loader(
-        *data_.holdout, loader_options(data_.holdout_samples, false));
+    Loader loader(*data_.holdout, held_out_batches());
     while (const auto batch = loader.next()) {
       score += state_.model().evaluate(*batch);
     }

@@ -46,7 +46,7 @@ class Run {
       : job_(job),
         data_(data),
         place_(place),
-        loader_(*data.train, loader_options(job, data, place.groups)),
+        loader_(*data.train, training_batches(job, data, place.groups)),
         source_(place.source),
         total_steps_(
             std::max(steps, total_steps(job, loader_.batches_per_epoch()))),
@@ -120,22 +120,6 @@ class Run {
   Score forward_backward(const Batch& batch) {
     const torch::AutoGradMode grad(true);
     return state_.model().forward_backward(batch, counts_units(*data_.train));
-  }
-
-  static LoaderOptions loader_options(
-      const Job& job, const TrainingData& data, const MeshGroups& groups) {
-    LoaderOptions options;
-    options.samples = data.train_samples;
-    options.global_batch = job.train.batch;
-    options.rank = groups.data_index();
-    options.num_ranks = groups.data().size();
-    if (options.num_ranks > 1) options.rank_batch = job.train.rank_batch;
-    options.seed = job.train.seed;
-    options.shuffle = job.data.shuffle;
-    options.drop_last = job.data.drop_last;
-    options.workers = job.data.workers;
-    options.sample_keys = draws_masks(job, data.train->spec());
-    return options;
   }
 
   const Job job_;
