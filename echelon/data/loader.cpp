@@ -395,10 +395,10 @@ void Loader::seek(const Position& position) {
 
 int64_t Loader::batches_per_epoch() const {
   const auto& options = state_->options;
-  const auto total = static_cast<int64_t>(options.samples.size());
-  const int64_t full = total / options.global_batch;
-  const bool rest = total % options.global_batch != 0 && !options.drop_last;
-  return full + (rest ? 1 : 0);
+  return echelon::batches_per_epoch(
+      static_cast<int64_t>(options.samples.size()),
+      options.global_batch,
+      options.drop_last);
 }
 
 }  // namespace echelon

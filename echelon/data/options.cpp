@@ -161,4 +161,9 @@ void bind(config::Section& section, DataOptions& options) {
   bind_text(section, options);
 }
 
+int64_t batches_per_epoch(int64_t samples, int64_t global_batch, bool drop_last) {
+  const bool rest = samples % global_batch != 0 && !drop_last;
+  return samples / global_batch + (rest ? 1 : 0);
+}
+
 }  // namespace echelon

@@ -63,4 +63,7 @@ struct DataOptions {
 
 void bind(config::Section& section, DataOptions& options);  // [data]
 
+/// What one epoch of `samples` has; its last batch may not be full.
+int64_t batches_per_epoch(int64_t samples, int64_t global_batch, bool drop_last);
+
 }  // namespace echelon

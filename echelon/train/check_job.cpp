@@ -455,11 +455,10 @@ class Checker {
 
   int64_t steps(const DataFacts& data) const {
     if (job_.train.steps > 0) return job_.train.steps;
-    const int64_t batch = job_.train.batch;
-    const bool rest = data.num_train % batch != 0 && !job_.data.drop_last;
-    const int64_t per_epoch = data.num_train / batch + (rest ? 1 : 0);
+    const int64_t batches = batches_per_epoch(
+        data.num_train, job_.train.batch, job_.data.drop_last);
     int64_t steps = 0;
-    if (__builtin_mul_overflow(per_epoch, job_.train.epochs, &steps)) {
+    if (__builtin_mul_overflow(batches, job_.train.epochs, &steps)) {
       throw ConfigError(
           document_.where("train.epochs") +
           ": is more steps than can be counted; lower it");
