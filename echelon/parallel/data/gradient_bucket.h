@@ -18,7 +18,7 @@ struct GradientBucket {
   bool last = false;               // of this backward pass
   std::string label;               // "bucket 0": for Call::label
   std::vector<std::string> names;  // of the parameters
-  /// One per parameter, in its shape; views of `flat`.
+  /// One per parameter, in its shape, in the memory of `flat`.
   std::vector<torch::Tensor> gradients;
   /// [numel] all of them, one memory. Reduced in place.
   torch::Tensor flat;

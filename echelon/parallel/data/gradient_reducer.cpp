@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -42,6 +43,36 @@ bool reducible(const Tensor& gradient, const Tensor& parameter) {
       gradient.strides() == at::IntArrayRef(gradient_strides(parameter));
 }
 
+// A tensor of its own in a part of `flat`. Not a view: detach_() works on it, which
+// LibTorch's zero_grad(false) calls.
+Tensor part_of(const Tensor& flat, const Tensor& parameter, int64_t offset) {
+  return torch::empty({0}, flat.options())
+      .set_(
+          flat.storage(),
+          offset,
+          parameter.sizes(),
+          gradient_strides(parameter));
+}
+
+// Copies into tensors of the same sizes, with as few operators as there can be.
+void copy_all(const std::vector<Tensor>& to, const std::vector<Tensor>& from) {
+  if (to.empty()) return;
+  if (!to[0].is_cpu()) {
+    at::_foreach_copy_(to, from);
+    return;
+  }
+  for (size_t i = 0; i < to.size(); ++i) {
+    const bool plain = from[i].is_cpu() && to[i].dtype() == from[i].dtype() &&
+        to[i].strides() == from[i].strides() && !from[i].is_neg() &&
+        !from[i].is_conj() && to[i].numel() > 0;
+    if (plain) {
+      std::memcpy(to[i].data_ptr(), from[i].const_data_ptr(), bytes_of(to[i]));
+    } else {
+      to[i].copy_(from[i]);
+    }
+  }
+}
+
 std::string quoted(const std::vector<std::string>& names) {
   constexpr size_t kShown = 8;
   std::string text;
@@ -63,7 +94,8 @@ struct Parameter {
 
 struct Bucket {
   std::vector<size_t> members;  // indices of parameters
-  bool in_place = false;        // one member, reduced where its gradient is
+  bool in_place = false;        // one member, reduced where its gradient is;
+                                // else gradients are parts of the flat buffer
   GradientBucket content;
   BucketCompletion completion;
   size_t pending = 0;           // members that are not ready
@@ -78,6 +110,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<Impl> {
   // Called with `mutex` held.
   void cut(const std::vector<int64_t>& order);
   void allocate(Bucket& bucket);
+  bool kept_by_others(const Bucket& bucket) const;
   void begin(int task);
   void abandon();
   void reset();
@@ -197,7 +230,7 @@ void GradientReducer::Impl::cut(const std::vector<int64_t>& order) {
   reset();
 }
 
-// The buffer that small gradients are copied into.
+// The buffer that small gradients are parts of.
 void GradientReducer::Impl::allocate(Bucket& bucket) {
   int64_t numel = 0;
   for (const size_t index : bucket.members) {
@@ -210,24 +243,39 @@ void GradientReducer::Impl::allocate(Bucket& bucket) {
   int64_t offset = 0;
   for (const size_t index : bucket.members) {
     const Tensor& tensor = parameters[index].tensor;
-    content.gradients.push_back(content.flat.as_strided(
-        tensor.sizes(), gradient_strides(tensor), offset));
+    content.gradients.push_back(part_of(content.flat, tensor, offset));
     offset += tensor.numel();
   }
+}
+
+// Whether someone beside the parameters holds a gradient of the last backward: its
+// values are not to change then.
+bool GradientReducer::Impl::kept_by_others(const Bucket& bucket) const {
+  const auto& content = bucket.content;
+  if (content.flat.storage().use_count() > bucket.members.size() + 1) return true;
+  for (size_t i = 0; i < bucket.members.size(); ++i) {
+    const Tensor& gradient = content.gradients[i];
+    const bool own = parameters[bucket.members[i]].tensor.grad().is_same(gradient);
+    if (gradient.use_count() > (own ? 2u : 1u)) return true;
+  }
+  return false;
 }
 
 void GradientReducer::Impl::fill(Bucket& bucket) {
   auto& content = bucket.content;
   if (!bucket.in_place) {
-    if (!content.flat.defined()) allocate(bucket);
+    if (!content.flat.defined() || kept_by_others(bucket)) allocate(bucket);
+    std::vector<Tensor> to, from;
     for (size_t i = 0; i < bucket.members.size(); ++i) {
-      const Tensor gradient = parameters[bucket.members[i]].tensor.grad();
-      if (gradient.defined()) {
-        content.gradients[i].copy_(gradient);
-      } else {
+      const Tensor& gradient = parameters[bucket.members[i]].tensor.grad();
+      if (!gradient.defined()) {
         content.gradients[i].zero_();
+      } else if (!gradient.is_same(content.gradients[i])) {
+        to.push_back(content.gradients[i]);
+        from.push_back(gradient);
       }
     }
+    copy_all(to, from);
     return;
   }
   const Tensor& tensor = parameters[bucket.members[0]].tensor;
@@ -259,13 +307,10 @@ void GradientReducer::Impl::complete(
     if (!used.empty() && used[index] == 0) continue;
     Tensor& gradient = parameters[index].tensor.mutable_grad();
     const Tensor& mean = content.gradients[i];
-    if (bucket.in_place) {
-      if (!gradient.defined() || !gradient.is_alias_of(mean)) gradient = mean;
-    } else if (gradient.defined()) {
-      gradient.detach().copy_(mean);
-    } else {
-      gradient = mean.clone();
-    }
+    const bool there = bucket.in_place
+        ? gradient.defined() && gradient.is_alias_of(mean)
+        : gradient.is_same(mean);
+    if (!there) gradient = mean;
   }
   if (bucket.in_place) {
     content.gradients.clear();

@@ -7,9 +7,11 @@
 // rank 0's order.
 //
 // A large gradient is a bucket of its own and is reduced where autograd left it;
-// small ones are copied into one buffer. LibTorch's reducer copies all of them and
-// divides in a pass of its own, and learns one step late that a parameter had no
-// gradient; that is why it is not used here.
+// small ones are copied into one buffer, and are parts of it from then on: no copy
+// back. Who still holds such a gradient at the next backward keeps its values; the
+// buffer is a new one then. LibTorch's reducer copies all gradients and divides in a
+// pass of its own, and learns one step late that a parameter had no gradient; that is
+// why it is not used here.
 //
 // Source: Li et al., "PyTorch Distributed", 2020, arXiv:2006.15704.
 #pragma once

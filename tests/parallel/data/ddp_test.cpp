@@ -399,6 +399,53 @@ TEST(Ddp, BucketsAreCutInTheOrderOfTheFirstBackward) {
   });
 }
 
+// No copy back, and no new memory for each step.
+TEST(Ddp, SmallGradientsArePartsOfTheirBucket) {
+  run_ranks(2, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    DistributedDataParallel<Mlp> ddp(net, world.group());
+    const void* memory = nullptr;
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      ddp(parity::random({2, 6}, step)).sum().backward();
+      std::set<const void*> parts, places;
+      for (const auto& parameter : net->parameters()) {
+        parts.insert(parameter.grad().storage().data());
+        places.insert(parameter.grad().data_ptr());
+        EXPECT_FALSE(parameter.grad().is_view());  // detach_() works on it
+      }
+      EXPECT_EQ(parts.size(), 1u);
+      EXPECT_EQ(places.size(), net->parameters().size());
+      if (step > 0) {
+        EXPECT_EQ(*parts.begin(), memory);
+      }
+      memory = *parts.begin();
+    }
+  });
+}
+
+TEST(Ddp, AGradientThatIsKeptKeepsItsValues) {
+  run_ranks(2, [](World& world) {
+    for (const bool as_alias : {false, true}) {
+      auto net = with_values(Mlp(), 3);
+      DistributedDataParallel<Mlp> ddp(net, world.group());
+      const auto gradient = [&](int seed) {
+        net->zero_grad();
+        ddp(parity::random({2, 6}, seed)).square().sum().backward();
+        return net->fc1->weight.grad();
+      };
+      const Tensor kept = as_alias ? gradient(1).view({-1}) : gradient(1);
+      const Tensor values = kept.clone();
+      for (int seed = 2; seed < 5; ++seed) {
+        const Tensor next = gradient(seed);
+        EXPECT_TRUE(kept.equal(values)) << seed;
+        EXPECT_FALSE(next.view({-1}).equal(values.view({-1}))) << seed;
+      }
+      EXPECT_TRUE(gradient(1).view({-1}).equal(values.view({-1})));
+    }
+  });
+}
+
 TEST(Ddp, SharedParametersAreReducedOnce) {
   run_ranks(2, [](World& world) {
     auto net = with_values(Shared(), 3);
