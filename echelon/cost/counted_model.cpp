@@ -53,6 +53,7 @@ Json written(const CountedOperator& one) {
     for (const auto& [key, value] : sizes(one)) json[key] = *value;
   }
   if (one.for_weight) json["for_weight"] = true;
+  if (one.accumulates) json["accumulates"] = true;
   return json;
 }
 
@@ -143,6 +144,7 @@ class Reader {
       one.bytes = figure(json, "bytes");
     }
     one.for_weight = json.contains("for_weight") && json["for_weight"] == true;
+    one.accumulates = json.contains("accumulates") && json["accumulates"] == true;
     return one;
   }
 

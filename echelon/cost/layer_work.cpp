@@ -82,12 +82,20 @@ Operation counted_operation(
 
 /// As it ran, operator by operator.
 void add_operators(
-    LayerWork& work, const CountedLayer& layer, double ratio, double bytes_beside) {
+    LayerWork& work, const CountedLayer& layer, const Strategy& strategy,
+    double bytes_beside) {
+  const double ratio = static_cast<double>(strategy.microbatch_size) /
+      static_cast<double>(layer.counted_samples);
   for (const CountedOperator& one : layer.forward) {
     work.forward.push_back(counted_operation(one, ratio, bytes_beside));
   }
+  // The first microbatch has nothing to add its gradients to.
+  const auto passes = static_cast<double>(strategy.num_microbatches());
+  const double adding = (passes - 1) / passes;
   for (const CountedOperator& one : layer.backward) {
-    Operation operation = counted_operation(one, ratio, bytes_beside);
+    if (one.accumulates && adding == 0) continue;
+    Operation operation =
+        counted_operation(one, one.accumulates ? adding : ratio, bytes_beside);
     operation.backward = true;
     (one.for_weight ? work.backward_weight : work.backward_input)
         .push_back(std::move(operation));
@@ -102,8 +110,9 @@ double bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
     const double ratio = static_cast<double>(strategy.microbatch_size) /
         static_cast<double>(layer.counted_samples);
     for (const auto* pass : {&layer.forward, &layer.backward}) {
-      operators += static_cast<double>(pass->size());
       for (const CountedOperator& one : *pass) {
+        if (one.accumulates) continue;
+        ++operators;
         const double count = static_cast<double>(one.count);
         const double m = static_cast<double>(one.m), n = static_cast<double>(one.n);
         const double k = static_cast<double>(one.k);
@@ -128,9 +137,7 @@ LayerWork counted_work(
   work.parameters = layer.parameters;
   work.stage = layer.stage;
   if (layer.counted_samples > 0) {
-    add_operators(
-        work, layer, samples / static_cast<double>(layer.counted_samples),
-        bytes_beside);
+    add_operators(work, layer, strategy, bytes_beside);
   } else {
     add_products(work, layer, element, samples);
   }

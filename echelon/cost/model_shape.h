@@ -94,6 +94,8 @@ struct CountedOperator {
   double bytes = 0;
   bool for_weight = false;  // a gradient of weights: backward that is split does it
                             // later
+  bool accumulates = false;  // adds it to that of the microbatches before: whatever
+                             // their size, and not in the first
   bool operator==(const CountedOperator&) const = default;
 };
 

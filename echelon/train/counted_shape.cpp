@@ -71,6 +71,17 @@ CountedLayer layer_of(
   for (const auto& work : operators.backward) {
     layer.backward.push_back(counted(work));
   }
+  for (const auto& one : cost.parameter_specs) {
+    if (!one.requires_grad) continue;
+    // Two are read and one is written.
+    const auto numel = static_cast<double>(
+        c10::multiply_integers(one.tensor.shape));
+    layer.backward.push_back(
+        {.name = "add",
+         .bytes = 3 * numel * element_bytes,
+         .for_weight = true,
+         .accumulates = true});
+  }
   return layer;
 }
 

@@ -21,7 +21,9 @@ ModelShape model() {
       {.name = "mm", .product = "product", .count = 1, .m = 2, .n = 3, .k = 4},
       {.name = "gelu", .bytes = 24}};
   first.backward = {{.name = "mm", .product = "convolution weights",
-                     .count = 2, .m = 2, .n = 3, .k = 4, .for_weight = true}};
+                     .count = 2, .m = 2, .n = 3, .k = 4, .for_weight = true},
+                    {.name = "add", .bytes = 144, .for_weight = true,
+                     .accumulates = true}};
   CountedLayer loss{.name = "loss", .output_elements = 0.125};
   loss.stage = 1;
   return {.name = "ours", .layers = {first, loss}, .seq_len = 128};

@@ -135,6 +135,27 @@ TEST(LayerWork, CountedOperatorsGrowWithTheSamples) {
   EXPECT_EQ(work.backward_weight[0].m, 32);
 }
 
+// Gradients are as large whatever the samples, and the first microbatch adds none.
+TEST(LayerWork, CountedGradientsAddUpOverMicrobatches) {
+  ModelShape model;
+  model.layers = {{.name = "fc", .counted_samples = 2,
+                   .forward = {{.name = "relu", .bytes = 100}},
+                   .backward = {{.name = "relu", .bytes = 100},
+                                {.name = "add", .bytes = 1200, .for_weight = true,
+                                 .accumulates = true}}}};
+  Strategy strategy = pipeline(1, "1f1b");
+  strategy.microbatch_size = 4;
+  for (const int64_t microbatches : {1, 2, 4}) {
+    strategy.global_batch = 4 * microbatches;
+    const LayerWork work = layer_work(model, strategy, find_stack("echelon"))[0];
+    ASSERT_EQ(work.backward_weight.size(), microbatches == 1 ? 0u : 1u);
+    if (microbatches == 1) continue;
+    EXPECT_EQ(work.backward_weight[0].bytes, microbatches == 2 ? 600 : 900);
+    // What operators move on average is of the others.
+    EXPECT_EQ(work.forward[0].bytes_beside, 200);
+  }
+}
+
 TEST(LayerWork, OnlySoManyLayersOfAStageComputeAgain) {
   const Stack& stack = find_stack("echelon");
   Strategy strategy = pipeline(3, "1f1b");

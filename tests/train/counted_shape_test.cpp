@@ -124,6 +124,25 @@ TEST(CountedShape, OperatorsAddUp) {
   }
 }
 
+// A tensor of gradients each, of 32-bit elements: two are read, one is written.
+TEST(CountedShape, GradientsAreAddedUp) {
+  const ModelShape model = counted_shape(
+      job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
+  for (size_t i = 0; i + 1 < model.layers.size(); ++i) {
+    const CountedLayer& layer = model.layers[i];
+    SCOPED_TRACE(layer.name);
+    std::vector<double> added;
+    for (const auto& one : layer.backward) {
+      if (!one.accumulates) continue;
+      EXPECT_EQ(one.name, "add");
+      EXPECT_TRUE(one.for_weight);
+      added.push_back(one.bytes);
+    }
+    ASSERT_EQ(added.size(), 2u);  // weight and bias
+    EXPECT_EQ(added[0] + added[1], 3 * 4 * layer.parameters);
+  }
+}
+
 TEST(CountedShape, ConvolutionsAreTheirProducts) {
   const ModelShape model =
       counted_shape(job_of("name = \"simple_cnn\"", kImages));
