@@ -82,6 +82,7 @@ class Check {
     at_least("host_work: pass", device.host_work.pass_seconds, 0);
     at_least("host_work: action", device.host_work.action_seconds, 0);
     at_least("host_work: pipeline", device.host_work.pipeline_seconds, 0);
+    at_least("jitter", device.jitter_seconds, 0);
     double most = 0;
     for (Precision precision : kPrecisions) {
       const double peak = device.peak(precision);

@@ -297,6 +297,7 @@ class Reader {
     table.read("launch", device.launch_seconds, Unit::seconds);
     read_rates(table, "launch_rates", device.launch_rates, read_launch_rate);
     read_host_work(table, device.host_work);
+    table.read("jitter", device.jitter_seconds, Unit::seconds);
     read_peaks(table, device);
     table.read("processor", device.processor);
     read_rates(table, "matrix_rates", device.matrix_rates, read_matrix_rate);

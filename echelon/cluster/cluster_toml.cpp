@@ -123,6 +123,9 @@ std::string device_text(const Device& device) {
   if (device.host_work != HostWork{}) {
     text += line("host_work", host_work_text(device.host_work));
   }
+  if (device.jitter_seconds != 0) {
+    text += line("jitter", quantity(device.jitter_seconds, Unit::seconds));
+  }
   if (device.processor || known_device(device.name).processor) {
     text += line("processor", toml_text(device.processor));
   }

@@ -113,6 +113,9 @@ struct Device {
   /// The same by what operators around it move; empty: `launch_seconds` for all.
   std::vector<LaunchRate> launch_rates;
   HostWork host_work;
+  /// Standard deviation of a millisecond of computing from rank to rank, measured; it
+  /// grows with the root of the time. Who computes longest is waited for.
+  double jitter_seconds = 0;
   /// A share of a processor: it is its own host, so that launching and sending
   /// take time from computing.
   bool processor = false;

@@ -189,6 +189,7 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
       rounded(measured.host_work.pass_seconds),
       rounded(measured.host_work.action_seconds),
       rounded(measured.host_work.pipeline_seconds)};
+  device.jitter_seconds = rounded(measured.jitter_seconds);
   device.source = source_of(measured, machine);
   if (!known || machine.nvml.gpus.empty()) set_peaks(device);
   if (measured.ranks > 1) {
@@ -230,7 +231,8 @@ std::string to_text(const MachineMeasurement& measured) {
         std::pair("of a layer's gradients", host.layer_seconds),
         std::pair("of a microbatch", host.pass_seconds),
         std::pair("of a pipeline's action", host.action_seconds),
-        std::pair("of a pipeline's step", host.pipeline_seconds)}) {
+        std::pair("of a pipeline's step", host.pipeline_seconds),
+        std::pair("jitter of 1 ms, from rank to rank", measured.jitter_seconds)}) {
     if (seconds > 0) text += formatted("  %-36s %9.2f us\n", seconds * 1e6, what);
   }
   std::vector<Spread> products, operators;
@@ -298,6 +300,7 @@ std::string to_json(const MachineMeasurement& measured) {
         {"pass_seconds", measured.host_work.pass_seconds},
         {"action_seconds", measured.host_work.action_seconds},
         {"pipeline_seconds", measured.host_work.pipeline_seconds}}},
+      {"jitter_seconds", measured.jitter_seconds},
       {"matrix_rates", rates},
       {"operator_rates", operators},
       {"calls", calls}}

@@ -26,6 +26,7 @@ struct MachineMeasurement {
   double launch_seconds = 0;           // of one operator on a few elements
   std::vector<LaunchRate> launch_rates;
   HostWork host_work;
+  double jitter_seconds = 0;           // of 1 ms, from rank to rank
   std::vector<MeasuredCall> calls;     // empty with one rank
 };
 

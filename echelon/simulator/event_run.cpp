@@ -4,6 +4,7 @@
 #include "echelon/simulator/event_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <string>
 
@@ -225,14 +226,15 @@ class Run {
   // How much longer this takes than it should; drawn anew each time.
   double pace(int32_t c, const Instruction& instruction) {
     const SimulatedRank& own = job_.ranks[static_cast<size_t>(c)];
-    if (job_.jitter <= 0) return own.slowness;
+    if (job_.jitter <= 0 && own.jitter_seconds <= 0) return own.slowness;
     const double sum = seconds_of(instruction);
     const uint64_t word = mixed(
         mixed(own.seed, static_cast<uint64_t>(step_)),
         draws_[static_cast<size_t>(c)]++);
-    const double spread = instruction.spread_seconds / sum;
-    return own.slowness *
-           std::max(0.0, 1 + job_.jitter * normal(word) * spread);
+    const double spread = std::hypot(
+        job_.jitter * instruction.spread_seconds,
+        own.jitter_seconds * std::sqrt(sum / 1e-3));
+    return own.slowness * std::max(0.0, 1 + normal(word) * spread / sum);
   }
 
   void end_list(int32_t c, RunningRank& rank) {
@@ -430,6 +432,13 @@ class Run {
 
 double length_of(const SimulatedJob& job, const RankStep& rank) {
   return job.validates_afterwards ? rank.own_seconds() : rank.end;
+}
+
+bool SimulatedJob::uneven() const {
+  return jitter > 0 ||
+      std::any_of(ranks.begin(), ranks.end(), [](const SimulatedRank& rank) {
+           return rank.jitter_seconds > 0;
+         });
 }
 
 StepRun run_step(

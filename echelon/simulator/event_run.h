@@ -26,6 +26,7 @@ struct SimulatedRank {
   const Program* program = nullptr;
   double slowness = 1;   // of all its computing
   uint64_t seed = 0;     // of its jitter
+  double jitter_seconds = 0;  // of 1 ms of computing, measured
   std::vector<Message> forward;   // by stage of the rank
   std::vector<Message> backward;
 };
@@ -46,7 +47,10 @@ struct SimulatedJob {
   /// launched thing's time, paid by who waits for it.
   double overlap_slowdown = 0;
   size_t num_links = 0;
-  double jitter = 0;
+  double jitter = 0;     // of each operation, beside the ranks' own
+
+  /// No two steps are alike.
+  bool uneven() const;
 };
 
 /// Who wants to see what happens; called in any order of time.

@@ -98,6 +98,19 @@ size_t typical(const std::vector<double>& seconds) {
   return *middle;
 }
 
+// Of a machine whose ranks are uneven: the number of one of median length.
+int64_t usual_step(const SimulatedJob& job) {
+  constexpr int64_t kDraws = 41;
+  constexpr int64_t kMostPrograms = 4096;  // that are run for it
+  const int64_t draws = std::clamp<int64_t>(
+      kMostPrograms / static_cast<int64_t>(job.ranks.size()), 1, kDraws);
+  std::vector<double> seconds;
+  for (int64_t step = 0; step < draws; ++step) {
+    seconds.push_back(run_step(job, step).seconds);
+  }
+  return static_cast<int64_t>(typical(seconds));
+}
+
 }  // namespace
 }  // namespace simulator
 
@@ -114,13 +127,15 @@ SimulatedRun simulate(
       job, strategy.layout, ranks_to_show(job, options.timeline_ranks));
   std::vector<StepEstimate> steps;  // what each was spent on
   StepRun run;
+  const bool uneven = job.job.uneven();
+  const int64_t first = uneven && options.steps == 1 ? usual_step(job.job) : 0;
   double begin = 0;
   for (int64_t step = 0; step < options.steps; ++step) {
-    // Without jitter all steps are alike: a further one is run to be seen alone.
+    // If all steps are alike, a further one is run to be seen alone.
     const bool seen = options.timeline_ranks > 0 && step < options.timeline_steps;
-    if (step == 0 || options.jitter > 0 || seen) {
+    if (step == 0 || uneven || seen) {
       spans.begin_step(step, begin);
-      run = run_step(job.job, step, seen ? &spans : nullptr);
+      run = run_step(job.job, first + step, seen ? &spans : nullptr);
       result.events += run.events;
     }
     steps.push_back(result.step);

@@ -11,11 +11,12 @@
 namespace echelon {
 
 struct SimulationOptions {
-  int64_t steps = 1;
+  int64_t steps = 1;  // one: of median length, where steps differ by measured jitter
   /// Ranks that do the same at the same time are simulated once. Off: each rank by
   /// itself, for tests; without jitter both give the same.
   bool symmetry = true;
-  /// Of an operation's time, normal, as a share; each rank draws its own.
+  /// Of an operation's time, normal, as a share; each rank draws its own, beside what
+  /// a measured device has (Device::jitter_seconds).
   double jitter = 0;
   /// Ranks that are slower by this factor, chosen by seed.
   int64_t stragglers = 0;

@@ -80,7 +80,8 @@ class JobBuilder {
     built_.stragglers = choose_stragglers(options_, built_.grid.size());
     find_neighbours();
     job.classes = find_classes(
-        built_.grid, colours(), options_.symmetry && options_.jitter == 0);
+        built_.grid, colours(),
+        options_.symmetry && options_.jitter == 0 && !has_jitter());
     job.num_links = kSides * job.classes.classes.size();
     for (size_t c = 0; c < job.classes.classes.size(); ++c) add_rank(c);
     for (const GroupClass& group : job.classes.groups) add_group(group);
@@ -126,6 +127,17 @@ class JobBuilder {
       add(owners[stage], owners[stage + 1]);
       add(owners[stage + 1], owners[stage]);
     }
+  }
+
+  // One rank alone waits for nobody.
+  double jitter_of(const Device& device) const {
+    return grid().size() > 1 ? device.jitter_seconds : 0;
+  }
+
+  bool has_jitter() const {
+    return std::any_of(
+        cluster_.groups.begin(), cluster_.groups.end(),
+        [this](const NodeGroup& group) { return jitter_of(group.node.device) > 0; });
   }
 
   bool straggles(int64_t rank) const {
@@ -189,6 +201,7 @@ class JobBuilder {
     simulated.program = program_of(rank);
     simulated.slowness = straggles(rank) ? options_.straggler_factor : 1;
     simulated.seed = mixed(options_.seed, static_cast<uint64_t>(rank));
+    simulated.jitter_seconds = jitter_of(cluster_.node_of(rank).device);
     const auto& schedule = built_.job.schedule;
     for (const int32_t stage :
          schedule.stages_of(static_cast<int32_t>(one.stage_rank))) {

@@ -1,6 +1,7 @@
 #include "echelon/train/bench_fits.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace echelon {
@@ -35,6 +36,23 @@ Launches fit_launches(
   const double each = (a_seconds + b_seconds) /
                       (a.computing + a.views + b.computing + b.views);
   return {each, each};
+}
+
+double usual_largest(int64_t ranks) {
+  const double below = std::pow(0.5, 1 / static_cast<double>(ranks));
+  double least = 0, most = 10;  // one rank: 0
+  for (int halving = 0; halving < 60; ++halving) {
+    const double middle = (least + most) / 2;
+    const double share = 0.5 * std::erfc(-middle / std::sqrt(2.0));
+    (share < below ? least : most) = middle;
+  }
+  return least;
+}
+
+double fit_jitter(int64_t ranks, double seconds, double waiting) {
+  if (ranks < 2 || !(seconds > 0)) return 0;
+  const double one = waiting / (usual_largest(ranks) * std::sqrt(seconds / 1e-3));
+  return std::max(0.0, one);
 }
 
 HostWork fit_host_work(

@@ -33,6 +33,14 @@ Launches fit_launches(
     const OperatorCounts& b,
     double b_seconds);
 
+/// Median of the largest of `ranks` numbers of a standard normal distribution.
+double usual_largest(int64_t ranks);
+
+/// Standard deviation of 1 ms of computing of one of `ranks`, by which they wait for
+/// the slowest `waiting` seconds after each computed for `seconds`, as a random walk
+/// has it: w = usual_largest(ranks) * s * sqrt(T / 1 ms). At least 0.
+double fit_jitter(int64_t ranks, double seconds, double waiting);
+
 /// Microbatches of two runs that are else alike.
 struct Microbatches {
   int64_t few = 1;

@@ -7,6 +7,7 @@
 
 #include "echelon/train/bench_collectives.h"
 #include "echelon/train/bench_host_work.h"
+#include "echelon/train/bench_jitter.h"
 #include "echelon/train/bench_operators.h"
 #include "echelon/train/bench_products.h"
 
@@ -55,6 +56,7 @@ MachineMeasurement bench_machine(World& world) {
   if (world.size() > 1) add_calls(meter, world, measured);
   if (!meter.on_gpu()) {
     const torch::AutoGradMode gradients(true);
+    measured.jitter_seconds = bench_jitter(meter, world);
     measured.host_work = bench_host_work(meter, world, measured);
   }
   return measured;

@@ -120,6 +120,13 @@ TEST(Cluster, NothingThatTheHostDoesTakesLessThanNoTime) {
   }
 }
 
+TEST(Cluster, JitterIsNotBelowNone) {
+  Cluster bad = find_cluster("a100-80gb:2x8");
+  bad.groups[0].node.device.jitter_seconds = -1e-6;
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { check(bad); }), HasSubstr("jitter"));
+}
+
 TEST(Cluster, OneDeviceNeedsNoLink) {
   Cluster alone = find_cluster("l4:1");
   alone.groups[0].node.inside = {};

@@ -38,6 +38,7 @@ MachineMeasurement measurement(int64_t ranks) {
   made.launch_rates = {{0, 1.5e-6, 2.50004e-6, 0.50004e-6, 0.60004e-6}};
   made.host_work = {80e-6, 3e-6, 7e-6, 15.00004e-6, 90.00004e-6};
   if (ranks == 1) return made;
+  made.jitter_seconds = 36.00004e-6;
   const auto n = static_cast<double>(ranks);
   for (int64_t bytes : {4096, 1 << 20, 16 << 20}) {
     made.calls.push_back(
@@ -76,6 +77,7 @@ TEST(MeasuredMachine, AProcessorsSharesHaveTheMeasuredFigures) {
       node.device.launch_rates,
       (std::vector<LaunchRate>{{0, 1.5e-6, 2.5e-6, 0.5e-6, 0.6e-6}}));
   EXPECT_EQ(node.device.host_work, (HostWork{80e-6, 3e-6, 7e-6, 15e-6, 90e-6}));
+  EXPECT_EQ(node.device.jitter_seconds, 36e-6);
   EXPECT_EQ(node.device.matrix_rates.size(), 4u);
   EXPECT_EQ(node.device.operator_rates, measurement(2).operator_rates);
   EXPECT_TRUE(node.device.processor);
@@ -127,11 +129,14 @@ TEST(MeasuredMachine, IsToldAsTextAndJson) {
   EXPECT_THAT(text, HasSubstr("launched beside 32 KiB "));
   EXPECT_THAT(text, HasSubstr("  max_pool2d backward, channels last "));
   EXPECT_THAT(text, HasSubstr("all_reduce of 4096 bytes"));
+  EXPECT_THAT(
+      text, HasSubstr("jitter of 1 ms, from rank to rank        36.00 us\n"));
   const auto json = nlohmann::json::parse(to_json(measurement(2)));
   EXPECT_EQ(json["ranks"], 2);
   EXPECT_EQ(json["matrix_rates"].size(), 4u);
   EXPECT_EQ(json["matrix_rates"][3]["of"], "convolution weights");
   EXPECT_EQ(json["operator_rates"].size(), 2u);
+  EXPECT_NEAR(json["jitter_seconds"].get<double>(), 36e-6, 1e-9);
   EXPECT_EQ(json["calls"].size(), 6u);
 }
 

@@ -25,6 +25,22 @@ TEST(BenchFits, LaunchesAreAlikeWhereOneWouldTakeNoTime) {
   }
 }
 
+TEST(BenchFits, TheLargestOfSeveralNormalNumbers) {
+  EXPECT_NEAR(usual_largest(1), 0, 1e-9);
+  EXPECT_NEAR(usual_largest(2), 0.5449521, 1e-6);  // the 0.7071 quantile
+  EXPECT_NEAR(usual_largest(4), 0.9981488, 1e-6);
+  EXPECT_LT(usual_largest(8), usual_largest(9));
+}
+
+TEST(BenchFits, JitterIsOfAMillisecond) {
+  // Four times as long: twice the wait.
+  EXPECT_NEAR(fit_jitter(2, 1e-3, 20e-6), 20e-6 / 0.5449521, 1e-11);
+  EXPECT_NEAR(fit_jitter(2, 4e-3, 40e-6), 20e-6 / 0.5449521, 1e-11);
+  EXPECT_NEAR(fit_jitter(4, 1e-3, 20e-6), 20e-6 / 0.9981488, 1e-11);
+  EXPECT_EQ(fit_jitter(2, 1e-3, -5e-6), 0);  // noise
+  EXPECT_EQ(fit_jitter(1, 1e-3, 20e-6), 0);
+}
+
 const HostWork kWork{50e-6, 3e-6, 7e-6, 8e-6, 120e-6};
 const SmallSteps kSteps{.ranks = 3, .of_data = {1, 5}, .of_pipeline = {4, 16}};
 
