@@ -435,10 +435,9 @@ double length_of(const SimulatedJob& job, const RankStep& rank) {
 }
 
 bool SimulatedJob::uneven() const {
-  return jitter > 0 ||
-      std::any_of(ranks.begin(), ranks.end(), [](const SimulatedRank& rank) {
-           return rank.jitter_seconds > 0;
-         });
+  return std::any_of(ranks.begin(), ranks.end(), [](const SimulatedRank& rank) {
+    return rank.jitter_seconds > 0;
+  });
 }
 
 StepRun run_step(

@@ -49,7 +49,7 @@ struct SimulatedJob {
   size_t num_links = 0;
   double jitter = 0;     // of each operation, beside the ranks' own
 
-  /// No two steps are alike.
+  /// Its ranks were measured uneven.
   bool uneven() const;
 };
 

@@ -102,8 +102,9 @@ size_t typical(const std::vector<double>& seconds) {
 int64_t usual_step(const SimulatedJob& job) {
   constexpr int64_t kDraws = 41;
   constexpr int64_t kMostPrograms = 4096;  // that are run for it
-  const int64_t draws = std::clamp<int64_t>(
-      kMostPrograms / static_cast<int64_t>(job.ranks.size()), 1, kDraws);
+  const int64_t draws = std::min(
+      kMostPrograms / static_cast<int64_t>(job.ranks.size()), kDraws);
+  if (draws < 2) return 0;
   std::vector<double> seconds;
   for (int64_t step = 0; step < draws; ++step) {
     seconds.push_back(run_step(job, step).seconds);
@@ -133,7 +134,7 @@ SimulatedRun simulate(
   for (int64_t step = 0; step < options.steps; ++step) {
     // If all steps are alike, a further one is run to be seen alone.
     const bool seen = options.timeline_ranks > 0 && step < options.timeline_steps;
-    if (step == 0 || uneven || seen) {
+    if (step == 0 || uneven || options.jitter > 0 || seen) {
       spans.begin_step(step, begin);
       run = run_step(job.job, first + step, seen ? &spans : nullptr);
       result.events += run.events;

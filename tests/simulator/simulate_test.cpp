@@ -404,6 +404,17 @@ TEST(Simulate, MeasuredJitterIsWaitedFor) {
       run({.dp_replicate = 2}, kJitter, 41).step.step_seconds);
   EXPECT_EQ(one.step_seconds.size(), 1u);
   EXPECT_EQ(one.simulated_ranks, 2);
+
+  // Jitter that is asked for is drawn once for each step that is.
+  EXPECT_EQ(
+      simulate(
+          model, with({.dp_replicate = 2}, 16), find_cluster("h100-sxm:1x8"),
+          {.jitter = 0.1})
+          .step_seconds[0],
+      simulate(
+          model, with({.dp_replicate = 2}, 16), find_cluster("h100-sxm:1x8"),
+          {.steps = 3, .jitter = 0.1})
+          .step_seconds[0]);
 }
 
 TEST(Simulate, AStragglerHoldsUpEverybodyInProportion) {
