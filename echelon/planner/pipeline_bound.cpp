@@ -138,8 +138,11 @@ const LayerTimes::Sums& LayerTimes::of(
     int64_t kind) {
   const Layout& layout = group.layout;
   const bool processor = job_.cluster.node_of(first_rank).device.processor;
+  // Gradients of counted layers add up over microbatches.
+  const int64_t microbatches =
+      job_.model.transformer ? 0 : group.num_microbatches();
   const Key key = {layout.tp, layout.cp, layout.ep, group.sequence_parallel,
-                   samples, kind, processor};
+                   samples, microbatches, kind, processor};
   const auto [at, is_new] = sums_.try_emplace(key);
   if (is_new) at->second = compute(group, samples, first_rank, rank);
   return at->second;

@@ -52,7 +52,7 @@ class LayerTimes {
 
  private:
   using Key =
-      std::tuple<int64_t, int64_t, int64_t, bool, int64_t, int64_t, bool>;
+      std::tuple<int64_t, int64_t, int64_t, bool, int64_t, int64_t, int64_t, bool>;
   Sums compute(
       const Strategy& group, int64_t samples, int64_t first_rank,
       int64_t rank) const;

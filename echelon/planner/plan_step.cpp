@@ -42,6 +42,13 @@ std::string drawn_text(
   if (run.simulated_ranks <= layout.pp) {
     return text + "; " + rest + each + " the same at the same time.";
   }
+  const auto& nodes = request.cluster.groups;
+  if (std::any_of(nodes.begin(), nodes.end(), [](const NodeGroup& group) {
+        return group.node.device.jitter_seconds > 0;
+      })) {
+    return text + "; " + rest + each +
+           " the same work, in times that differ by the measured jitter.";
+  }
   if (request.cluster.mixed()) {
     return text + "; " + rest + each + " the same work, on devices of other kinds "
            "in other times.";

@@ -74,7 +74,6 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
       device.launch_rates.front().bytes_beside,
       device.launch_rates.back().bytes_beside);
   // Each is a difference of times, and one of them may be none on a busy machine.
-  EXPECT_GE(device.jitter_seconds, 0);
   const HostWork& host = device.host_work;
   EXPECT_GT(host.step_seconds + host.layer_seconds + host.action_seconds +
           host.pipeline_seconds, 0);

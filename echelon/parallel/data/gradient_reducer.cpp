@@ -54,6 +54,22 @@ Tensor part_of(const Tensor& flat, const Tensor& parameter, int64_t offset) {
           gradient_strides(parameter));
 }
 
+// Whether `gradient` is that part, whatever tensor it is called by.
+bool lies_in(const Tensor& part, const Tensor& gradient) {
+  return gradient.defined() &&
+      gradient.const_data_ptr() == part.const_data_ptr() &&
+      gradient.dtype() == part.dtype() && gradient.sizes() == part.sizes() &&
+      gradient.strides() == part.strides();
+}
+
+// Whether someone would miss the mean if the parameter's gradient were another tensor:
+// who holds it or its memory, and a graph that it is part of.
+bool seen_by_others(const Tensor& gradient) {
+  return gradient.defined() &&
+      (gradient.requires_grad() || gradient.use_count() > 1 ||
+       gradient.storage().use_count() > 1);
+}
+
 // Copies into tensors of the same sizes, with as few operators as there can be.
 void copy_all(const std::vector<Tensor>& to, const std::vector<Tensor>& from) {
   if (to.empty()) return;
@@ -249,16 +265,20 @@ void GradientReducer::Impl::allocate(Bucket& bucket) {
 }
 
 // Whether someone beside the parameters holds a gradient of the last backward: its
-// values are not to change then.
+// values are not to change then. (Where autograd has added to it, they have.)
 bool GradientReducer::Impl::kept_by_others(const Bucket& bucket) const {
   const auto& content = bucket.content;
-  if (content.flat.storage().use_count() > bucket.members.size() + 1) return true;
+  size_t known = bucket.members.size() + 1;
   for (size_t i = 0; i < bucket.members.size(); ++i) {
-    const Tensor& gradient = content.gradients[i];
-    const bool own = parameters[bucket.members[i]].tensor.grad().is_same(gradient);
-    if (gradient.use_count() > (own ? 2u : 1u)) return true;
+    const Tensor& part = content.gradients[i];
+    const Tensor& gradient = parameters[bucket.members[i]].tensor.grad();
+    if (!lies_in(part, gradient)) {
+      if (part.use_count() > 1) return true;
+    } else if (!gradient.is_same(part)) {
+      ++known;
+    }
   }
-  return false;
+  return content.flat.storage().use_count() > known;
 }
 
 void GradientReducer::Impl::fill(Bucket& bucket) {
@@ -270,7 +290,7 @@ void GradientReducer::Impl::fill(Bucket& bucket) {
       const Tensor& gradient = parameters[bucket.members[i]].tensor.grad();
       if (!gradient.defined()) {
         content.gradients[i].zero_();
-      } else if (!gradient.is_same(content.gradients[i])) {
+      } else if (!lies_in(content.gradients[i], gradient)) {
         to.push_back(content.gradients[i]);
         from.push_back(gradient);
       }
@@ -309,8 +329,13 @@ void GradientReducer::Impl::complete(
     const Tensor& mean = content.gradients[i];
     const bool there = bucket.in_place
         ? gradient.defined() && gradient.is_alias_of(mean)
-        : gradient.is_same(mean);
-    if (!there) gradient = mean;
+        : lies_in(mean, gradient);
+    if (there) continue;
+    if (!bucket.in_place && seen_by_others(gradient)) {
+      gradient.detach().copy_(mean);
+    } else {
+      gradient = mean;
+    }
   }
   if (bucket.in_place) {
     content.gradients.clear();

@@ -434,14 +434,72 @@ TEST(Ddp, AGradientThatIsKeptKeepsItsValues) {
         ddp(parity::random({2, 6}, seed)).square().sum().backward();
         return net->fc1->weight.grad();
       };
-      const Tensor kept = as_alias ? gradient(1).view({-1}) : gradient(1);
+      const Tensor kept = as_alias ? gradient(1).detach() : gradient(1);
       const Tensor values = kept.clone();
       for (int seed = 2; seed < 5; ++seed) {
         const Tensor next = gradient(seed);
         EXPECT_TRUE(kept.equal(values)) << seed;
-        EXPECT_FALSE(next.view({-1}).equal(values.view({-1}))) << seed;
+        EXPECT_FALSE(next.equal(values)) << seed;
       }
-      EXPECT_TRUE(gradient(1).view({-1}).equal(values.view({-1})));
+      EXPECT_TRUE(gradient(1).equal(values));
+    }
+  });
+}
+
+// Gradients that are set to zero stay where they are, and who holds one sees each mean.
+TEST(Ddp, AGradientThatIsHeldSeesTheMeanOfEachStep) {
+  run_ranks(2, [](World& world) {
+    for (const bool by_module : {false, true}) {
+      auto net = with_values(Mlp(), 3);
+      DistributedDataParallel<Mlp> ddp(net, world.group());
+      auto optimizer = training::optimizer_of(*net);
+      Tensor held;
+      for (int step = 0; step < 4; ++step) {
+        if (by_module) {
+          net->zero_grad(/*set_to_none=*/false);
+        } else {
+          optimizer.zero_grad(/*set_to_none=*/false);
+        }
+        ddp(parity::random({2, 6}, 10 * step + world.rank())).square().sum().backward();
+        const Tensor gradient = net->fc1->weight.grad();
+        Tensor first = gradient.clone();
+        world.group().broadcast(first, 0).wait();
+        EXPECT_TRUE(gradient.equal(first)) << step;
+        if (step == 0) held = gradient;
+        EXPECT_TRUE(held.equal(gradient)) << step;
+        EXPECT_EQ(held.data_ptr(), gradient.data_ptr()) << step;
+      }
+    }
+  });
+}
+
+TEST(Ddp, AGradientOfTheUsersMemoryGetsTheMean) {
+  run_ranks(2, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    DistributedDataParallel<Mlp> ddp(net, world.group());
+    Tensor& weight = net->fc1->weight;
+    const Tensor memory = torch::zeros({weight.numel()}, weight.dtype());
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      memory.zero_();
+      weight.mutable_grad() = memory.view(weight.sizes());
+      ddp(parity::random({2, 6}, 10 * step + world.rank())).square().sum().backward();
+      Tensor first = memory.clone();
+      world.group().broadcast(first, 0).wait();
+      EXPECT_TRUE(memory.equal(first)) << step;
+      EXPECT_GT(memory.abs().max().item<double>(), 0) << step;
+    }
+  });
+}
+
+TEST(Ddp, AGradientThatHasAGraphKeepsIt) {
+  run_ranks(2, [](World& world) {
+    auto net = with_values(Mlp(), 3);
+    DistributedDataParallel<Mlp> ddp(net, world.group());
+    const Tensor x = parity::random({2, 6}, world.rank());
+    ddp(x).square().sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    for (const auto& parameter : net->parameters()) {
+      EXPECT_TRUE(parameter.grad().requires_grad());
     }
   });
 }
