@@ -8,10 +8,10 @@
 //
 // A large gradient is a bucket of its own and is reduced where autograd left it;
 // small ones are copied into one buffer, and are parts of it from then on: no copy
-// back. Who still holds such a gradient at the next backward keeps its values; the
-// buffer is a new one then. LibTorch's reducer copies all gradients and divides in a
-// pass of its own, and learns one step late that a parameter had no gradient; that is
-// why it is not used here.
+// back. Who still holds such a gradient after zero_grad() has let go of it keeps its
+// values; the buffer is a new one then. LibTorch's reducer copies all gradients and
+// divides in a pass of its own, and learns one step late that a parameter had no
+// gradient; that is why it is not used here.
 //
 // Source: Li et al., "PyTorch Distributed", 2020, arXiv:2006.15704.
 #pragma once
