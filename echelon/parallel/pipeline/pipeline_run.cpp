@@ -186,11 +186,11 @@ void PipelineRun::give_outputs(
     next.inputs = slot.outputs;
     for (const auto& output : outputs) next.handed.push_back(output.detach());
   } else {
-    transfers_.send(planned.outgoing, outputs, headed());
+    transfers_.send(planned.outgoing, outputs, slot.outputs, headed());
   }
 }
 
-void PipelineRun::check_outputs(const Action& action, const TupleShape& shape) {
+void PipelineRun::check_outputs(const Action& action, TupleShape& shape) {
   const auto local = static_cast<size_t>(setting_.local[action.stage]);
   auto& learnt =
       learnt_.stages[local].outputs[static_cast<size_t>(action.microbatch)];
@@ -206,7 +206,12 @@ void PipelineRun::check_outputs(const Action& action, const TupleShape& shape) {
              : "stage " + std::to_string(action.stage + 1) + " expects that") +
         "); set shapes_vary if that is meant");
   }
-  learnt = shape;
+  // The next stage, if it knows a shape, expects its strides.
+  if (headed()) {
+    learnt = shape;
+  } else {
+    shape = learnt;
+  }
 }
 
 // Backward --------------------------------------------------------------------
@@ -257,13 +262,9 @@ void PipelineRun::give_gradients(
   const TupleShape shape = gradients_of(slot.inputs);
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) continue;
-    gradients[i] = torch::zeros(
-        shape[i].sizes,
-        torch::TensorOptions()
-            .dtype(shape[i].dtype)
-            .device(setting_.options.device));
+    gradients[i] = empty_like({shape[i]}, setting_.options.device)[0].zero_();
   }
-  transfers_.send(planned.outgoing, gradients, false);
+  transfers_.send(planned.outgoing, gradients, shape, false);
 }
 
 }  // namespace echelon::pipeline

@@ -38,7 +38,7 @@ void Transfers::post_data(const Transfer& transfer, Receive& receive) {
     if (tensor.numel() == 0) continue;
     messages.push_back(
         {.send = false,
-         .tensor = tensor,
+         .tensor = in_order(tensor, tensor.strides()),
          .peer = transfer.peer,
          .tag = tag_of(transfer)});
   }
@@ -149,7 +149,8 @@ Tensors Transfers::take(int32_t index, TupleShape& shape) {
   return tensors;
 }
 
-void Transfers::send(int32_t index, const Tensors& tensors, bool headed) {
+void Transfers::send(
+    int32_t index, const Tensors& tensors, const TupleShape& shape, bool headed) {
   const Transfer& transfer = plan_.outgoing[static_cast<size_t>(index)];
   if (settings_.in_order) {
     post_before(transfer.peer, {false, index});
@@ -162,16 +163,16 @@ void Transfers::send(int32_t index, const Tensors& tensors, bool headed) {
   };
   if (headed) {  // apart from the rest, as it is received
     keep(group_.send(
-        encode(shape_of(tensors, "a stage")).to(settings_.device),
+        encode(shape).to(settings_.device),
         transfer.peer,
         tag_of(transfer),
         {.label = label + " shape", .async = true}));
   }
   std::vector<PeerMessage> messages;
-  for (const auto& tensor : tensors) {
-    if (tensor.numel() == 0) continue;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].numel() == 0) continue;
     messages.push_back(
-        {.tensor = tensor.detach().contiguous(),
+        {.tensor = in_order(tensors[i], shape[i].strides),
          .peer = transfer.peer,
          .tag = tag_of(transfer)});
   }

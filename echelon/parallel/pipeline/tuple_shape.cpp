@@ -5,6 +5,25 @@
 #include "echelon/error.h"
 
 namespace echelon::pipeline {
+namespace {
+
+std::vector<int64_t> strides_of(const torch::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return tensor.strides().vec();
+  const auto strides = c10::contiguous_strides(tensor.sizes());
+  return {strides.begin(), strides.end()};
+}
+
+// A dimension of one element may have any stride.
+bool has_strides(const torch::Tensor& tensor, at::IntArrayRef strides) {
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    const auto at = static_cast<size_t>(d);
+    if (tensor.size(d) != 1 && tensor.stride(d) != strides[at]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 TupleShape shape_of(const Tensors& tensors, const std::string& giver) {
   if (tensors.size() > kMaxTensors) {
     throw ConfigError(
@@ -28,7 +47,10 @@ TupleShape shape_of(const Tensors& tensors, const std::string& giver) {
           std::to_string(kMaxDims) + " pass from a stage to the next");
     }
     shape.push_back(
-        {tensor.scalar_type(), tensor.sizes().vec(), tensor.requires_grad()});
+        {.dtype = tensor.scalar_type(),
+         .sizes = tensor.sizes().vec(),
+         .requires_grad = tensor.requires_grad(),
+         .strides = strides_of(tensor)});
   }
   return shape;
 }
@@ -37,7 +59,8 @@ TupleShape gradients_of(const TupleShape& shape) {
   TupleShape gradients;
   for (const auto& tensor : shape) {
     if (!tensor.requires_grad) continue;
-    gradients.push_back({tensor.dtype, tensor.sizes, false});
+    gradients.push_back(tensor);
+    gradients.back().requires_grad = false;
   }
   return gradients;
 }
@@ -51,7 +74,8 @@ torch::Tensor encode(const TupleShape& shape) {
     at[1] = tensor.requires_grad ? 1 : 0;
     at[2] = static_cast<int64_t>(tensor.sizes.size());
     std::copy(tensor.sizes.begin(), tensor.sizes.end(), at + 3);
-    at += 3 + kMaxDims;
+    std::copy(tensor.strides.begin(), tensor.strides.end(), at + 3 + kMaxDims);
+    at += 3 + 2 * kMaxDims;
   }
   return header;
 }
@@ -64,7 +88,8 @@ TupleShape decode(const torch::Tensor& header) {
     tensor.dtype = static_cast<torch::Dtype>(at[0]);
     tensor.requires_grad = at[1] != 0;
     tensor.sizes.assign(at + 3, at + 3 + at[2]);
-    at += 3 + kMaxDims;
+    tensor.strides.assign(at + 3 + kMaxDims, at + 3 + kMaxDims + at[2]);
+    at += 3 + 2 * kMaxDims;
   }
   return shape;
 }
@@ -72,11 +97,21 @@ TupleShape decode(const torch::Tensor& header) {
 Tensors empty_like(const TupleShape& shape, torch::Device device) {
   Tensors tensors;
   for (const auto& tensor : shape) {
-    tensors.push_back(torch::empty(
+    tensors.push_back(torch::empty_strided(
         tensor.sizes,
+        tensor.strides,
         torch::TensorOptions().dtype(tensor.dtype).device(device)));
   }
   return tensors;
+}
+
+torch::Tensor in_order(const torch::Tensor& tensor, at::IntArrayRef strides) {
+  torch::Tensor dense = tensor.detach();
+  if (!has_strides(dense, strides)) {
+    dense = torch::empty_strided(dense.sizes(), strides, dense.options());
+    dense.copy_(tensor.detach());
+  }
+  return dense.is_contiguous() ? dense : dense.as_strided({dense.numel()}, {1});
 }
 
 std::string to_text(const TupleShape& shape) {

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "echelon/error.h"
 #include "echelon/parallel/pipeline/pipeline.h"
@@ -405,6 +408,100 @@ TEST(Pipeline, ScheduleMayChangeBetweenSteps) {
             HasSubstr("other ranks"));
       },
       quick());
+}
+
+// How images lie in memory: where they are given and, as seen by the next stage
+// and by the gradient that comes back, where they arrive.
+struct Orders {
+  using Strides = std::vector<int64_t>;
+  std::function<Tensor(const Tensor&, int call)> give;
+  int calls = 0;
+  std::mutex mutex;
+  std::set<Strides> given, arrived, gradients;
+
+  void note(std::set<Strides>& where, const Tensor& tensor) {
+    std::lock_guard lock(mutex);
+    where.insert(tensor.strides().vec());
+  }
+};
+
+// Stage 0 ends with "give".
+LayerList images(Orders& orders) {
+  LayerList list;
+  nets::add_linear(list, "fc", 6, 24);
+  list.add_function("give", [&orders](const Tensor& x) {
+    const Tensor y = orders.give(x.view({-1, 2, 3, 4}), orders.calls++);
+    orders.note(orders.given, y);
+    if (y.requires_grad()) {
+      y.register_hook([&orders](const Tensor& g) { orders.note(orders.gradients, g); });
+    }
+    return y;
+  });
+  list.add_function("look", [&orders](const Tensor& x) {
+    orders.note(orders.arrived, x);
+    return (x * 2).reshape({-1, 24});
+  });
+  nets::add_linear(list, "head", 24, 4);
+  return list;
+}
+
+TEST(Pipeline, TensorsArriveInTheOrderOfMemoryTheyWereGivenIn) {
+  const Plan plan{.steps = 3, .microbatches = 4, .evaluate = true};
+  const Orders::Strides plain = {24, 12, 4, 1}, channels_last = {24, 1, 8, 2};
+  const Orders::Strides batch_inside = {12, 36, 4, 1};
+  const auto to_channels_last = [](const Tensor& x, int) {
+    return x.contiguous(torch::MemoryFormat::ChannelsLast);
+  };
+  struct Case {
+    const char* name;
+    std::function<Tensor(const Tensor&, int)> give;
+    std::set<Orders::Strides> given, arrived;
+  };
+  const std::vector<Case> cases = {
+      {"as they are", [](const Tensor& x, int) { return x; }, {plain}, {plain}},
+      {"channels last", to_channels_last, {channels_last}, {channels_last}},
+      {"another dimension outermost",
+       [](const Tensor& x, int) {
+         return x.transpose(0, 1).contiguous().transpose(0, 1);
+       },
+       {batch_inside},
+       {batch_inside}},
+      {"every other element",
+       [](const Tensor& x, int) { return torch::stack({x, x}, -1).select(-1, 0); },
+       {{48, 24, 8, 2}},
+       {plain}},
+      {"changing: the next stage keeps what it knows",
+       [&](const Tensor& x, int call) {
+         return call % 3 == 0 ? to_channels_last(x, call) : x;
+       },
+       {plain, channels_last},
+       {plain, channels_last}}};
+  for (const auto& c : cases) {
+    Orders one;
+    one.give = c.give;
+    const auto expected = training::on_one_device(images(one), plan);
+    for (const char* kind : {"1f1b", "zb-h1"}) {
+      for (const bool in_order : {false, true}) {
+        Orders orders;
+        orders.give = c.give;
+        const LayerList list = images(orders);
+        const auto schedule = schedules::named(kind, 2, plan.microbatches);
+        run_ranks(
+            2,
+            [&](World& world) {
+              const auto actual = training::on_ranks(
+                  list, plan, schedule, world.group(),
+                  {.messages_in_order = in_order});
+              training::expect_part(
+                  expected, actual, world.rank() == 1, parity::kRounding);
+            },
+            quick());
+        EXPECT_EQ(orders.given, c.given) << c.name;
+        EXPECT_EQ(orders.arrived, c.arrived) << c.name;
+        EXPECT_EQ(orders.gradients, c.arrived) << c.name;
+      }
+    }
+  }
 }
 
 // Errors ----------------------------------------------------------------------
