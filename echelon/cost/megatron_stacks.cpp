@@ -92,6 +92,7 @@ Stack megatron_deepspeed_bf16() {
   s.name = "megatron-deepspeed-bf16";
   s.memory.gradient_bytes = 2 + 4;
   s.memory.master_gradient_bytes = 0;
+  s.memory.buffer_bytes = 2 * 4 * 5e8;  // buckets of what is summed: 32 bits, too
   return s;
 }
 
