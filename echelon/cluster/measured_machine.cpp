@@ -235,6 +235,11 @@ std::string to_text(const MachineMeasurement& measured) {
         std::pair("jitter of 1 ms, from rank to rank", measured.jitter_seconds)}) {
     if (seconds > 0) text += formatted("  %-36s %9.2f us\n", seconds * 1e6, what);
   }
+  if (measured.repeated > 0) {
+    text += formatted(
+        "  %-36s %9.0f times\n", static_cast<double>(measured.repeated),
+        "measured again, for cores were slow");
+  }
   std::vector<Spread> products, operators;
   for (const auto& rate : measured.matrix_rates) {
     add(products,
@@ -303,7 +308,8 @@ std::string to_json(const MachineMeasurement& measured) {
       {"jitter_seconds", measured.jitter_seconds},
       {"matrix_rates", rates},
       {"operator_rates", operators},
-      {"calls", calls}}
+      {"calls", calls},
+      {"repeated", measured.repeated}}
       .dump(2);
 }
 

@@ -28,6 +28,7 @@ struct MachineMeasurement {
   HostWork host_work;
   double jitter_seconds = 0;           // of 1 ms, from rank to rank
   std::vector<MeasuredCall> calls;     // empty with one rank
+  int64_t repeated = 0;                // rounds, for others slowed the cores down
 };
 
 /// Delay and rate by which all_reduces of the ranks take

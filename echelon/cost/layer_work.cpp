@@ -96,7 +96,9 @@ void add_operators(
     if (one.accumulates && adding == 0) continue;
     Operation operation =
         counted_operation(one, one.accumulates ? adding : ratio, bytes_beside);
-    operation.backward = true;
+    // Who adds gradients up is part of the graph whether it adds or keeps the first:
+    // of its own it starts the operator alone, as a forward does.
+    operation.backward = !one.accumulates;
     (one.for_weight ? work.backward_weight : work.backward_input)
         .push_back(std::move(operation));
   }

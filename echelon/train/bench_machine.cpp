@@ -59,6 +59,7 @@ MachineMeasurement bench_machine(World& world) {
     measured.jitter_seconds = bench_jitter(meter, world);
     measured.host_work = bench_host_work(meter, world, measured);
   }
+  measured.repeated = meter.repeated();
   return measured;
 }
 

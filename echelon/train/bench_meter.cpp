@@ -6,9 +6,8 @@
 #include <array>
 #include <chrono>
 #include <numeric>
+#include <thread>
 #include <vector>
-
-#include "echelon/train/bench_fits.h"
 
 namespace echelon {
 namespace {
@@ -22,6 +21,10 @@ constexpr double kTurnSeconds = 0.001;
 constexpr double kLongSeconds = 0.05;
 constexpr int64_t kLongRounds = 2;
 constexpr size_t kTurns = 15;
+// Between two looks at whether cores are slow, and how many there are.
+constexpr std::chrono::milliseconds kPause(20);
+constexpr int64_t kPatience = 1500;
+constexpr int kProducts = 20;
 // Calls that take turns take less than this, or more.
 constexpr std::array<double, 3> kGroupSeconds = {8e-6, 200e-6, 3e-3};
 
@@ -35,11 +38,31 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+// Seconds of some products: the quickest of three times, which an interrupt leaves
+// alone and a core that is shared does not.
+double seconds_of_products() {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor a = torch::ones({64, 64});
+  double quickest = 1;
+  for (int time = 0; time < 3; ++time) {
+    const auto begin = Clock::now();
+    for (int i = 0; i < kProducts; ++i) a.mm(a);
+    quickest = std::min(quickest, seconds_since(begin));
+  }
+  return quickest;
+}
+
 }  // namespace
 
-BenchMeter::BenchMeter(World& world)
+BenchMeter::BenchMeter(World& world) : BenchMeter(world, seconds_of_products) {}
+
+BenchMeter::BenchMeter(World& world, std::function<double()> pace)
     : world_(world),
-      all_(world.new_group("bench", ranks_of(world), BackendKind::automatic)) {}
+      all_(world.new_group("bench", ranks_of(world), BackendKind::automatic)),
+      pace_(std::move(pace)),
+      usual_(kPatience) {
+  if (!on_gpu()) slow();  // learns
+}
 
 double BenchMeter::seconds_of(const std::function<void()>& call) {
   call();
@@ -47,7 +70,11 @@ double BenchMeter::seconds_of(const std::function<void()>& call) {
   const int64_t calls = calls_in(kRoundSeconds, once);
   const int64_t rounds = agreed(once > kLongSeconds ? kLongRounds : kRounds);
   std::vector<double> times;
-  for (int64_t i = 0; i < rounds; ++i) times.push_back(round(call, calls));
+  for (int64_t i = 0; i < rounds; ++i) {
+    double once_more = 0;
+    undisturbed([&] { once_more = round(call, calls); });
+    times.push_back(once_more);
+  }
   return average(median(std::move(times)));
 }
 
@@ -56,13 +83,16 @@ std::vector<std::vector<double>> BenchMeter::rounds_of_own_seconds(
   std::vector<std::vector<double>> seconds;
   for (int64_t round = 0; round < rounds; ++round) {
     auto& row = seconds.emplace_back();
-    for (const auto& call : calls) {
-      all_.barrier();
-      call();  // what wakes from a barrier is slow at first
-      std::vector<double> times;
-      for (int64_t i = 0; i < again; ++i) times.push_back(call());
-      row.push_back(average(median(std::move(times))));
-    }
+    undisturbed([&] {
+      row.clear();
+      for (const auto& call : calls) {
+        all_.barrier();
+        call();  // what wakes from a barrier is slow at first
+        std::vector<double> times;
+        for (int64_t i = 0; i < again; ++i) times.push_back(call());
+        row.push_back(average(median(std::move(times))));
+      }
+    });
   }
   return seconds;
 }
@@ -90,28 +120,50 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
     again.push_back(calls_in(kTurnSeconds, seconds[i]));
   }
   std::vector<std::vector<double>> times(calls.size());
-  for (size_t turn = 0; turn < kTurns; ++turn) {
-    for (size_t k = 0; k < alike.front().size(); ++k) {
-      const size_t i = alike.front()[k];
-      times[i].push_back(round(calls[i], again[k]));
-    }
-  }
-  for (size_t g = 1; g < alike.size(); ++g) {
+  for (size_t g = 0; g < alike.size(); ++g) {
     const auto& group = alike[g];
     for (size_t turn = 0; turn < kTurns && !group.empty(); ++turn) {
-      all_.barrier();
-      calls[group.back()]();  // what wakes from a barrier is slow at first
-      for (const size_t i : group) {
-        const auto begin = Clock::now();
-        calls[i]();
-        times[i].push_back(seconds_since(begin));
-      }
+      std::vector<double> row;
+      undisturbed([&] {
+        row.clear();
+        if (g > 0) {
+          all_.barrier();
+          calls[group.back()]();  // what wakes from a barrier is slow at first
+        }
+        for (size_t k = 0; k < group.size(); ++k) {
+          const auto begin = Clock::now();
+          if (g == 0) {
+            row.push_back(round(calls[group[k]], again[k]));
+          } else {
+            calls[group[k]]();
+            row.push_back(seconds_since(begin));
+          }
+        }
+      });
+      for (size_t k = 0; k < group.size(); ++k) times[group[k]].push_back(row[k]);
     }
   }
   for (size_t i = 0; i < calls.size(); ++i) {
     seconds[i] = average(median(std::move(times[i])));
   }
   return seconds;
+}
+
+void BenchMeter::undisturbed(const std::function<void()>& round) {
+  round();
+  while (!on_gpu() && slow()) {
+    do {
+      std::this_thread::sleep_for(kPause);
+    } while (slow());
+    round();
+    ++repeated_;
+  }
+}
+
+// The same on every rank.
+bool BenchMeter::slow() {
+  all_.barrier();
+  return usual_.slow(most(pace_()));
 }
 
 // What is called for the first time is slow.
@@ -143,6 +195,12 @@ double BenchMeter::average(double value) const {
                        .to(device());
   all_.all_reduce(sum);
   return sum.item<double>() / world_.size();
+}
+
+double BenchMeter::most(double value) const {
+  const auto one = torch::full({1}, value, torch::dtype(torch::kFloat64)).to(device());
+  all_.all_reduce(one, ReduceOp::max);
+  return one.item<double>();
 }
 
 // That take about so long; each `once`.

@@ -8,15 +8,20 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
+#include "echelon/train/bench_fits.h"
 
 namespace echelon {
 
 /// Collective: every rank of the world makes one and asks it the same, in the same
 /// order. Ranks begin each round together, so that cores, memory and links are shared
-/// as they are in training; figures are medians over rounds, averaged over the ranks.
+/// as they are in training; figures are medians over rounds, averaged over the ranks. A
+/// round after which a processor's cores are slower than they were is measured again,
+/// once they are not, with patience for half a minute in all.
 class BenchMeter {
  public:
   explicit BenchMeter(World& world);
+  /// `pace`: seconds of the same work at each call, of this rank; for tests.
+  BenchMeter(World& world, std::function<double()> pace);
 
   /// Seconds of one call, of many that follow each other.
   double seconds_of(const std::function<void()>& call);
@@ -35,19 +40,28 @@ class BenchMeter {
   std::vector<double>
   seconds_of(const std::vector<std::function<void()>>& calls);
 
+  /// Rounds that were measured again.
+  int64_t repeated() const { return repeated_; }
+
   torch::Device device() const { return world_.device(); }
   bool on_gpu() const { return device().is_cuda(); }
 
  private:
+  void undisturbed(const std::function<void()>& round);
+  bool slow();
   double quickest_seconds_of(const std::function<void()>& call);
   void finish() const;
   double round(const std::function<void()>& call, int64_t calls);
   int64_t calls_in(double seconds, double once) const;
   double average(double value) const;
+  double most(double value) const;
   int64_t agreed(int64_t calls) const;
 
   World& world_;
   Group all_;
+  const std::function<double()> pace_;
+  UsualPace usual_;
+  int64_t repeated_ = 0;
 };
 
 }  // namespace echelon

@@ -246,6 +246,10 @@ class SmallNetwork {
   double run(bool backward) {
     const torch::AutoGradMode gradients(true);
     beside_seconds_ = 0;
+    // Gradients that are added up are operators of their own.
+    for (const auto& layer : built_) {
+      if (layer.module) layer.module->zero_grad();
+    }
     const auto begin = Clock::now();
     Tensors values = {input_};
     for (const auto& layer : built_) {
@@ -258,10 +262,7 @@ class SmallNetwork {
         return gradient;
       });
     }
-    if (backward) {
-      // Gradients are added to those of the pass before.
-      values[0].backward(torch::ones_like(values[0]));
-    }
+    if (backward) values[0].backward(torch::ones_like(values[0]));
     return seconds_since(begin) - beside_seconds_;
   }
 

@@ -13,6 +13,7 @@ namespace echelon {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 LocalMachine machine() {
   LocalMachine made;
@@ -131,6 +132,12 @@ TEST(MeasuredMachine, IsToldAsTextAndJson) {
   EXPECT_THAT(text, HasSubstr("all_reduce of 4096 bytes"));
   EXPECT_THAT(
       text, HasSubstr("jitter of 1 ms, from rank to rank        36.00 us\n"));
+  EXPECT_THAT(text, Not(HasSubstr("measured again")));
+  made.repeated = 3;
+  EXPECT_THAT(
+      to_text(made),
+      HasSubstr("measured again, for cores were slow          3 times\n"));
+  EXPECT_EQ(nlohmann::json::parse(to_json(made))["repeated"], 3);
   const auto json = nlohmann::json::parse(to_json(measurement(2)));
   EXPECT_EQ(json["ranks"], 2);
   EXPECT_EQ(json["matrix_rates"].size(), 4u);

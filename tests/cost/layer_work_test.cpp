@@ -151,6 +151,9 @@ TEST(LayerWork, CountedGradientsAddUpOverMicrobatches) {
     ASSERT_EQ(work.backward_weight.size(), microbatches == 1 ? 0u : 1u);
     if (microbatches == 1) continue;
     EXPECT_EQ(work.backward_weight[0].bytes, microbatches == 2 ? 600 : 900);
+    // Its node is there in any case: to start it takes what it takes in a forward.
+    EXPECT_FALSE(work.backward_weight[0].backward);
+    EXPECT_TRUE(work.backward_input[0].backward);
     // What operators move on average is of the others.
     EXPECT_EQ(work.forward[0].bytes_beside, 200);
   }

@@ -273,6 +273,9 @@ TEST(MemoryEstimate, IsWithinATenthOfWhatOthersMeasured) {
       {"megatron-deepspeed", "bloom-176b", {.dp_shard = 24, .tp = 8, .pp = 2}, 72, 14336, 64, 2016, 1, 2048, "1f1b", all, 1, 65},
       {"megatron-deepspeed", "bloom-176b", {.dp_shard = 8, .tp = 2, .pp = 24}, 72, 14336, 64, 2048, 2, 2048, "1f1b", all, 1, 53},
       {"megatron-deepspeed", "bloom-176b", {.tp = 8}, 6, 14336, 64, 512, 2, 2048, "1f1b", all, 1, 54},
+      // In bf16: 32 bits of a gradient, and of the buckets in which they are summed.
+      {"megatron-deepspeed-bf16", "bloom-176b", {.dp_shard = 8, .tp = 4, .pp = 12}, 106, 12288, 64, 2048, 2, 2048, "1f1b", all, 1, 67},
+      {"megatron-deepspeed-bf16", "bloom-176b", {.dp_shard = 8, .tp = 8, .pp = 6}, 100, 12288, 64, 2048, 2, 2048, "1f1b", all, 1, 61},
       // Zero Bubble on A100 80 GB, no recompute: every schedule.
       {"zero-bubble", "zb-gpt-1.5b", {.pp = 8}, 0, 0, 0, 144, 6, 1024, "1f1b", none, 0, 30},
       {"zero-bubble", "zb-gpt-1.5b", {.pp = 8}, 0, 0, 0, 144, 6, 1024, "zb-h1", none, 0, 32},
