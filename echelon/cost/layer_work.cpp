@@ -80,14 +80,20 @@ Operation counted_operation(
   return operation;
 }
 
+/// What counted operators move for a microbatch.
+struct CountedBytes {
+  double each = 0;  // on average
+  double rank = 0;  // all that one rank computes, forwards and backwards
+};
+
 /// As it ran, operator by operator.
 void add_operators(
     LayerWork& work, const CountedLayer& layer, const Strategy& strategy,
-    double bytes_beside) {
+    const CountedBytes& bytes) {
   const double ratio = static_cast<double>(strategy.microbatch_size) /
       static_cast<double>(layer.counted_samples);
   for (const CountedOperator& one : layer.forward) {
-    work.forward.push_back(counted_operation(one, ratio, bytes_beside));
+    work.forward.push_back(counted_operation(one, ratio, bytes.each));
   }
   // The first microbatch has nothing to add its gradients to.
   const auto passes = static_cast<double>(strategy.num_microbatches());
@@ -95,7 +101,9 @@ void add_operators(
   for (const CountedOperator& one : layer.backward) {
     if (one.accumulates && adding == 0) continue;
     Operation operation =
-        counted_operation(one, one.accumulates ? adding : ratio, bytes_beside);
+        counted_operation(one, one.accumulates ? adding : ratio, bytes.each);
+    // The sum so far is read and written, a microbatch after it was.
+    if (one.accumulates) operation.bytes_since = bytes.rank;
     // Who adds gradients up is part of the graph whether it adds or keeps the first:
     // of its own it starts the operator alone, as a forward does.
     operation.backward = !one.accumulates;
@@ -104,8 +112,7 @@ void add_operators(
   }
 }
 
-/// What the operators of a network move, each, on average.
-double bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
+CountedBytes bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
   double bytes = 0, operators = 0;
   for (const CountedLayer& layer : model.layers) {
     if (layer.counted_samples == 0) continue;
@@ -126,12 +133,15 @@ double bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
       }
     }
   }
-  return operators > 0 ? bytes / operators : 0;
+  if (operators == 0) return {};
+  return {
+      .each = bytes / operators,
+      .rank = bytes / static_cast<double>(strategy.layout.pp)};
 }
 
 LayerWork counted_work(
     const CountedLayer& layer, const Strategy& strategy, const Stack& stack,
-    double bytes_beside) {
+    const CountedBytes& bytes) {
   const double samples = static_cast<double>(strategy.microbatch_size);
   const double element = LayerBuilder(layer.name, strategy, stack).element_bytes();
   LayerWork work;
@@ -139,7 +149,7 @@ LayerWork counted_work(
   work.parameters = layer.parameters;
   work.stage = layer.stage;
   if (layer.counted_samples > 0) {
-    add_operators(work, layer, strategy, bytes_beside);
+    add_operators(work, layer, strategy, bytes);
   } else {
     add_products(work, layer, element, samples);
   }
@@ -200,9 +210,9 @@ std::vector<LayerWork> layer_work(
         *model.transformer, strategy, stack,
         strategy.seq_len > 0 ? strategy.seq_len : model.seq_len);
   }
-  const double bytes_beside = bytes_of_operators(model, strategy);
+  const CountedBytes bytes = bytes_of_operators(model, strategy);
   for (const CountedLayer& layer : model.layers) {
-    layers.push_back(counted_work(layer, strategy, stack, bytes_beside));
+    layers.push_back(counted_work(layer, strategy, stack, bytes));
   }
   int64_t kind = 0;
   for (LayerWork& layer : layers) layer.kind = kind++;

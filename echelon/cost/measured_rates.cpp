@@ -145,7 +145,14 @@ std::optional<double> measured_product_seconds(
 }
 
 std::optional<double> measured_operator_seconds(
-    const Device& device, std::string_view name, double bytes) {
+    const Device& device, std::string_view name, double bytes, double bytes_since) {
+  if (bytes > 0 && bytes_since > bytes) {
+    const auto near = measured_operator_seconds(device, name, bytes);
+    const auto all = measured_operator_seconds(device, name, bytes_since);
+    if (!near || !all) return std::nullopt;
+    const double far = *all * bytes / bytes_since;
+    return *near / 3 + 2 * std::max(*near, far) / 3;
+  }
   if (device.operator_rates.empty()) return std::nullopt;
   if (bytes <= 0) return 0.0;
   auto rates = rates_of_operator(device, name);

@@ -23,8 +23,12 @@ std::optional<double> measured_product_seconds(
 /// An operator that moves `bytes`: linear in the logarithms between the sizes that
 /// were measured of it, or of "add" for one that was not; below them the time stays
 /// that of the smallest, above them the rate that of the largest. None: neither was.
+/// `bytes_since`, where it is more: what was moved since two of three tensors were used
+/// last (an addition to a sum); caches have them no better than parts of one tensor of
+/// that size.
 std::optional<double> measured_operator_seconds(
-    const Device& device, std::string_view name, double bytes);
+    const Device& device, std::string_view name, double bytes,
+    double bytes_since = 0);
 
 /// An optimizer's update of `elements` parameters, with gradients and state of
 /// `element_bytes` each. None: it was not measured.

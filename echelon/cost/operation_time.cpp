@@ -126,7 +126,8 @@ std::optional<double> measured_seconds(
           static_cast<double>(operation.n), static_cast<double>(operation.k),
           static_cast<double>(operation.count));
     case OperationKind::memory:
-      return measured_operator_seconds(device, operation.name, operation.bytes);
+      return measured_operator_seconds(
+          device, operation.name, operation.bytes, operation.bytes_since);
     case OperationKind::attention:
     case OperationKind::collective: break;
   }

@@ -21,9 +21,10 @@ namespace {
 
 using torch::Tensor;
 
-constexpr int64_t kLaunchRounds = 41;
+constexpr int64_t kLaunchRounds = 21;
 // What those around an operator move.
-constexpr std::array<int64_t, 3> kBeside = {0, int64_t{32} << 10, int64_t{256} << 10};
+constexpr std::array<int64_t, 4> kBeside = {
+    0, int64_t{32} << 10, int64_t{256} << 10, int64_t{1} << 20};
 const std::vector<int64_t> kSmall = {16};  // features of small networks
 
 // The work of the operator that moves most of those that a call runs.

@@ -151,6 +151,9 @@ TEST(LayerWork, CountedGradientsAddUpOverMicrobatches) {
     ASSERT_EQ(work.backward_weight.size(), microbatches == 1 ? 0u : 1u);
     if (microbatches == 1) continue;
     EXPECT_EQ(work.backward_weight[0].bytes, microbatches == 2 ? 600 : 900);
+    // Since they were added to, the operators of 4 samples have moved their bytes.
+    EXPECT_EQ(work.backward_weight[0].bytes_since, 400);
+    EXPECT_EQ(work.backward_input[0].bytes_since, 0);
     // Its node is there in any case: to start it takes what it takes in a forward.
     EXPECT_FALSE(work.backward_weight[0].backward);
     EXPECT_TRUE(work.backward_input[0].backward);

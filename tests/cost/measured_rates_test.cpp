@@ -162,6 +162,20 @@ TEST(MeasuredRates, OperatorsHaveTheirOwnRatesOrThoseOfAdd) {
   EXPECT_FALSE(measured_operator_seconds(Device{}, "add", 1e3));
 }
 
+// Of three tensors that an addition moves, the sum so far, read and written, comes
+// from where a tensor lies that is as large as what was moved since.
+TEST(MeasuredRates, AnAdditionToASumFindsItWhereOtherMemoryLeftIt) {
+  const auto seconds = [](double bytes, double since) {
+    return measured_operator_seconds(device(), "add", bytes, since).value();
+  };
+  EXPECT_NEAR(seconds(4e6, 16e6), 4e6 / 8e9 / 3 + 2 * 4e6 / 4e9 / 3, 1e-12);
+  EXPECT_NEAR(seconds(4e6, 1e9), seconds(4e6, 16e6), 1e-9);
+  EXPECT_EQ(seconds(4e6, 1e6), seconds(4e6, 0));
+  // As parts of a large tensor small ones do not take the least time each.
+  EXPECT_EQ(seconds(1e5, 2e5), seconds(1e5, 0));
+  EXPECT_FALSE(measured_operator_seconds(Device{}, "add", 1e3, 1e6));
+}
+
 // Nothing of another device's constants.
 TEST(MeasuredRates, CollectivesTakeWhatTheFileSays) {
   const Cluster cluster = here();
