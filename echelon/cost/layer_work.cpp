@@ -83,7 +83,7 @@ Operation counted_operation(
 /// What counted operators move for a microbatch.
 struct CountedBytes {
   double each = 0;  // on average
-  double rank = 0;  // all that one rank computes, forwards and backwards
+  double rank = 0;  // all that one rank computes, with sums of gradients
 };
 
 /// As it ran, operator by operator.
@@ -101,9 +101,12 @@ void add_operators(
   for (const CountedOperator& one : layer.backward) {
     if (one.accumulates && adding == 0) continue;
     Operation operation =
-        counted_operation(one, one.accumulates ? adding : ratio, bytes.each);
-    // The sum so far is read and written, a microbatch after it was.
-    if (one.accumulates) operation.bytes_since = bytes.rank;
+        counted_operation(one, one.accumulates ? 1 : ratio, bytes.each);
+    if (one.accumulates) {
+      operation.times = adding;
+      // The sum so far is read and written, a microbatch after it was.
+      operation.bytes_since = bytes.rank;
+    }
     // Who adds gradients up is part of the graph whether it adds or keeps the first:
     // of its own it starts the operator alone, as a forward does.
     operation.backward = !one.accumulates;
@@ -113,14 +116,17 @@ void add_operators(
 }
 
 CountedBytes bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
-  double bytes = 0, operators = 0;
+  double bytes = 0, operators = 0, sums = 0;
   for (const CountedLayer& layer : model.layers) {
     if (layer.counted_samples == 0) continue;
     const double ratio = static_cast<double>(strategy.microbatch_size) /
         static_cast<double>(layer.counted_samples);
     for (const auto* pass : {&layer.forward, &layer.backward}) {
       for (const CountedOperator& one : *pass) {
-        if (one.accumulates) continue;
+        if (one.accumulates) {
+          sums += one.bytes;
+          continue;
+        }
         ++operators;
         const double count = static_cast<double>(one.count);
         const double m = static_cast<double>(one.m), n = static_cast<double>(one.n);
@@ -136,7 +142,7 @@ CountedBytes bytes_of_operators(const ModelShape& model, const Strategy& strateg
   if (operators == 0) return {};
   return {
       .each = bytes / operators,
-      .rank = bytes / static_cast<double>(strategy.layout.pp)};
+      .rank = (bytes + sums) / static_cast<double>(strategy.layout.pp)};
 }
 
 LayerWork counted_work(

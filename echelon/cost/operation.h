@@ -34,6 +34,7 @@ struct Operation {
   ProductKind product = ProductKind::product;  // matrix: what computes it
   double share = 1;   // matrix: of the rate that one large product reaches
   double bytes_beside = 0;  // counted: that operators of its network move, on average
+  double times = 1;         // of a pass, on average: not every microbatch's has it
   double bytes_since = 0;   // counted: moved since two thirds of `bytes` were used last
   double host_seconds = 0;  // beside launches: the host waits for a result
   bool wide = false;  // matrix: in 16 bit, even where the strategy's are in 8 or 4

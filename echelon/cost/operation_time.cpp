@@ -144,7 +144,7 @@ double launch_seconds(
     const Operations& operations, const Device& device, const Stack& stack) {
   double launches = 0, measured = 0;
   for (const Operation& operation : operations) {
-    const auto own = static_cast<double>(operation.launches);
+    const double own = operation.times * static_cast<double>(operation.launches);
     launches += own;
     if (device.launch_rates.empty()) continue;
     const bool view =
@@ -199,7 +199,9 @@ double memory_seconds(double bytes, const Device& device, const DeviceRates& rat
        (1 + (rates.cache_speedup - 1) * cached));
 }
 
-double operation_seconds(
+namespace {
+
+double seconds_of_one(
     const Operation& operation, const Strategy& strategy, const Cluster& cluster,
     int64_t rank) {
   const Node& node = cluster.node_of(rank);
@@ -231,6 +233,14 @@ double operation_seconds(
           place_of(strategy, cluster, operation.axis, rank), node, cluster, stack);
   }
   return 0;
+}
+
+}  // namespace
+
+double operation_seconds(
+    const Operation& operation, const Strategy& strategy, const Cluster& cluster,
+    int64_t rank) {
+  return operation.times * seconds_of_one(operation, strategy, cluster, rank);
 }
 
 double PassSeconds::total() const {

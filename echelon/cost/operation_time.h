@@ -16,7 +16,7 @@ double matrix_seconds(
     const DeviceRates& rates, int64_t count = 1);
 double memory_seconds(double bytes, const Device& device, const DeviceRates& rates);
 
-/// Of any operation on `rank`, all of it, hidden or not.
+/// Of any operation on `rank`, all of it, hidden or not; in an average pass.
 double operation_seconds(
     const Operation& operation, const Strategy& strategy, const Cluster& cluster,
     int64_t rank = 0);

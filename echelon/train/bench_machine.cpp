@@ -4,9 +4,11 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "echelon/train/bench_collectives.h"
+#include "echelon/train/bench_fits.h"
 #include "echelon/train/bench_host_work.h"
 #include "echelon/train/bench_jitter.h"
 #include "echelon/train/bench_operators.h"
@@ -53,7 +55,7 @@ MachineMeasurement bench_machine(World& world) {
   MachineMeasurement measured;
   measured.ranks = world.size();
   // What others do to the cores, for seconds at a time, makes ranks uneven and
-  // launches slow: of several times the quickest counts.
+  // launches slow: three times are apart.
   std::vector<std::vector<LaunchRate>> launches;
   std::vector<double> jitter;
   const auto look = [&] {
@@ -75,7 +77,7 @@ MachineMeasurement bench_machine(World& world) {
         launches.begin(), launches.end(),
         [](const auto& a, const auto& b) { return sum_of(a) < sum_of(b); });
     measured.launch_seconds = measured.launch_rates.front().seconds;
-    measured.jitter_seconds = *std::min_element(jitter.begin(), jitter.end());
+    measured.jitter_seconds = median(std::move(jitter));  // a difference of times
   }
   measured.memory_bytes_per_second = stream_rate(measured.operator_rates);
   if (world.size() > 1) add_calls(meter, world, measured);

@@ -16,7 +16,7 @@ namespace echelon {
 /// order. Ranks begin each round together, so that cores, memory and links are shared
 /// as they are in training; figures are medians over rounds, averaged over the ranks. A
 /// round after which a processor's cores are slower than they were is measured again,
-/// once they are not, with patience for half a minute in all.
+/// once they are not: a hundred times, and half a minute of waiting, in all.
 class BenchMeter {
  public:
   explicit BenchMeter(World& world);

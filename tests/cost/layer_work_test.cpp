@@ -150,9 +150,11 @@ TEST(LayerWork, CountedGradientsAddUpOverMicrobatches) {
     const LayerWork work = layer_work(model, strategy, find_stack("echelon"))[0];
     ASSERT_EQ(work.backward_weight.size(), microbatches == 1 ? 0u : 1u);
     if (microbatches == 1) continue;
-    EXPECT_EQ(work.backward_weight[0].bytes, microbatches == 2 ? 600 : 900);
-    // Since they were added to, the operators of 4 samples have moved their bytes.
-    EXPECT_EQ(work.backward_weight[0].bytes_since, 400);
+    EXPECT_EQ(work.backward_weight[0].bytes, 1200);
+    EXPECT_EQ(work.backward_weight[0].times, microbatches == 2 ? 0.5 : 0.75);
+    // Since they were added to, the operators of 4 samples have moved their bytes, and
+    // all sums theirs.
+    EXPECT_EQ(work.backward_weight[0].bytes_since, 1600);
     EXPECT_EQ(work.backward_input[0].bytes_since, 0);
     // Its node is there in any case: to start it takes what it takes in a forward.
     EXPECT_FALSE(work.backward_weight[0].backward);

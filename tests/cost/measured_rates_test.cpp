@@ -241,6 +241,24 @@ TEST(MeasuredRates, AProcessorLaunchesBesidesComputing) {
   EXPECT_NEAR(times.stages[0].backward_weight, kBackward / 2, 1e-9);
 }
 
+// Three microbatches of four add: launched as in a forward, both three times of four.
+TEST(MeasuredRates, AnAdditionIsOfAllMicrobatchesButTheFirst) {
+  CountedLayer layer = counted_layer();
+  layer.backward.push_back(
+      {.name = "add", .bytes = 1e6, .for_weight = true, .accumulates = true});
+  const ModelShape model{.name = "one", .layers = {layer}};
+  Strategy four = strategy(1, 256);
+  four.microbatch_size = 64;
+  const StageTimes times = stage_times(model, four, here());
+  // Three products, a gelu and the sum itself.
+  const double since = 3 * 3 * 64 * 64 * 4 + 2e5 + 1e6;
+  const double add = *measured_operator_seconds(device(), "add", 1e6, since);
+  EXPECT_NEAR(times.stages[0].backward, kBackward + 0.75 * (add + 10e-6), 1e-9);
+  EXPECT_NEAR(
+      operation_seconds({.name = "gelu", .times = 0.25, .bytes = 2e5}, four, here()),
+      0.25 * 2e5 / 2e9, 1e-12);
+}
+
 // Two operators of 64 KiB and a view: 1.5 times as long as where nothing is moved.
 TEST(MeasuredRates, LaunchesTakeLongerBesideMuchMemory) {
   Cluster cluster = here();

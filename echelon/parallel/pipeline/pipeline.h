@@ -13,13 +13,13 @@
 // of a microbatch is freed as soon as its backward is done.
 //
 // Shapes are learnt in the first step and checked in all others; when the
-// shapes of the microbatches change, they are learnt again. Tensors arrive with
-// the strides that they were given with (channels last stay last), gradients with
-// those of their activations; strides may change, the receiver keeps those of the
-// first step. Sources: Huang et
-// al., "GPipe", 2018, arXiv:1811.06965; Narayanan et al., "PipeDream", 2018,
-// arXiv:1806.03377; Qi et al., "Zero Bubble Pipeline Parallelism", 2023,
-// arXiv:2401.10241.
+// shapes of the microbatches change, they are learnt again. From rank to rank
+// tensors arrive with the strides that they were given with (channels last stay
+// last; what is not dense arrives contiguous), gradients with those of their
+// activations; strides may change, without shapes_vary the receiver keeps those of
+// the first step. Sources: Huang et al., "GPipe", 2018, arXiv:1811.06965;
+// Narayanan et al., "PipeDream", 2018, arXiv:1806.03377; Qi et al., "Zero Bubble
+// Pipeline Parallelism", 2023, arXiv:2401.10241.
 #pragma once
 
 #include <torch/types.h>

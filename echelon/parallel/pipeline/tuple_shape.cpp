@@ -106,10 +106,11 @@ Tensors empty_like(const TupleShape& shape, torch::Device device) {
 }
 
 torch::Tensor in_order(const torch::Tensor& tensor, at::IntArrayRef strides) {
-  torch::Tensor dense = tensor.detach();
+  const torch::Tensor values = tensor.detach().resolve_conj().resolve_neg();
+  torch::Tensor dense = values;
   if (!has_strides(dense, strides)) {
     dense = torch::empty_strided(dense.sizes(), strides, dense.options());
-    dense.copy_(tensor.detach());
+    dense.copy_(values);
   }
   return dense.is_contiguous() ? dense : dense.as_strided({dense.numel()}, {1});
 }
