@@ -175,11 +175,12 @@ void PipelineRun::give_outputs(
     const PlannedAction& planned, Slot& slot, const Tensors& outputs) {
   const Action& action = planned.action;
   const auto local = static_cast<size_t>(setting_.local[action.stage]);
-  slot.outputs = shape_of(
-      outputs,
-      "layer " + quoted(setting_.stages[local].layers.back().name) +
-          ", the end of stage " + std::to_string(action.stage));
-  check_outputs(action, slot.outputs);
+  slot.outputs = known_outputs(
+      action,
+      shape_of(
+          outputs,
+          "layer " + quoted(setting_.stages[local].layers.back().name) +
+              ", the end of stage " + std::to_string(action.stage)));
   if (training_) slot.graph.set_outputs(outputs);
   if (planned.to_here) {
     Slot& next = this->slot(action.stage + 1, action.microbatch);
@@ -190,7 +191,10 @@ void PipelineRun::give_outputs(
   }
 }
 
-void PipelineRun::check_outputs(const Action& action, TupleShape& shape) {
+// As the next stage knows them: with the strides that it has learnt, or will by this
+// message's header.
+TupleShape
+PipelineRun::known_outputs(const Action& action, const TupleShape& shape) {
   const auto local = static_cast<size_t>(setting_.local[action.stage]);
   auto& learnt =
       learnt_.stages[local].outputs[static_cast<size_t>(action.microbatch)];
@@ -206,12 +210,8 @@ void PipelineRun::check_outputs(const Action& action, TupleShape& shape) {
              : "stage " + std::to_string(action.stage + 1) + " expects that") +
         "); set shapes_vary if that is meant");
   }
-  // The next stage, if it knows a shape, expects its strides.
-  if (headed()) {
-    learnt = shape;
-  } else {
-    shape = learnt;
-  }
+  if (headed()) learnt = shape;
+  return learnt;
 }
 
 // Backward --------------------------------------------------------------------

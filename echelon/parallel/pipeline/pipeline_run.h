@@ -70,7 +70,7 @@ class PipelineRun {
   void keep_loss(const PlannedAction& planned, Slot& slot, const Tensors& outs);
   void give_outputs(
       const PlannedAction& planned, Slot& slot, const Tensors& outputs);
-  void check_outputs(const Action& action, TupleShape& shape);
+  TupleShape known_outputs(const Action& action, const TupleShape& shape);
 
   void backward(const PlannedAction& planned);
   Tensors gradients_for(const PlannedAction& planned, Slot& slot);

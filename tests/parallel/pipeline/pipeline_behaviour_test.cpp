@@ -8,7 +8,6 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -411,17 +410,16 @@ TEST(Pipeline, ScheduleMayChangeBetweenSteps) {
 }
 
 // How images lie in memory: where they are given and, as seen by the next stage
-// and by the gradient that comes back, where they arrive.
+// and by the gradients that come back, where they arrive; one after the other.
 struct Orders {
   using Strides = std::vector<int64_t>;
   std::function<Tensor(const Tensor&, int call)> give;
-  int calls = 0;
   std::mutex mutex;
-  std::set<Strides> given, arrived, gradients;
+  std::vector<Strides> given, arrived, gradients;
 
-  void note(std::set<Strides>& where, const Tensor& tensor) {
+  void note(std::vector<Strides>& where, const Tensor& tensor) {
     std::lock_guard lock(mutex);
-    where.insert(tensor.strides().vec());
+    where.push_back(tensor.strides().vec());
   }
 };
 
@@ -430,7 +428,8 @@ LayerList images(Orders& orders) {
   LayerList list;
   nets::add_linear(list, "fc", 6, 24);
   list.add_function("give", [&orders](const Tensor& x) {
-    const Tensor y = orders.give(x.view({-1, 2, 3, 4}), orders.calls++);
+    const auto call = static_cast<int>(orders.given.size());
+    const Tensor y = orders.give(x.view({-1, 2, 3, 4}), call);
     orders.note(orders.given, y);
     if (y.requires_grad()) {
       y.register_hook([&orders](const Tensor& g) { orders.note(orders.gradients, g); });
@@ -446,59 +445,70 @@ LayerList images(Orders& orders) {
 }
 
 TEST(Pipeline, TensorsArriveInTheOrderOfMemoryTheyWereGivenIn) {
-  const Plan plan{.steps = 3, .microbatches = 4, .evaluate = true};
-  const Orders::Strides plain = {24, 12, 4, 1}, channels_last = {24, 1, 8, 2};
-  const Orders::Strides batch_inside = {12, 36, 4, 1};
-  const auto to_channels_last = [](const Tensor& x, int) {
+  const auto plain = [](const Tensor& x, int) { return x; };
+  const auto channels_last = [](const Tensor& x, int) {
     return x.contiguous(torch::MemoryFormat::ChannelsLast);
+  };
+  const auto channels_outermost = [](const Tensor& x, int) {
+    return x.transpose(0, 1).contiguous().transpose(0, 1);
+  };
+  const auto every_other = [](const Tensor& x, int) {
+    return torch::stack({x, x}, -1).select(-1, 0);
+  };
+  // A step and its evaluation are nine calls: the next begins with the other order.
+  const auto changing = [&](const Tensor& x, int call) {
+    return call % 2 == 0 ? x : channels_last(x, call);
   };
   struct Case {
     const char* name;
     std::function<Tensor(const Tensor&, int)> give;
-    std::set<Orders::Strides> given, arrived;
+    Orders::Strides even, odd;  // as they arrive when these calls come first
   };
+  // Of samples of 2 channels, 3 rows and 4 columns.
+  const Orders::Strides rows = {24, 12, 4, 1}, last = {24, 1, 8, 2};
   const std::vector<Case> cases = {
-      {"as they are", [](const Tensor& x, int) { return x; }, {plain}, {plain}},
-      {"channels last", to_channels_last, {channels_last}, {channels_last}},
-      {"another dimension outermost",
-       [](const Tensor& x, int) {
-         return x.transpose(0, 1).contiguous().transpose(0, 1);
-       },
-       {batch_inside},
-       {batch_inside}},
-      {"every other element",
-       [](const Tensor& x, int) { return torch::stack({x, x}, -1).select(-1, 0); },
-       {{48, 24, 8, 2}},
-       {plain}},
-      {"changing: the next stage keeps what it knows",
-       [&](const Tensor& x, int call) {
-         return call % 3 == 0 ? to_channels_last(x, call) : x;
-       },
-       {plain, channels_last},
-       {plain, channels_last}}};
+      {"as they are", plain, rows, rows},
+      {"channels last", channels_last, last, last},
+      {"channels outermost", channels_outermost, {12, 36, 4, 1}, {12, 36, 4, 1}},
+      {"every other element", every_other, rows, rows},
+      {"changing", changing, rows, last}};
+  const Plan plan{.steps = 3, .microbatches = 4, .evaluate = true};
+  const int evaluated = training::evaluation_of(plan).microbatches;
   for (const auto& c : cases) {
     Orders one;
     one.give = c.give;
     const auto expected = training::on_one_device(images(one), plan);
     for (const char* kind : {"1f1b", "zb-h1"}) {
       for (const bool in_order : {false, true}) {
-        Orders orders;
-        orders.give = c.give;
-        const LayerList list = images(orders);
-        const auto schedule = schedules::named(kind, 2, plan.microbatches);
-        run_ranks(
-            2,
-            [&](World& world) {
-              const auto actual = training::on_ranks(
-                  list, plan, schedule, world.group(),
-                  {.messages_in_order = in_order});
-              training::expect_part(
-                  expected, actual, world.rank() == 1, parity::kRounding);
-            },
-            quick());
-        EXPECT_EQ(orders.given, c.given) << c.name;
-        EXPECT_EQ(orders.arrived, c.arrived) << c.name;
-        EXPECT_EQ(orders.gradients, c.arrived) << c.name;
+        for (const bool vary : {false, true}) {
+          Orders orders;
+          orders.give = c.give;
+          const LayerList list = images(orders);
+          const auto schedule = schedules::named(kind, 2, plan.microbatches);
+          run_ranks(
+              2,
+              [&](World& world) {
+                const auto actual = training::on_ranks(
+                    list, plan, schedule, world.group(),
+                    {.shapes_vary = vary, .messages_in_order = in_order});
+                training::expect_part(
+                    expected, actual, world.rank() == 1, parity::kRounding);
+              },
+              quick());
+          // The order is that of the call, or of the first step's call where the
+          // next stage knows what comes.
+          std::vector<Orders::Strides> arrived, gradients;
+          for (int step = 0; step < plan.steps; ++step) {
+            for (int at = 0; at < plan.microbatches + evaluated; ++at) {
+              const int call = vary ? static_cast<int>(arrived.size()) : at;
+              arrived.push_back(call % 2 == 0 ? c.even : c.odd);
+              if (at < plan.microbatches) gradients.push_back(arrived.back());
+            }
+          }
+          const auto what = std::string(c.name) + (vary ? ", shapes vary" : "");
+          EXPECT_EQ(orders.arrived, arrived) << what;
+          EXPECT_EQ(orders.gradients, gradients) << what;
+        }
       }
     }
   }
