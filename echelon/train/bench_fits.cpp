@@ -7,8 +7,6 @@
 namespace echelon {
 namespace {
 
-constexpr double kMuchSlower = 1.25;
-
 double as_double(int64_t value) { return static_cast<double>(value); }
 
 // Each is a difference of times.
@@ -22,13 +20,6 @@ double usual(std::vector<double> differences) {
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[(values.size() - 1) / 2];
-}
-
-bool UsualPace::slow(double seconds) {
-  least_ = std::min(least_, seconds);
-  if (seconds <= kMuchSlower * least_ || patience_ == 0) return false;
-  --patience_;
-  return true;
 }
 
 Launches fit_launches(

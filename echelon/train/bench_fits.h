@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "echelon/cluster/device.h"
@@ -13,21 +12,6 @@ namespace echelon {
 
 /// The middle one, of two the lower. `values` are one or more.
 double median(std::vector<double> values);
-
-/// Whether others slow the processor's cores down: two programs on what are two threads
-/// of one core take up to 1.8 times as long, for seconds, which no median of a second's
-/// rounds survives.
-class UsualPace {
- public:
-  /// How often `slow` may say so; then things are as they are.
-  explicit UsualPace(int64_t patience) : patience_(patience) {}
-  /// Told the seconds of the same work each time: were they much more than the least?
-  bool slow(double seconds);
-
- private:
-  int64_t patience_;
-  double least_ = std::numeric_limits<double>::infinity();
-};
 
 /// Operators of a pass through a network.
 struct OperatorCounts {

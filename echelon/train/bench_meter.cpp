@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "echelon/train/bench_fits.h"
+
 namespace echelon {
 namespace {
 
@@ -72,9 +74,7 @@ double BenchMeter::seconds_of(const std::function<void()>& call) {
   const int64_t rounds = agreed(once > kLongSeconds ? kLongRounds : kRounds);
   std::vector<double> times;
   for (int64_t i = 0; i < rounds; ++i) {
-    double once_more = 0;
-    undisturbed([&] { once_more = round(call, calls); });
-    times.push_back(once_more);
+    times.push_back(undisturbed([&] { return std::vector{round(call, calls)}; })[0]);
   }
   return average(median(std::move(times)));
 }
@@ -83,9 +83,8 @@ std::vector<std::vector<double>> BenchMeter::rounds_of_own_seconds(
     const std::vector<std::function<double()>>& calls, int64_t again, int64_t rounds) {
   std::vector<std::vector<double>> seconds;
   for (int64_t round = 0; round < rounds; ++round) {
-    auto& row = seconds.emplace_back();
-    undisturbed([&] {
-      row.clear();
+    seconds.push_back(undisturbed([&] {
+      std::vector<double> row;
       for (const auto& call : calls) {
         all_.barrier();
         call();  // what wakes from a barrier is slow at first
@@ -93,7 +92,8 @@ std::vector<std::vector<double>> BenchMeter::rounds_of_own_seconds(
         for (int64_t i = 0; i < again; ++i) times.push_back(call());
         row.push_back(average(median(std::move(times))));
       }
-    });
+      return row;
+    }));
   }
   return seconds;
 }
@@ -121,28 +121,31 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
     again.push_back(calls_in(kTurnSeconds, seconds[i]));
   }
   std::vector<std::vector<double>> times(calls.size());
-  for (size_t g = 0; g < alike.size(); ++g) {
-    const auto& group = alike[g];
-    for (size_t turn = 0; turn < kTurns && !group.empty(); ++turn) {
-      std::vector<double> row;
-      undisturbed([&] {
-        row.clear();
-        if (g > 0) {
-          all_.barrier();
-          calls[group.back()]();  // what wakes from a barrier is slow at first
-        }
-        for (size_t k = 0; k < group.size(); ++k) {
-          const auto begin = Clock::now();
-          if (g == 0) {
-            row.push_back(round(calls[group[k]], again[k]));
-          } else {
-            calls[group[k]]();
-            row.push_back(seconds_since(begin));
-          }
-        }
-      });
+  const auto take_turns = [&](const std::vector<size_t>& group, const auto& turn) {
+    for (size_t taken = 0; taken < kTurns && !group.empty(); ++taken) {
+      const auto row = undisturbed(turn);
       for (size_t k = 0; k < group.size(); ++k) times[group[k]].push_back(row[k]);
     }
+  };
+  take_turns(alike.front(), [&] {
+    std::vector<double> row;
+    for (size_t k = 0; k < alike.front().size(); ++k) {
+      row.push_back(round(calls[alike.front()[k]], again[k]));
+    }
+    return row;
+  });
+  for (size_t g = 1; g < alike.size(); ++g) {
+    take_turns(alike[g], [&] {
+      all_.barrier();
+      calls[alike[g].back()]();  // what wakes from a barrier is slow at first
+      std::vector<double> row;
+      for (const size_t i : alike[g]) {
+        const auto begin = Clock::now();
+        calls[i]();
+        row.push_back(seconds_since(begin));
+      }
+      return row;
+    });
   }
   for (size_t i = 0; i < calls.size(); ++i) {
     seconds[i] = average(median(std::move(times[i])));
@@ -150,15 +153,17 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
   return seconds;
 }
 
-void BenchMeter::undisturbed(const std::function<void()>& round) {
-  round();
+std::vector<double>
+BenchMeter::undisturbed(const std::function<std::vector<double>()>& round) {
+  auto seconds = round();
   while (!on_gpu() && repeated_ < kMostRepeated && slow()) {
     do {
       std::this_thread::sleep_for(kPause);
     } while (slow());
-    round();
+    seconds = round();
     ++repeated_;
   }
+  return seconds;
 }
 
 // The same on every rank.

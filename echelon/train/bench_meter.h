@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
-#include "echelon/train/bench_fits.h"
+#include "echelon/train/usual_pace.h"
 
 namespace echelon {
 
@@ -47,7 +47,7 @@ class BenchMeter {
   bool on_gpu() const { return device().is_cuda(); }
 
  private:
-  void undisturbed(const std::function<void()>& round);
+  std::vector<double> undisturbed(const std::function<std::vector<double>()>& round);
   bool slow();
   double quickest_seconds_of(const std::function<void()>& call);
   void finish() const;

@@ -25,17 +25,6 @@ TEST(BenchFits, LaunchesAreAlikeWhereOneWouldTakeNoTime) {
   }
 }
 
-TEST(BenchFits, CoresAreSlowWhereTheyWereQuicker) {
-  UsualPace pace(3);
-  EXPECT_FALSE(pace.slow(2));
-  EXPECT_FALSE(pace.slow(2.4));
-  EXPECT_TRUE(pace.slow(2.6));
-  EXPECT_FALSE(pace.slow(1));
-  EXPECT_TRUE(pace.slow(2));
-  EXPECT_TRUE(pace.slow(2));
-  EXPECT_FALSE(pace.slow(2));  // patience ends
-}
-
 TEST(BenchFits, TheLargestOfSeveralNormalNumbers) {
   EXPECT_NEAR(usual_largest(1), 0, 1e-9);
   EXPECT_NEAR(usual_largest(2), 0.5449521, 1e-6);  // the 0.7071 quantile

@@ -73,6 +73,12 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
   EXPECT_LT(
       device.launch_rates.front().bytes_beside,
       device.launch_rates.back().bytes_beside);
+  // Each is a difference of times, and one of them may be none on a busy machine.
+  const HostWork& host = device.host_work;
+  EXPECT_GT(
+      host.step_seconds + host.layer_seconds + host.pass_seconds +
+          host.action_seconds + host.pipeline_seconds,
+      0);
 
   Command step({kEchelon, "simulate",
                 ECHELON_SOURCE_DIR "/examples/configs/digits.toml", "--layout",

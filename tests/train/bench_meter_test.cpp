@@ -11,85 +11,72 @@
 
 #include "echelon/comm/world.h"
 #include "echelon/train/bench_host_work.h"
+#include "tests/support/ranks.h"
 
 namespace echelon {
 namespace {
 
 using testing::ElementsAre;
 
-CommOptions quick() {
-  CommOptions options;
-  options.backend = BackendKind::local;
-  options.timeout = std::chrono::seconds(60);
-  return options;
-}
+const Ranks kTwo{.size = 2};
 
 TEST(BenchMeter, RoundsOfSlowCoresAreMeasuredAgain) {
-  run_ranks(
-      2,
-      [](World& world) {
-        // One before all rounds, one after each, and more while cores are slow; those of
-        // rank 1 alone are, and an interrupt is not.
-        const std::vector<double> paces = {1, 1.1, 2, 1.9, 1, 1, 1.2, 1.3, 1, 1};
-        size_t looks = 0;
-        BenchMeter meter(world, [&] {
-          const size_t at = std::min(looks++, paces.size() - 1);
-          return world.rank() == 1 ? paces[at] : 1;
-        });
-        double calls = 0;
-        const auto rounds =
-            meter.rounds_of_own_seconds({[&] { return ++calls; }}, 1, 4);
-        // Each round calls once before it counts. The third look is after the second
-        // round, the eighth after the fourth.
-        EXPECT_THAT(
-            rounds, ElementsAre(
-                        ElementsAre(2), ElementsAre(6), ElementsAre(8),
-                        ElementsAre(12)));
-        EXPECT_EQ(meter.repeated(), 2);
-        EXPECT_EQ(looks, paces.size());
-      },
-      quick());
+  kTwo.run([](World& world) {
+    // One before all rounds, one after each, and more while cores are slow; those of
+    // rank 1 alone are, and an interrupt is not.
+    const std::vector<double> paces = {1, 1.1, 2, 1.9, 1, 1, 1.2, 1.3, 1, 1};
+    size_t looks = 0;
+    BenchMeter meter(world, [&] {
+      const size_t at = std::min(looks++, paces.size() - 1);
+      return world.rank() == 1 ? paces[at] : 1;
+    });
+    double calls = 0;
+    const auto rounds =
+        meter.rounds_of_own_seconds({[&] { return ++calls; }}, 1, 4);
+    // Each round calls once before it counts. The third look is after the second
+    // round, the eighth after the fourth.
+    EXPECT_THAT(
+        rounds, ElementsAre(
+                    ElementsAre(2), ElementsAre(6), ElementsAre(8),
+                    ElementsAre(12)));
+    EXPECT_EQ(meter.repeated(), 2);
+    EXPECT_EQ(looks, paces.size());
+  });
 }
 
 TEST(BenchMeter, CallsThatTakeTurnsAreMeasuredAgain) {
-  run_ranks(
-      2,
-      [](World& world) {
-        int64_t looks = 0, calls = 0;
-        BenchMeter meter(world, [&] { return ++looks == 4 ? 2.0 : 1.0; });
-        const std::vector<std::function<void()>> all = {
-            [&] { ++calls; }, [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }};
-        const auto seconds = meter.seconds_of(all);
-        EXPECT_EQ(meter.repeated(), 1);
-        ASSERT_EQ(seconds.size(), 2u);
-        EXPECT_GE(seconds[1], 1e-3);
-        EXPECT_GT(calls, 15);
-      },
-      quick());
+  kTwo.run([](World& world) {
+    int64_t looks = 0, calls = 0;
+    BenchMeter meter(world, [&] { return ++looks == 4 ? 2.0 : 1.0; });
+    const std::vector<std::function<void()>> all = {
+        [&] { ++calls; }, [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }};
+    const auto seconds = meter.seconds_of(all);
+    EXPECT_EQ(meter.repeated(), 1);
+    ASSERT_EQ(seconds.size(), 2u);
+    EXPECT_GE(seconds[1], 1e-3);
+    EXPECT_GT(calls, 15);
+  });
 }
 
 // Beside what takes no time all of a step is the host's work.
 TEST(BenchHostWork, IsWhatAStepTakesBesideItsOperators) {
-  run_ranks(
-      2,
-      [](World& world) {
-        BenchMeter meter(world, [] { return 1.0; });
-        MachineMeasurement measured;
-        measured.ranks = 2;
-        measured.launch_seconds = 1e-12;
-        measured.launch_rates = {{0, 1e-12, 1e-12, 1e-12, 1e-12}};
-        measured.memory_bytes_per_second = 1e18;
-        for (const int64_t side : {16, 1024}) {
-          measured.matrix_rates.push_back({Precision::fp32, side, side, side, 1e18});
-        }
-        measured.operator_rates = {{"add", 1024, 1e18}};
-        measured.calls = {{"all_reduce", 4096, 1e-9}, {"all_reduce", 1 << 20, 2e-9}};
-        const HostWork work = bench_host_work(meter, world, measured);
-        EXPECT_GT(work.layer_seconds, 0);
-        EXPECT_GT(work.pass_seconds, 0);
-        EXPECT_GT(work.action_seconds, 0);
-      },
-      quick());
+  kTwo.run([](World& world) {
+    BenchMeter meter(world, [] { return 1.0; });
+    MachineMeasurement measured;
+    measured.ranks = 2;
+    measured.launch_seconds = 1e-12;
+    measured.launch_rates = {{0, 1e-12, 1e-12, 1e-12, 1e-12}};
+    measured.memory_bytes_per_second = 1e18;
+    for (const int64_t side : {16, 1024}) {
+      measured.matrix_rates.push_back({Precision::fp32, side, side, side, 1e18});
+    }
+    measured.operator_rates = {{"add", 1024, 1e18}};
+    measured.calls = {{"all_reduce", 4096, 1e-9}, {"all_reduce", 1 << 20, 2e-9}};
+    const HostWork work = bench_host_work(meter, world, measured);
+    EXPECT_GT(work.layer_seconds, 0);
+    EXPECT_GT(work.pass_seconds, 0);
+    EXPECT_GT(work.action_seconds, 0);
+  });
 }
 
 }  // namespace
