@@ -4,13 +4,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "echelon/error.h"
 #include "echelon/timeline/json_reason.h"
@@ -20,6 +23,8 @@ namespace echelon {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr int64_t kBetweenWritesNs = 50'000'000;
 
 const char* not_finite_name(double value) {
   if (std::isnan(value)) return "nan";
@@ -181,7 +186,9 @@ std::string to_text(const EvaluationMetrics& metrics) {
   return line;
 }
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& path) : path_(path) {
+MetricsWriter::MetricsWriter(
+    const std::filesystem::path& path, std::function<int64_t()> now_ns)
+    : path_(path), now_ns_(std::move(now_ns)) {
   std::error_code ignored;
   if (path.has_parent_path()) {
     std::filesystem::create_directories(path.parent_path(), ignored);
@@ -200,33 +207,51 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& path) : path_(path) {
 }
 
 MetricsWriter::~MetricsWriter() {
+  try {
+    flush();
+  } catch (const Error&) {
+  }
   ::close(file_);
 }
 
 void MetricsWriter::append(const StepMetrics& metrics) {
-  write_line(to_line(metrics));
+  kept_.push_back(metrics);
+  if (!written_ns_ || now_ns_() - *written_ns_ >= kBetweenWritesNs) flush();
 }
 
 void MetricsWriter::append(const EvaluationMetrics& metrics) {
-  write_line(to_line(metrics));
+  flush();
+  write(to_line(metrics));
 }
 
-void MetricsWriter::write_line(std::string line) {
+void MetricsWriter::flush() {
+  std::string lines;
+  for (const auto& metrics : std::exchange(kept_, {})) lines += to_line(metrics);
+  if (!lines.empty()) write(lines);
+  written_ns_ = now_ns_();
+}
+
+void MetricsWriter::write(const std::string& lines) {
   size_t done = 0;
-  while (done < line.size()) {
+  int error = 0;
+  while (done < lines.size() && error == 0) {
     const ssize_t count =
-        ::write(file_, line.data() + done, line.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      const int error = errno;
-      // Half a line would hide behind the next one.
-      if (done > 0 && ::ftruncate(file_, size_) != 0) errno = error;
-      fail(path_, error, lines_);
+        ::write(file_, lines.data() + done, lines.size() - done);
+    if (count >= 0) {
+      done += static_cast<size_t>(count);
+    } else if (errno != EINTR) {
+      error = errno;
     }
-    done += static_cast<size_t>(count);
   }
-  size_ += static_cast<int64_t>(line.size());
-  ++lines_;
+  const auto written = std::string_view(lines).substr(0, done);
+  const size_t whole = written.rfind('\n') + 1;  // none: 0
+  size_ += static_cast<int64_t>(whole);
+  lines_ += std::count(written.begin(), written.end(), '\n');
+  if (error == 0) return;
+  // Half a line would hide behind the next one.
+  std::error_code ignored;
+  if (whole < done) std::filesystem::resize_file(path_, size_, ignored);
+  fail(path_, error, lines_);
 }
 
 void append_metrics(

@@ -18,10 +18,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "echelon/timeline/recorder.h"
 
 namespace echelon {
 
@@ -64,29 +67,41 @@ struct EvaluationMetrics {
 /// 12.31, accuracy 41.07 % on 4096 held-out tokens, loss 2.5104".
 std::string to_text(const EvaluationMetrics& metrics);
 
-/// Appends to a metrics file. Each line reaches the system at once, so a crash
-/// of the process loses none. A file that ends in half a line (its writer was
-/// killed, or the disk was full) is cut back to its last whole line first.
+/// Appends to a metrics file, at most every 50 ms: who is called more often keeps
+/// lines until then, since a call of the system in each step slows steps of less than
+/// a millisecond. A process that is killed loses those lines, one that ends by an
+/// error none. A file that ends in half a line (its writer was killed, or the disk was
+/// full) is cut back to its last whole line first.
 ///
-/// Throws Error with the path, the system's reason and the number of lines
+/// What writes throws Error with the path, the system's reason and the number of lines
 /// that the file keeps.
 class MetricsWriter {
  public:
-  explicit MetricsWriter(const std::filesystem::path& path);
+  /// `now_ns`: a clock that does not go back.
+  explicit MetricsWriter(
+      const std::filesystem::path& path,
+      std::function<int64_t()> now_ns = steady_now_ns);
+  /// Writes what was kept; that this fails is not told.
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   void append(const StepMetrics& metrics);
+  /// Writes all at once.
   void append(const EvaluationMetrics& metrics);
+  /// Writes what was kept: before what relies on it, as a checkpoint does.
+  void flush();
 
  private:
-  void write_line(std::string line);
+  void write(const std::string& lines);
 
   std::filesystem::path path_;
+  std::function<int64_t()> now_ns_;
   int file_ = -1;
   int64_t size_ = 0;   // bytes of whole lines
   int64_t lines_ = 0;  // written by this object
+  std::vector<StepMetrics> kept_;
+  std::optional<int64_t> written_ns_;  // the last time
 };
 
 /// Appends one line, opening and closing the file.

@@ -66,6 +66,9 @@ class Saver {
   /// rank's copy of them is made. No rank communicates.
   void before_update();
 
+  /// Whether after_step would begin a checkpoint.
+  bool due(int64_t step, const SaverNews& all) const;
+
   /// After a step's update. `all`: the news of all ranks, summed. `now`: the
   /// manifest's fields that say where training is (step, position, metrics, loss
   /// scale). Begins a checkpoint when one is due, waiting for the one before.
@@ -105,7 +108,6 @@ class Saver {
   SaverNews exchange();
   std::string copy(TrainingState& state, bool beside);
   bool first() const { return world_.rank() == 0; }
-  bool due(int64_t step, const SaverNews& all) const;
 
   const Job& job_;
   const ModelSource& source_;

@@ -302,6 +302,7 @@ TrainResult Loop::run() {
       save(news_);
     }
   }
+  if (first()) metrics_->flush();
   // Who is stopped may have little time.
   if (!stop_ && evaluated_step_ != step_) evaluate();
   save_last();
@@ -522,6 +523,8 @@ CheckpointManifest Loop::where_we_are() const {
 void Loop::save(const SaverNews& news) {
   if (!saver_) return;
   const auto before = saver_->last();
+  // A run that goes on from there has the metrics of the steps before.
+  if (first() && saver_->due(step_, news)) metrics_->flush();
   saver_->after_step(state_, where_we_are(), news);
   if (first() && saver_->last() != before) {
     progress_->message("saved " + saver_->last().string());

@@ -2,9 +2,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
+#include <csignal>
+#include <cstdint>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "echelon/error.h"
 #include "tests/support/error_text.h"
@@ -13,6 +18,7 @@
 namespace echelon {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -119,12 +125,46 @@ TEST(Metrics, OneObjectALineInAFixedOrder) {
       "\"accuracy\":0.75,\"loss\":0.0,\"seconds\":0.0}}\n");
 }
 
-TEST(Metrics, ALineIsThereAsSoonAsItWasAppended) {
+TEST(Metrics, LinesOfQuickStepsAreWrittenTogether) {
   TempFolder folder;
   const auto path = folder.path("metrics.jsonl");
-  MetricsWriter writer(path);
-  writer.append(step_metrics(1));
-  EXPECT_EQ(read_metrics(path).steps.size(), 1u);
+  int64_t now_ns = 0;
+  MetricsWriter writer(path, [&] { return now_ns; });
+  const auto steps = [&] { return read_metrics(path).steps.size(); };
+  const auto append_at = [&](int64_t milliseconds) {
+    now_ns = milliseconds * 1'000'000;
+    writer.append(step_metrics(milliseconds));
+    return steps();
+  };
+  EXPECT_EQ(append_at(1), 1u);  // the first is there at once
+  EXPECT_EQ(append_at(2), 1u);
+  EXPECT_EQ(append_at(50), 1u);
+  EXPECT_EQ(append_at(51), 4u);
+  EXPECT_EQ(append_at(52), 4u);
+  EXPECT_EQ(append_at(152), 6u);
+  EXPECT_EQ(append_at(252), 7u);  // slow steps: each at once
+  EXPECT_EQ(append_at(253), 7u);
+  writer.flush();
+  EXPECT_EQ(steps(), 8u);
+  EXPECT_EQ(append_at(254), 8u);
+  writer.append(EvaluationMetrics{.step = 254});
+  EXPECT_EQ(steps(), 9u);
+  EXPECT_EQ(read_metrics(path).evaluations.size(), 1u);
+  std::vector<int64_t> order;
+  for (const auto& step : read_metrics(path).steps) order.push_back(step.step);
+  EXPECT_THAT(order, ElementsAre(1, 2, 50, 51, 52, 152, 252, 253, 254));
+}
+
+TEST(Metrics, AWriterThatEndsWritesWhatItKept) {
+  TempFolder folder;
+  const auto path = folder.path("metrics.jsonl");
+  const auto begin = [&] {
+    MetricsWriter writer(path, [] { return int64_t{0}; });
+    for (const int64_t step : {1, 2, 3}) writer.append(step_metrics(step));
+    throw Error("a peer is gone");
+  };
+  EXPECT_THROW(begin(), Error);
+  EXPECT_EQ(read_metrics(path).steps.size(), 3u);
 }
 
 TEST(Metrics, WhatIsNotFiniteIsNullAndNamed) {
@@ -206,6 +246,32 @@ TEST(Metrics, AFullDiskIsAnErrorWithPathReasonAndWhatWasKept) {
       error_text([&] { writer.append(step_metrics(1)); }),
       "[metrics] cannot write /dev/full: No space left on device; the 0 lines "
       "that this run wrote before are kept");
+}
+
+// A disk that is full after one and a half of three lines.
+TEST(Metrics, OfLinesWrittenTogetherTheWholeOnesAreKept) {
+  TempFolder folder;
+  const auto path = folder.path("metrics.jsonl");
+  append_metrics(path, step_metrics(1));
+  const auto line = read_file(path);
+  MetricsWriter writer(path, [] { return int64_t{0}; });
+  writer.append(step_metrics(1));
+  for (int i = 0; i < 3; ++i) writer.append(step_metrics(1));
+  ASSERT_EQ(read_file(path), line + line);
+
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit limit = before;
+  limit.rlim_cur = line.size() * 7 / 2;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  const auto said = error_text([&] { writer.flush(); });
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, SIG_DFL);
+  EXPECT_EQ(
+      said, "[metrics] cannot write " + path + ": File too large; the 2 lines "
+            "that this run wrote before are kept");
+  EXPECT_EQ(read_file(path), line + line + line);
 }
 
 }  // namespace

@@ -133,7 +133,7 @@ TEST_F(ResumeCommand, Sigusr1SavesAndTrainingGoesOn) {
 TEST_F(ResumeCommand, AKilledRunGoesOnFromItsLastCheckpoint) {
   const Words every = {"--set", "checkpoint.every_steps=5"};
   Command job(train(1000000, every));
-  ASSERT_TRUE(Command::until([&] { return checkpoints().size() >= 2; }));
+  ASSERT_TRUE(Command::until([&] { return !checkpoints().empty(); }));
   for (const pid_t pid : job.living()) kill(pid, SIGKILL);
   EXPECT_NE(job.wait(), 0);
   ASSERT_TRUE(Command::until([&] { return job.living().empty(); }));

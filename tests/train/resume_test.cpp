@@ -379,6 +379,33 @@ TEST_F(Resumed, TwoRunsDoNotShareAFolder) {
       HasSubstr("process " + std::to_string(::getpid())));
 }
 
+// Steps of less than a millisecond: their metrics are written together, but not later
+// than what a killed run goes on from.
+TEST_F(Resumed, MetricsAreWrittenBeforeTheirCheckpoint) {
+  for (const bool async : {false, true}) {
+    Job job = digits("dp=1", 60);
+    job.train.batch = 2;
+    job.train.eval_every = 1000;
+    job.checkpoint.every_steps = 5;
+    job.checkpoint.async = async;
+    const std::string name = async ? "async" : "sync";
+    std::vector<std::pair<int64_t, int64_t>> seen;  // before each pass
+    LayerList layers;
+    layers.add_function("look", [&](torch::Tensor input) {
+      const auto saved = list_checkpoints(path(name) / "checkpoints");
+      if (!saved.empty()) {
+        seen.emplace_back(saved.front().step, metrics(name).steps.back().step);
+      }
+      return input.flatten(1);
+    });
+    layers.add("fc", [] { return torch::nn::Linear(64, 10); });
+    fs::create_directories(path(name));
+    run_ranks(1, [&](World& world) { train(job, world, path(name), &layers); });
+    ASSERT_GT(seen.size(), 10u);
+    for (const auto& [saved, written] : seen) EXPECT_GE(written, saved) << name;
+  }
+}
+
 TEST_F(Resumed, TheBestOneStays) {
   Job job = digits("dp=1", 30);
   job.checkpoint.every_steps = 5;
