@@ -86,7 +86,9 @@ Tensors SliceSpans::enter(const Tensors& inputs) {
 }
 
 Tensors SliceSpans::leave(const Tensors& outputs) {
-  times_->record("forward", SpanKind::forward);
+  times_->record(
+      "forward", torch::GradMode::is_enabled() ? SpanKind::forward
+                                               : SpanKind::evaluation);
   Tensors there = outputs;
   pass(there, [times = times_] {
     times->begin_ns = times->now();

@@ -192,6 +192,26 @@ TEST(PlacedNetwork, RecordsWhichDeviceWorksWhen) {
   }
 }
 
+// Else the step that it follows would have the most passes of all.
+TEST(PlacedNetwork, AnEvaluationIsNoPartOfAStep) {
+  const auto c = skip_case();
+  PlacedNetwork placed(c.layers, placement_of(c, 2), kSeed);
+  Recorder recorder(0, 0, 1);
+  placed.set_recorder(&recorder);
+  recorder.begin_step(0);
+  loss_of(placed.forward(c.input)).backward();
+  {
+    const torch::NoGradGuard no_grad;
+    placed.forward(c.input);
+  }
+  std::vector<SpanKind> kinds;
+  for (const auto& span : recorder.take()) kinds.push_back(span.kind);
+  EXPECT_THAT(
+      kinds, testing::ElementsAre(
+                 SpanKind::forward, SpanKind::forward, SpanKind::backward,
+                 SpanKind::backward, SpanKind::evaluation, SpanKind::evaluation));
+}
+
 TEST(PlacedNetwork, AFrozenSliceHasNoBackward) {
   const auto c = model_case("mlp");
   PlacedNetwork placed(c.layers, placement_of(c, 2), kSeed);
