@@ -202,16 +202,18 @@ LaunchRate read_launch_rate(const Value& value, const std::string& title) {
   return rate;
 }
 
-void read_host_work(Table& table, HostWork& work) {
-  const Member* member = table.find("host_work");
-  if (member == nullptr) return;
-  Table parts(member->value, member->place, table.title() + " host_work");
-  parts.read("step", work.step_seconds, Unit::seconds);
-  parts.read("layer", work.layer_seconds, Unit::seconds);
-  parts.read("pass", work.pass_seconds, Unit::seconds);
-  parts.read("action", work.action_seconds, Unit::seconds);
-  parts.read("pipeline", work.pipeline_seconds, Unit::seconds);
-  parts.finish();
+HostWork read_host_work(const Value& value, const std::string& where) {
+  Table table(value, value.place, where + " host_work");
+  HostWork work;
+  const bool whole = table.read("beside", work.computing_seconds, Unit::seconds);
+  table.read("step", work.step_seconds, Unit::seconds);
+  table.read("layer", work.layer_seconds, Unit::seconds);
+  table.read("pass", work.pass_seconds, Unit::seconds);
+  table.read("action", work.action_seconds, Unit::seconds);
+  table.read("pipeline", work.pipeline_seconds, Unit::seconds);
+  table.finish();
+  if (!whole) fail(table.place(), table.title() + " needs beside");
+  return work;
 }
 
 // The items of a list of tables; what was there before is replaced.
@@ -296,7 +298,7 @@ class Reader {
     table.read("source", device.source);
     table.read("launch", device.launch_seconds, Unit::seconds);
     read_rates(table, "launch_rates", device.launch_rates, read_launch_rate);
-    read_host_work(table, device.host_work);
+    read_rates(table, "host_work", device.host_work, read_host_work);
     table.read("jitter", device.jitter_seconds, Unit::seconds);
     read_peaks(table, device);
     table.read("processor", device.processor);

@@ -85,12 +85,19 @@ std::string launch_rates_text(const Device& device) {
   return text + "]\n";
 }
 
-std::string host_work_text(const HostWork& work) {
-  return "{ step = " + quantity(work.step_seconds, Unit::seconds) +
-         ", layer = " + quantity(work.layer_seconds, Unit::seconds) +
-         ", pass = " + quantity(work.pass_seconds, Unit::seconds) +
-         ", action = " + quantity(work.action_seconds, Unit::seconds) +
-         ", pipeline = " + quantity(work.pipeline_seconds, Unit::seconds) + " }";
+std::string host_work_text(const Device& device) {
+  if (device.host_work.empty()) return "";
+  std::string text = "host_work = [\n";
+  for (const auto& work : device.host_work) {
+    text += "  { beside = " + quantity(work.computing_seconds, Unit::seconds) +
+            ", step = " + quantity(work.step_seconds, Unit::seconds) +
+            ", layer = " + quantity(work.layer_seconds, Unit::seconds) +
+            ", pass = " + quantity(work.pass_seconds, Unit::seconds) +
+            ", action = " + quantity(work.action_seconds, Unit::seconds) +
+            ", pipeline = " + quantity(work.pipeline_seconds, Unit::seconds) +
+            " },\n";
+  }
+  return text + "]\n";
 }
 
 std::string operator_rates_text(const Device& device) {
@@ -120,9 +127,7 @@ std::string device_text(const Device& device) {
   if (device.launch_seconds != 0) {
     text += line("launch", quantity(device.launch_seconds, Unit::seconds));
   }
-  if (device.host_work != HostWork{}) {
-    text += line("host_work", host_work_text(device.host_work));
-  }
+  text += host_work_text(device);
   if (device.jitter_seconds != 0) {
     text += line("jitter", quantity(device.jitter_seconds, Unit::seconds));
   }

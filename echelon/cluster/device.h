@@ -80,7 +80,8 @@ struct LaunchRate {
 };
 
 /// What the trainer does beside the operators of a network, measured; 0: not
-/// measured, or hidden by a device that computes meanwhile.
+/// measured, or hidden by a device that computes meanwhile. It takes longer behind
+/// long computing, whose code has pushed the trainer's own out of the caches.
 struct HostWork {
   double step_seconds = 0;    // of a step: batch, sums over the ranks, update, metrics
   double layer_seconds = 0;   // of a layer with parameters: its gradients' way to the
@@ -89,6 +90,7 @@ struct HostWork {
   double action_seconds = 0;  // of a pipeline's action: its messages and bookkeeping
   double pipeline_seconds = 0;  // of a pipeline's step, beside that of any: its ranks
                                 // agree on shapes
+  double computing_seconds = 0;  // of a rank between: its layers, for a microbatch
 
   bool operator==(const HostWork&) const = default;
 };
@@ -112,7 +114,7 @@ struct Device {
   double launch_seconds = 0;  // of one operator, measured; 0: not measured
   /// The same by what operators around it move; empty: `launch_seconds` for all.
   std::vector<LaunchRate> launch_rates;
-  HostWork host_work;
+  std::vector<HostWork> host_work;  // by what is computed between; empty: none
   /// Standard deviation of a millisecond of computing from rank to rank, measured; it
   /// grows with the root of the time. Who computes longest is waited for.
   double jitter_seconds = 0;

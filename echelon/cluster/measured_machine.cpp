@@ -183,12 +183,14 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
     rate.view_seconds = rounded(rate.view_seconds);
     rate.backward_view_seconds = rounded(rate.backward_view_seconds);
   }
-  device.host_work = {
-      rounded(measured.host_work.step_seconds),
-      rounded(measured.host_work.layer_seconds),
-      rounded(measured.host_work.pass_seconds),
-      rounded(measured.host_work.action_seconds),
-      rounded(measured.host_work.pipeline_seconds)};
+  device.host_work = measured.host_work;
+  for (auto& work : device.host_work) {
+    for (double* seconds :
+         {&work.step_seconds, &work.layer_seconds, &work.pass_seconds,
+          &work.action_seconds, &work.pipeline_seconds, &work.computing_seconds}) {
+      *seconds = rounded(*seconds);
+    }
+  }
   device.jitter_seconds = rounded(measured.jitter_seconds);
   device.source = source_of(measured, machine);
   if (!known || machine.nvml.gpus.empty()) set_peaks(device);
@@ -225,15 +227,22 @@ std::string to_text(const MachineMeasurement& measured) {
       text += formatted("  %-36s %9.2f us\n", seconds * 1e6, (what + where).c_str());
     }
   }
-  const HostWork& host = measured.host_work;
-  for (const auto& [what, seconds] :
-       {std::pair("host work of a step", host.step_seconds),
-        std::pair("of a layer's gradients", host.layer_seconds),
-        std::pair("of a microbatch", host.pass_seconds),
-        std::pair("of a pipeline's action", host.action_seconds),
-        std::pair("of a pipeline's step", host.pipeline_seconds),
-        std::pair("jitter of 1 ms, from rank to rank", measured.jitter_seconds)}) {
-    if (seconds > 0) text += formatted("  %-36s %9.2f us\n", seconds * 1e6, what);
+  for (const auto& host : measured.host_work) {
+    const std::string where = "host work beside " +
+        std::to_string(std::llround(host.computing_seconds * 1e6)) + " us: ";
+    for (const auto& [what, seconds] :
+         {std::pair("step", host.step_seconds), std::pair("layer", host.layer_seconds),
+          std::pair("microbatch", host.pass_seconds),
+          std::pair("action", host.action_seconds),
+          std::pair("pipeline", host.pipeline_seconds)}) {
+      if (!(seconds > 0)) continue;
+      text += formatted("  %-36s %9.2f us\n", seconds * 1e6, (where + what).c_str());
+    }
+  }
+  if (measured.jitter_seconds > 0) {
+    text += formatted(
+        "  %-36s %9.2f us\n", measured.jitter_seconds * 1e6,
+        "jitter of 1 ms, from rank to rank");
   }
   if (measured.repeated > 0) {
     text += formatted(
@@ -287,6 +296,16 @@ std::string to_json(const MachineMeasurement& measured) {
          {"view_seconds", rate.view_seconds},
          {"backward_view_seconds", rate.backward_view_seconds}});
   }
+  auto host_work = nlohmann::ordered_json::array();
+  for (const auto& work : measured.host_work) {
+    host_work.push_back(
+        {{"computing_seconds", work.computing_seconds},
+         {"step_seconds", work.step_seconds},
+         {"layer_seconds", work.layer_seconds},
+         {"pass_seconds", work.pass_seconds},
+         {"action_seconds", work.action_seconds},
+         {"pipeline_seconds", work.pipeline_seconds}});
+  }
   auto calls = nlohmann::ordered_json::array();
   for (const auto& call : measured.calls) {
     calls.push_back(
@@ -299,12 +318,7 @@ std::string to_json(const MachineMeasurement& measured) {
       {"memory_bytes_per_second", measured.memory_bytes_per_second},
       {"launch_seconds", measured.launch_seconds},
       {"launch_rates", launches},
-      {"host_work",
-       {{"step_seconds", measured.host_work.step_seconds},
-        {"layer_seconds", measured.host_work.layer_seconds},
-        {"pass_seconds", measured.host_work.pass_seconds},
-        {"action_seconds", measured.host_work.action_seconds},
-        {"pipeline_seconds", measured.host_work.pipeline_seconds}}},
+      {"host_work", host_work},
       {"jitter_seconds", measured.jitter_seconds},
       {"matrix_rates", rates},
       {"operator_rates", operators},

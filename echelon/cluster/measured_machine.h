@@ -25,7 +25,7 @@ struct MachineMeasurement {
   double memory_bytes_per_second = 0;  // read and written
   double launch_seconds = 0;           // of one operator on a few elements
   std::vector<LaunchRate> launch_rates;
-  HostWork host_work;
+  std::vector<HostWork> host_work;  // by what is computed between
   double jitter_seconds = 0;           // of 1 ms, from rank to rank
   std::vector<MeasuredCall> calls;     // empty with one rank
   int64_t repeated = 0;                // rounds, for others slowed the cores down

@@ -209,8 +209,35 @@ double measured_launch_seconds(const Device& device, const Launch& launch) {
   return seconds(*below) + part * (seconds(*above) - seconds(*below));
 }
 
-double action_host_seconds(const Strategy& strategy, const Device& device) {
-  return strategy.layout.pp > 1 ? device.host_work.action_seconds : 0;
+HostWork host_work_beside(const Device& device, double computing_seconds) {
+  const HostWork* below = nullptr;
+  const HostWork* above = nullptr;
+  for (const HostWork& work : device.host_work) {
+    if (work.computing_seconds <= computing_seconds) {
+      if (!below || work.computing_seconds > below->computing_seconds) below = &work;
+    } else if (!above || work.computing_seconds < above->computing_seconds) {
+      above = &work;
+    }
+  }
+  if (!below && !above) return {};
+  if (!above) return *below;
+  if (!below) return *above;
+  const double part = (computing_seconds - below->computing_seconds) /
+      (above->computing_seconds - below->computing_seconds);
+  const auto between = [&](double HostWork::*seconds) {
+    return below->*seconds + part * (above->*seconds - below->*seconds);
+  };
+  return {
+      .step_seconds = between(&HostWork::step_seconds),
+      .layer_seconds = between(&HostWork::layer_seconds),
+      .pass_seconds = between(&HostWork::pass_seconds),
+      .action_seconds = between(&HostWork::action_seconds),
+      .pipeline_seconds = between(&HostWork::pipeline_seconds),
+      .computing_seconds = computing_seconds};
+}
+
+double action_host_seconds(const Strategy& strategy, const Stack& stack) {
+  return strategy.layout.pp > 1 ? stack.host_work.action_seconds : 0;
 }
 
 Stack stack_on(const Stack& stack, const Device& device) {

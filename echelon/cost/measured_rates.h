@@ -47,12 +47,16 @@ struct Launch {
 /// `launch_rates`.
 double measured_launch_seconds(const Device& device, const Launch& launch);
 
-/// The host's time beside the layers for an action of the pipeline that computes
-/// forwards or gradients of inputs; 0 without a pipeline, or where it was not measured.
-double action_host_seconds(const Strategy& strategy, const Device& device);
+/// What the trainer does beside layers of which a rank computes so long for a
+/// microbatch: linear between what was measured, all 0 where nothing was.
+HostWork host_work_beside(const Device& device, double computing_seconds);
+
+/// Of that, for an action of the pipeline that computes forwards or gradients of
+/// inputs; 0 without a pipeline.
+double action_host_seconds(const Strategy& strategy, const Stack& stack);
 
 /// What a software hides behind computing on other devices takes a processor's own
-/// time.
+/// time. Without host work, which depends on what is computed (stack_of).
 Stack stack_on(const Stack& stack, const Device& device);
 
 }  // namespace echelon

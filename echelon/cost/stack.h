@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "echelon/cluster/device.h"
 #include "echelon/cost/stack_memory.h"
 
 namespace echelon {
@@ -36,6 +37,7 @@ struct Stack {
   double expert_host_seconds = 0;
   double layer_host_seconds = 0;  // beside, of one pass through one layer
   double step_host_seconds = 0;   // beside, of one step
+  HostWork host_work;             // the same of a processor, measured (stack_of)
   // time: gradients and parameters
   bool overlaps_gradients = true;   // with backward
   bool overlaps_parameters = true;  // gathers with forward

@@ -83,7 +83,7 @@ StageTimes::After after_of(
   after.parameters_exposed = sums.parameters.exposed;
   after.optimizer = optimizer_seconds(
       context, own_elements(context, layers, rank), rank);
-  const HostWork& host = context.cluster.node_of(rank).device.host_work;
+  const HostWork& host = context.stack.host_work;
   after.other = context.stack.step_host_seconds + host.step_seconds;
   if (context.strategy.layout.pp > 1) after.other += host.pipeline_seconds;
   for (const LayerWork* layer : layers) {
@@ -111,8 +111,7 @@ void add_passes(
     times.again.push_back(passes.of(layers, rank, &LayerWork::again));
     times.backward_input.push_back(passes.of(layers, rank, &LayerWork::backward_input));
     times.backward_weight.push_back(passes.of(layers, rank, &LayerWork::backward_weight));
-    const double action = action_host_seconds(
-        context.strategy, context.cluster.node_of(rank).device);
+    const double action = action_host_seconds(context.strategy, context.stack);
     for (auto* pass : {&times.forward.back(), &times.backward_input.back()}) {
       pass->host += action;
     }
@@ -179,13 +178,43 @@ void add_after(
   }
 }
 
+/// What a rank of the pipeline computes of a microbatch, on average.
+double computing_seconds(const StageContext& context) {
+  const StageWork work = stage_work(
+      layer_work(context.model, context.strategy, context.stack), context.strategy,
+      context.stack);
+  StageTimes times;
+  times.rank_of_stage = rank_of_stages(context.strategy);
+  PassTimes passes(context);
+  add_passes(context, passes, work, times);
+  double sum = 0;
+  for (const auto* list :
+       {&times.forward, &times.again, &times.backward_input, &times.backward_weight}) {
+    for (const PassSeconds& pass : *list) sum += pass.computation();
+  }
+  return sum / static_cast<double>(context.strategy.layout.pp);
+}
+
 }  // namespace
+
+Stack stack_of(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    int64_t first_rank) {
+  const Device& device = cluster.node_of(first_rank).device;
+  Stack stack = stack_on(find_stack(strategy.stack), device);
+  if (device.host_work.empty()) return stack;
+  stack.host_work = host_work_beside(
+      device,
+      computing_seconds(
+          {model, strategy, cluster, stack, first_rank,
+           strategy.layout.stride(Axis::pp)}));
+  return stack;
+}
 
 StageTimes stage_times(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank) {
-  const Stack stack = stack_on(
-      find_stack(strategy.stack), cluster.node_of(first_rank).device);
+  const Stack stack = stack_of(model, strategy, cluster, first_rank);
   const StageContext context{
       model, strategy, cluster, stack, first_rank, strategy.layout.stride(Axis::pp)};
   const StageWork work =

@@ -61,6 +61,12 @@ struct StepEstimate {
   bool fits = true;
 };
 
+/// The strategy's software on the devices of a pipeline, with a processor's host work
+/// beside what its ranks compute of a microbatch.
+Stack stack_of(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
+    int64_t first_rank = 0);
+
 /// Throws ConfigError when the strategy is none for this model or cluster
 /// (check_strategy).
 /// `first_rank`: of the pipeline that is meant; others may run on other devices.

@@ -57,8 +57,7 @@ class JobBuilder {
         strategy_(strategy),
         cluster_(cluster),
         options_(options),
-        stack_(stack_on(
-            find_stack(strategy.stack), cluster.groups.front().node.device)),
+        stack_(stack_of(model, strategy, cluster)),
         copied_(
             model.transformer
                 ? copied_embedding(*model.transformer, strategy, stack_)

@@ -145,8 +145,7 @@ class Builder {
     if (kind != ActionKind::backward_weight) {
       add_compute(
           list, Work::memory,
-          action_host_seconds(
-              in_.strategy, in_.cluster.node_of(in_.rank).device));
+          action_host_seconds(in_.strategy, in_.stack));
     }
     // Gradients that are cut in every microbatch are added to what is there.
     if (reduces && shards_parameters() && in_.stack.reduces_each_microbatch) {

@@ -47,9 +47,9 @@ struct Microbatches {
   int64_t many = 2;
 };
 
-/// Small networks whose steps are timed: data parallel with few and with many layers,
-/// each with few and many microbatches; and, with more than one rank, a pipeline of
-/// few layers on each rank.
+/// Small networks whose steps are timed: data parallel with few layers and with few and
+/// many microbatches, and with many layers and few microbatches; and, with more than
+/// one rank, a pipeline of few layers on each rank.
 struct SmallSteps {
   int64_t ranks = 1;
   int64_t few_layers = 2;
@@ -59,9 +59,9 @@ struct SmallSteps {
 };
 
 /// What the trainer does in any step: of the step, of each layer with parameters, of
-/// each microbatch. `beside`: seconds by which a step of the four data-parallel networks
-/// is longer than what its operators and collectives take, by round, in the order above,
-/// microbatches last. Medians of their differences, none below 0.
+/// each microbatch. `beside`: seconds by which a step of the three data-parallel networks
+/// is longer than what its operators and collectives take, by round, in the order above.
+/// Medians of their differences, none below 0.
 HostWork fit_host_work(
     const SmallSteps& steps, const std::vector<std::vector<double>>& beside);
 

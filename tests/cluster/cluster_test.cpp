@@ -112,10 +112,14 @@ TEST(Cluster, NothingThatTheHostDoesTakesLessThanNoTime) {
         HasSubstr("launch_rates: "));
   }
   for (double HostWork::*part :
-       {&HostWork::step_seconds, &HostWork::layer_seconds,
-        &HostWork::pass_seconds, &HostWork::action_seconds, &HostWork::pipeline_seconds}) {
+       {&HostWork::step_seconds, &HostWork::layer_seconds, &HostWork::pass_seconds,
+        &HostWork::action_seconds, &HostWork::pipeline_seconds,
+        &HostWork::computing_seconds}) {
     EXPECT_THAT(
-        error_with([&](Device& device) { device.host_work.*part = -1; }),
+        error_with([&](Device& device) {
+          device.host_work = {{}, {}};
+          device.host_work[1].*part = -1;
+        }),
         HasSubstr("host_work: "));
   }
 }

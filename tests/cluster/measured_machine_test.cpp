@@ -37,7 +37,9 @@ MachineMeasurement measurement(int64_t ranks) {
   made.memory_bytes_per_second = 7e9;
   made.launch_seconds = 1.5e-6;
   made.launch_rates = {{0, 1.5e-6, 2.50004e-6, 0.50004e-6, 0.60004e-6}};
-  made.host_work = {80e-6, 3e-6, 7e-6, 15.00004e-6, 90.00004e-6};
+  made.host_work = {
+      {80e-6, 3e-6, 7e-6, 15.00004e-6, 90.00004e-6, 60.00004e-6},
+      {.step_seconds = 90e-6, .computing_seconds = 500e-6}};
   if (ranks == 1) return made;
   made.jitter_seconds = 36.00004e-6;
   const auto n = static_cast<double>(ranks);
@@ -77,7 +79,11 @@ TEST(MeasuredMachine, AProcessorsSharesHaveTheMeasuredFigures) {
   EXPECT_EQ(
       node.device.launch_rates,
       (std::vector<LaunchRate>{{0, 1.5e-6, 2.5e-6, 0.5e-6, 0.6e-6}}));
-  EXPECT_EQ(node.device.host_work, (HostWork{80e-6, 3e-6, 7e-6, 15e-6, 90e-6}));
+  EXPECT_EQ(
+      node.device.host_work,
+      (std::vector<HostWork>{
+          {80e-6, 3e-6, 7e-6, 15e-6, 90e-6, 60e-6},
+          {.step_seconds = 90e-6, .computing_seconds = 500e-6}}));
   EXPECT_EQ(node.device.jitter_seconds, 36e-6);
   EXPECT_EQ(node.device.matrix_rates.size(), 4u);
   EXPECT_EQ(node.device.operator_rates, measurement(2).operator_rates);

@@ -303,22 +303,61 @@ TEST(MeasuredRates, TheHostsWorkOfStepsLayersAndActionsIsAdded) {
   pipeline.microbatch_size = 64;
   const double before = seconds(strategy(2, 128));
   const double pipeline_before = seconds(pipeline);
-  HostWork& work = cluster.groups.front().node.device.host_work;
-  work = {.step_seconds = 1e-3, .layer_seconds = 2e-3, .action_seconds = 0};
+  auto& work = cluster.groups.front().node.device.host_work;
+  work = {{.step_seconds = 1e-3, .layer_seconds = 2e-3, .action_seconds = 0}};
   EXPECT_NEAR(seconds(strategy(2, 128)) - before, 3e-3, 1e-9);
-  work = {.step_seconds = 0, .layer_seconds = 0, .action_seconds = 1e-3};
+  work = {{.step_seconds = 0, .layer_seconds = 0, .action_seconds = 1e-3}};
   EXPECT_NEAR(seconds(strategy(2, 128)), before, 1e-9);
   EXPECT_NEAR(seconds(pipeline) - pipeline_before, (8 + 1) * 2e-3, 1e-4);
   // With the loss, of each microbatch.
-  work = {.pass_seconds = 1e-3};
+  work = {{.pass_seconds = 1e-3}};
   EXPECT_NEAR(seconds(strategy(2, 128)) - before, 1e-3, 1e-9);
   // The last stage has more to do than the other then, and is never idle.
   const double busy = seconds(pipeline);
-  work = {.pass_seconds = 3e-3};
+  work = {{.pass_seconds = 3e-3}};
   EXPECT_NEAR(seconds(pipeline) - busy, 8 * 2e-3, 1e-9);
-  work = {.pipeline_seconds = 1e-3};
+  work = {{.pipeline_seconds = 1e-3}};
   EXPECT_NEAR(seconds(strategy(2, 128)), before, 1e-9);
   EXPECT_NEAR(seconds(pipeline) - pipeline_before, 1e-3, 1e-9);
+}
+
+// It takes longer behind long computing: by what a rank computes of a microbatch.
+TEST(MeasuredRates, HostWorkIsLinearBetweenWhatWasMeasured) {
+  Device device;
+  EXPECT_EQ(host_work_beside(device, 1), HostWork{});
+  const HostWork near{1, 2, 3, 4, 5, 10}, far{11, 2, 5, 8, 25, 20};
+  device.host_work = {far, near};
+  EXPECT_EQ(host_work_beside(device, 0), near);
+  EXPECT_EQ(host_work_beside(device, 10), near);
+  EXPECT_EQ(host_work_beside(device, 15), (HostWork{6, 2, 4, 6, 15, 15}));
+  EXPECT_EQ(host_work_beside(device, 20), far);
+  EXPECT_EQ(host_work_beside(device, 1000), far);
+}
+
+TEST(MeasuredRates, HostWorkIsBesideWhatARankComputesOfAMicrobatch) {
+  const ModelShape model{.name = "two", .layers = {counted_layer(), counted_layer()}};
+  Cluster cluster = here();
+  const auto step = [&](const Strategy& strategy) {
+    const double estimated = estimate_time(model, strategy, cluster).step_seconds;
+    EXPECT_NEAR(
+        simulate(model, strategy, cluster).step.step_seconds, estimated,
+        estimated * 1e-3);
+    return estimated;
+  };
+  // Of a microbatch two layers, three times as many samples, and one layer of two.
+  const double pass = 2 * (kForward + kBackward);
+  Strategy one = strategy(2, 128), large = strategy(2, 384), pipeline = strategy(1, 512);
+  pipeline.layout.pp = 2;
+  pipeline.microbatch_size = 64;
+  const double before = step(one), large_before = step(large);
+  const double pipeline_before = step(pipeline);
+  auto& work = cluster.groups.front().node.device.host_work;
+  work = {
+      {.computing_seconds = 0},
+      {.step_seconds = 1e-3, .computing_seconds = 2 * pass}};
+  EXPECT_NEAR(step(one) - before, 0.5e-3, 1e-9);
+  EXPECT_NEAR(step(large) - large_before, 1e-3, 1e-9);
+  EXPECT_NEAR(step(pipeline) - pipeline_before, 0.25e-3, 1e-9);
 }
 
 TEST(MeasuredRates, GradientsAreNotHiddenBehindAProcessor) {
