@@ -83,6 +83,7 @@ void write_simulated_run(
   {
     MetricsWriter metrics(folder.path() / "metrics.jsonl");
     for (const auto& step : input.metrics) metrics.append(step);
+    metrics.flush();  // so that an error is told
   }
   if (!configuration.text.empty()) folder.write("config.toml", configuration.text);
   if (is_counted(what.model)) {

@@ -223,7 +223,9 @@ void read_rates(
     Rate (*read)(const Value&, const std::string&)) {
   const Member* member = table.find(key);
   if (member == nullptr) return;
-  if (member->value.kind != Kind::array) table.refuse(*member, "a list");
+  if (member->value.kind != Kind::array) {
+    table.refuse(*member, "a list; `echelon bench --save` measures and writes it");
+  }
   rates.clear();
   for (const auto& item : member->value.items) {
     rates.push_back(read(item, table.title()));

@@ -236,8 +236,10 @@ HostWork host_work_beside(const Device& device, double computing_seconds) {
       .computing_seconds = computing_seconds};
 }
 
-double action_host_seconds(const Strategy& strategy, const Stack& stack) {
-  return strategy.layout.pp > 1 ? stack.host_work.action_seconds : 0;
+double action_host_seconds(
+    const Strategy& strategy, const Stack& stack, const Device& device) {
+  if (strategy.layout.pp == 1) return 0;
+  return host_work_beside(device, stack.computing_seconds).action_seconds;
 }
 
 Stack stack_on(const Stack& stack, const Device& device) {

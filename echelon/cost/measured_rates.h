@@ -53,10 +53,11 @@ HostWork host_work_beside(const Device& device, double computing_seconds);
 
 /// Of that, for an action of the pipeline that computes forwards or gradients of
 /// inputs; 0 without a pipeline.
-double action_host_seconds(const Strategy& strategy, const Stack& stack);
+double action_host_seconds(
+    const Strategy& strategy, const Stack& stack, const Device& device);
 
 /// What a software hides behind computing on other devices takes a processor's own
-/// time. Without host work, which depends on what is computed (stack_of).
+/// time.
 Stack stack_on(const Stack& stack, const Device& device);
 
 }  // namespace echelon

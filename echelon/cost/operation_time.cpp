@@ -283,7 +283,9 @@ PassSeconds pass_seconds(
   for (const Operation& operation : operations) {
     const double seconds = operation_seconds(operation, strategy, cluster, rank);
     waits += operation.host_seconds;
-    if (operation.ends_pass) waits += stack.host_work.pass_seconds;
+    if (operation.ends_pass) {
+      waits += host_work_beside(device, stack.computing_seconds).pass_seconds;
+    }
     switch (operation.kind) {
       case OperationKind::matrix:
       case OperationKind::attention: pass.matrix += seconds; break;

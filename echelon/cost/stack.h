@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "echelon/cluster/device.h"
 #include "echelon/cost/stack_memory.h"
 
 namespace echelon {
@@ -37,7 +36,8 @@ struct Stack {
   double expert_host_seconds = 0;
   double layer_host_seconds = 0;  // beside, of one pass through one layer
   double step_host_seconds = 0;   // beside, of one step
-  HostWork host_work;             // the same of a processor, measured (stack_of)
+  double computing_seconds = 0;   // of a rank for a microbatch, where a processor's
+                                  // host work is measured beside that (pipeline_stack)
   // time: gradients and parameters
   bool overlaps_gradients = true;   // with backward
   bool overlaps_parameters = true;  // gathers with forward

@@ -83,7 +83,8 @@ StageTimes::After after_of(
   after.parameters_exposed = sums.parameters.exposed;
   after.optimizer = optimizer_seconds(
       context, own_elements(context, layers, rank), rank);
-  const HostWork& host = context.stack.host_work;
+  const HostWork host = host_work_beside(
+      context.cluster.node_of(rank).device, context.stack.computing_seconds);
   after.other = context.stack.step_host_seconds + host.step_seconds;
   if (context.strategy.layout.pp > 1) after.other += host.pipeline_seconds;
   for (const LayerWork* layer : layers) {
@@ -111,7 +112,8 @@ void add_passes(
     times.again.push_back(passes.of(layers, rank, &LayerWork::again));
     times.backward_input.push_back(passes.of(layers, rank, &LayerWork::backward_input));
     times.backward_weight.push_back(passes.of(layers, rank, &LayerWork::backward_weight));
-    const double action = action_host_seconds(context.strategy, context.stack);
+    const double action = action_host_seconds(
+        context.strategy, context.stack, context.cluster.node_of(rank).device);
     for (auto* pass : {&times.forward.back(), &times.backward_input.back()}) {
       pass->host += action;
     }
@@ -197,24 +199,28 @@ double computing_seconds(const StageContext& context) {
 
 }  // namespace
 
-Stack stack_of(
+Stack pipeline_stack(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank) {
-  const Device& device = cluster.node_of(first_rank).device;
-  Stack stack = stack_on(find_stack(strategy.stack), device);
-  if (device.host_work.empty()) return stack;
-  stack.host_work = host_work_beside(
-      device,
-      computing_seconds(
-          {model, strategy, cluster, stack, first_rank,
-           strategy.layout.stride(Axis::pp)}));
+  Stack stack = stack_on(
+      find_stack(strategy.stack), cluster.node_of(first_rank).device);
+  const bool measured = std::any_of(
+      cluster.groups.begin(), cluster.groups.end(),
+      [](const auto& group) { return !group.node.device.host_work.empty(); });
+  if (!measured) return stack;
+  // Without host work, which is not computing.
+  Cluster layers_alone = cluster;
+  for (auto& group : layers_alone.groups) group.node.device.host_work.clear();
+  stack.computing_seconds = computing_seconds(
+      {model, strategy, layers_alone, stack, first_rank,
+       strategy.layout.stride(Axis::pp)});
   return stack;
 }
 
 StageTimes stage_times(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank) {
-  const Stack stack = stack_of(model, strategy, cluster, first_rank);
+  const Stack stack = pipeline_stack(model, strategy, cluster, first_rank);
   const StageContext context{
       model, strategy, cluster, stack, first_rank, strategy.layout.stride(Axis::pp)};
   const StageWork work =

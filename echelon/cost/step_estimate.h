@@ -61,9 +61,9 @@ struct StepEstimate {
   bool fits = true;
 };
 
-/// The strategy's software on the devices of a pipeline, with a processor's host work
-/// beside what its ranks compute of a microbatch.
-Stack stack_of(
+/// The strategy's software on the devices of a pipeline; with what its ranks compute of
+/// a microbatch, on average, where host work was measured.
+Stack pipeline_stack(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank = 0);
 

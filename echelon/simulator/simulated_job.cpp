@@ -57,7 +57,8 @@ class JobBuilder {
         strategy_(strategy),
         cluster_(cluster),
         options_(options),
-        stack_(stack_of(model, strategy, cluster)),
+        stack_(stack_on(
+            find_stack(strategy.stack), cluster.groups.front().node.device)),
         copied_(
             model.transformer
                 ? copied_embedding(*model.transformer, strategy, stack_)
@@ -247,12 +248,15 @@ class JobBuilder {
   Program make(int64_t rank) {
     const auto own = static_cast<int32_t>(grid().coordinate(rank, Axis::pp));
     const Sized& mine = sized(rank);
-    const StageTimes times = stage_times(
-        model_, mine.strategy, cluster_, grid().moved(rank, Axis::pp, 0));
+    const int64_t first_rank = grid().moved(rank, Axis::pp, 0);
+    const StageTimes times =
+        stage_times(model_, mine.strategy, cluster_, first_rank);
+    const Stack stack =
+        pipeline_stack(model_, mine.strategy, cluster_, first_rank);
     StageProgramInput input{
         .strategy = mine.strategy,
         .cluster = cluster_,
-        .stack = stack_,
+        .stack = stack,
         .axes = axes_,
         .after = times.after[static_cast<size_t>(own)],
         .rank = rank};

@@ -145,7 +145,8 @@ class Builder {
     if (kind != ActionKind::backward_weight) {
       add_compute(
           list, Work::memory,
-          action_host_seconds(in_.strategy, in_.stack));
+          action_host_seconds(
+              in_.strategy, in_.stack, in_.cluster.node_of(in_.rank).device));
     }
     // Gradients that are cut in every microbatch are added to what is there.
     if (reduces && shards_parameters() && in_.stack.reduces_each_microbatch) {

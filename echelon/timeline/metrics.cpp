@@ -209,7 +209,7 @@ MetricsWriter::MetricsWriter(
 MetricsWriter::~MetricsWriter() {
   try {
     flush();
-  } catch (const Error&) {
+  } catch (...) {  // another error may be on its way
   }
   ::close(file_);
 }
@@ -248,9 +248,9 @@ void MetricsWriter::write(const std::string& lines) {
   size_ += static_cast<int64_t>(whole);
   lines_ += std::count(written.begin(), written.end(), '\n');
   if (error == 0) return;
-  // Half a line would hide behind the next one.
-  std::error_code ignored;
-  if (whole < done) std::filesystem::resize_file(path_, size_, ignored);
+  if (whole < done && ::ftruncate(file_, size_) != 0) {
+    // Half a line stays, which readers and the next writer leave out.
+  }
   fail(path_, error, lines_);
 }
 

@@ -67,10 +67,11 @@ struct EvaluationMetrics {
 /// 12.31, accuracy 41.07 % on 4096 held-out tokens, loss 2.5104".
 std::string to_text(const EvaluationMetrics& metrics);
 
-/// Appends to a metrics file, at most every 50 ms: who is called more often keeps
-/// lines until then, since a call of the system in each step slows steps of less than
-/// a millisecond. A process that is killed loses those lines, one that ends by an
-/// error none. A file that ends in half a line (its writer was killed, or the disk was
+/// Appends to a metrics file, at most every 50 ms, since a call of the system in each
+/// step slows steps of less than a millisecond: lines that come sooner are kept until
+/// the first call after that. Who reads the file of a job that stands still may miss
+/// 50 ms of steps before; a process that is killed loses them, one that ends by an
+/// error that is caught none. A file that ends in half a line (its writer was killed, or the disk was
 /// full) is cut back to its last whole line first.
 ///
 /// What writes throws Error with the path, the system's reason and the number of lines

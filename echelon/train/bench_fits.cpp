@@ -55,6 +55,16 @@ double fit_jitter(int64_t ranks, double seconds, double waiting) {
   return std::max(0.0, one);
 }
 
+double longer_than_predicted(
+    const SmallSeconds& seconds, int64_t stages, int64_t microbatches,
+    double predicted) {
+  const double times = as_double(microbatches + stages - 1);
+  const double slower =
+      seconds.pass - as_double(stages) * seconds.elsewhere - seconds.plain_pass;
+  return seconds.step - times * (seconds.elsewhere + slower / as_double(stages)) -
+      predicted;
+}
+
 HostWork fit_host_work(
     const SmallSteps& steps, const std::vector<std::vector<double>>& beside) {
   const Microbatches& counts = steps.of_data;

@@ -58,6 +58,21 @@ struct SmallSteps {
   Microbatches of_pipeline;
 };
 
+/// Seconds of a small network, each stage of which begins a microbatch elsewhere.
+struct SmallSeconds {
+  double elsewhere = 0;   // spent there each time
+  double step = 0;
+  double pass = 0;        // through all layers by themselves
+  double plain_pass = 0;  // the same, with no time spent elsewhere
+};
+
+/// By how much the step is longer than `predicted`, beside what is spent elsewhere and
+/// what layers take longer behind it. A rank passes through its stage once for each
+/// microbatch, and waits for the other stages before or behind.
+double longer_than_predicted(
+    const SmallSeconds& seconds, int64_t stages, int64_t microbatches,
+    double predicted);
+
 /// What the trainer does in any step: of the step, of each layer with parameters, of
 /// each microbatch. `beside`: seconds by which a step of the three data-parallel networks
 /// is longer than what its operators and collectives take, by round, in the order above.

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "echelon/cluster/local_machine.h"
-#include "echelon/cost/step_estimate.h"
 #include "echelon/explain/counted_layers.h"
 #include "echelon/explain/predict_run.h"
 #include "echelon/train/bench_fits.h"
@@ -31,16 +30,10 @@ Configured counted(const SmallSetting& setting) {
   return configured_as_counted(counted_shape(job, source), job, job);
 }
 
-double predicted_step(const Configured& what, const MachineMeasurement& measured) {
-  return predict_step(what, cluster_of(measured, look_at_machine())).step_seconds;
-}
-
-// Of a step, the operators and waiting for those of other stages.
-double predicted_computing(const Configured& what, MachineMeasurement measured) {
-  measured.host_work.clear();
-  const Cluster cluster = cluster_of(measured, look_at_machine());
-  const StepParts parts = estimate_time(what.model, what.strategy, cluster).parts;
-  return parts.matrix + parts.memory + parts.bubble;
+double predicted_step(
+    const SmallSetting& setting, const MachineMeasurement& measured) {
+  return predict_step(counted(setting), cluster_of(measured, look_at_machine()))
+      .step_seconds;
 }
 
 using Rounds = std::vector<std::vector<double>>;
@@ -86,23 +79,17 @@ class SmallNetworks {
       const MachineMeasurement& measured, size_t place, size_t first,
       size_t count) const {
     Rounds longer(rounds_.size());
-    const double elsewhere = elsewhere_.seconds(place);
     for (size_t i = first; i < first + count; ++i) {
       const SmallSetting& setting = settings_[i];
-      const Configured what = counted(setting);
-      const double predicted = predicted_step(what, measured);
-      // How often the layers' time is the step's.
-      const double passes = predicted_computing(what, measured) /
-          predicted_computing(counted({.layers = setting.layers}), measured);
-      // The first stage's microbatches, and what the last one waits before its own.
-      const auto stages = static_cast<double>(setting.stages());
-      const auto spent = static_cast<double>(setting.microbatches) + stages - 1;
+      const double predicted = predicted_step(setting, measured);
       for (size_t round = 0; round < rounds_.size(); ++round) {
         const auto& seconds = rounds_[round];
-        const double slower = seconds[at(place, i) + 1] - stages * elsewhere -
-            seconds[at(0, i) + 1];
-        longer[round].push_back(
-            seconds[at(place, i)] - spent * elsewhere - passes * slower - predicted);
+        longer[round].push_back(longer_than_predicted(
+            {.elsewhere = elsewhere_.seconds(place),
+             .step = seconds[at(place, i)],
+             .pass = seconds[at(place, i) + 1],
+             .plain_pass = seconds[at(0, i) + 1]},
+            setting.stages(), setting.microbatches, predicted));
       }
     }
     return longer;

@@ -603,7 +603,11 @@ TrainResult train(
     const std::filesystem::path& folder,
     const LayerFactory& layers) {
   at::set_num_threads(threads_per_rank(job, world));
-  return Loop(job, world, folder, layers).run();
+  try {
+    return Loop(job, world, folder, layers).run();
+  } catch (...) {
+    throw;  // an error that nobody catches would not end the loop, with its metrics
+  }
 }
 
 TrainResult train(

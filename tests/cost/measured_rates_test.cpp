@@ -358,6 +358,12 @@ TEST(MeasuredRates, HostWorkIsBesideWhatARankComputesOfAMicrobatch) {
   EXPECT_NEAR(step(one) - before, 0.5e-3, 1e-9);
   EXPECT_NEAR(step(large) - large_before, 1e-3, 1e-9);
   EXPECT_NEAR(step(pipeline) - pipeline_before, 0.25e-3, 1e-9);
+  // Of ranks with batches of their own, each what it computes itself.
+  Strategy uneven = strategy(2, 128);
+  uneven.rank_microbatch = {32, 96};
+  uneven.microbatch_size = 96;
+  work[1].pass_seconds = 10e-3;
+  step(uneven);
 }
 
 TEST(MeasuredRates, GradientsAreNotHiddenBehindAProcessor) {

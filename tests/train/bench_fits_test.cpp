@@ -46,15 +46,15 @@ const SmallSteps kSteps{.ranks = 3, .of_data = {1, 5}, .of_pipeline = {4, 16}};
 
 // What the host's work adds to the steps of the networks.
 std::vector<double> of_data(const HostWork& work) {
-  std::vector<double> seconds;
-  for (const int64_t layers : {kSteps.few_layers, kSteps.many_layers}) {
-    for (const int64_t count : {kSteps.of_data.few, kSteps.of_data.many}) {
-      seconds.push_back(
-          work.step_seconds + static_cast<double>(count) * work.pass_seconds +
-          static_cast<double>(layers) * work.layer_seconds);
-    }
-  }
-  return seconds;
+  const auto seconds = [&](int64_t layers, int64_t microbatches) {
+    return work.step_seconds +
+        static_cast<double>(microbatches) * work.pass_seconds +
+        static_cast<double>(layers) * work.layer_seconds;
+  };
+  return {
+      seconds(kSteps.few_layers, kSteps.of_data.few),
+      seconds(kSteps.few_layers, kSteps.of_data.many),
+      seconds(kSteps.many_layers, kSteps.of_data.few)};
 }
 
 std::vector<double> of_pipeline(const HostWork& work, int64_t ranks) {
@@ -107,12 +107,30 @@ TEST(BenchFits, OneRankHasNoPipeline) {
 TEST(BenchFits, NoWorkTakesLessThanNoTime) {
   // Shorter than predicted; and less with more of it.
   EXPECT_EQ(
-      fit_host_work(kSteps, {{-5e-6, -9e-6, -7e-6, -9e-6}}), HostWork{});
+      fit_host_work(kSteps, {{-5e-6, -9e-6, -7e-6}}), HostWork{});
   EXPECT_EQ(
-      fit_host_work(kSteps, {{5e-6, 3e-6, 2e-6, 1e-6}}),
+      fit_host_work(kSteps, {{5e-6, 3e-6, 2e-6}}),
       (HostWork{.step_seconds = 5e-6}));
   EXPECT_EQ(
       with_pipeline_work({}, kSteps, {{-1e-6, -2e-6}}), HostWork{});
+}
+
+// Elsewhere takes 100 us, and layers 12 us more in all behind it. Of five microbatches
+// a rank alone passes five times, one of three stages seven times a third of the layers.
+TEST(BenchFits, TimeElsewhereAndSlowerLayersAreNoHostWork) {
+  EXPECT_NEAR(
+      longer_than_predicted(
+          {.elsewhere = 100e-6, .step = 900e-6, .pass = 172e-6, .plain_pass = 60e-6},
+          1, 5, 310e-6),
+      (900 - 5 * 112 - 310) * 1e-6, 1e-12);
+  EXPECT_NEAR(
+      longer_than_predicted(
+          {.elsewhere = 100e-6, .step = 1000e-6, .pass = 372e-6, .plain_pass = 60e-6},
+          3, 5, 200e-6),
+      (1000 - 7 * 104 - 200) * 1e-6, 1e-12);
+  EXPECT_NEAR(
+      longer_than_predicted({.step = 90e-6, .pass = 6e-6, .plain_pass = 6e-6}, 2, 4, 50e-6),
+      40e-6, 1e-12);
 }
 
 TEST(BenchFits, MedianOfTwoIsTheLower) {

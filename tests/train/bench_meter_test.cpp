@@ -58,8 +58,7 @@ TEST(BenchMeter, CallsThatTakeTurnsAreMeasuredAgain) {
   });
 }
 
-// Where neither collectives nor the optimizer take time, all that a step takes beside its
-// layers by themselves is the host's work.
+// Beside what takes no time all of a step is the host's work; but what is spent elsewhere.
 TEST(BenchHostWork, IsWhatAStepTakesBesideItsOperators) {
   kTwo.run([](World& world) {
     BenchMeter meter(world, [] { return 1.0; });
@@ -75,12 +74,12 @@ TEST(BenchHostWork, IsWhatAStepTakesBesideItsOperators) {
     measured.calls = {{"all_reduce", 4096, 1e-9}, {"all_reduce", 1 << 20, 2e-9}};
     const auto works = bench_host_work(meter, world, measured);
     ASSERT_EQ(works.size(), 3u);
-    double computing = 0;
     for (const HostWork& work : works) {
-      EXPECT_GT(work.computing_seconds, computing);
-      computing = work.computing_seconds;
+      EXPECT_GE(work.computing_seconds, works[0].computing_seconds);
       EXPECT_GT(work.step_seconds + work.pass_seconds + work.layer_seconds, 0);
     }
+    EXPECT_GT(works[0].computing_seconds, 0);
+    EXPECT_GT(works[0].action_seconds, 0);
   });
 }
 
