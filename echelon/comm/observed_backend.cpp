@@ -3,9 +3,11 @@
 #include <c10/core/ScalarType.h>
 
 #include <atomic>
+#include <mutex>
 #include <sstream>
 
 #include "echelon/comm/label.h"
+#include "echelon/comm/local/work.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -53,8 +55,9 @@ class ObservedWork : public c10d::Work {
       bool watch)
       : Work(rank, inner->retrieveOpType()),
         inner_(std::move(inner)),
-        state_(std::make_shared<State>(std::move(observer), std::move(call))) {
-    if (watch) watch_future();
+        state_(std::make_shared<State>(std::move(observer), std::move(call))),
+        watched_(watch) {
+    if (watch) watch_end();
   }
 
   bool isCompleted() override { return inner_->isCompleted(); }
@@ -70,6 +73,9 @@ class ObservedWork : public c10d::Work {
     return state_->call.record.sequence;
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    if (!watched_) return inner_->getFuture();
+    std::lock_guard lock(mutex_);
+    if (!future_) watch_future();
     return future_ ? future_ : inner_->getFuture();
   }
 
@@ -115,6 +121,19 @@ class ObservedWork : public c10d::Work {
     std::exception_ptr error;
   };
 
+  /// Without its future where that can be: who asks for a future waits for it.
+  void watch_end() {
+    auto* local = dynamic_cast<local::LocalWork*>(inner_.get());
+    if (local == nullptr) return watch_future();
+    local->on_end([state = state_](const std::exception_ptr& error) {
+      if (error) {
+        state->fail(error);
+      } else {
+        state->end();
+      }
+    });
+  }
+
   void watch_future() {
     c10::intrusive_ptr<c10::ivalue::Future> inner;
     try {
@@ -136,6 +155,8 @@ class ObservedWork : public c10d::Work {
 
   c10::intrusive_ptr<c10d::Work> inner_;
   std::shared_ptr<State> state_;
+  const bool watched_;
+  std::mutex mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

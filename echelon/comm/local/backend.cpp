@@ -6,8 +6,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
+#include <thread>
 
+#include "echelon/comm/local/doorbell.h"
 #include "echelon/comm/local/failure.h"
 #include "echelon/comm/local/local.h"
 #include "echelon/comm/local/work.h"
@@ -207,7 +210,11 @@ LocalBackend::LocalBackend(
       timeout_(timeout),
       pending_(std::make_shared<std::atomic<int>>(0)) {}
 
-LocalBackend::~LocalBackend() = default;
+LocalBackend::~LocalBackend() {
+  if (pending_->load() > 0) {
+    group_->hurry();
+  }
+}
 
 LocalBackend::WorkPtr LocalBackend::issue(
     c10d::OpType type,
@@ -310,9 +317,7 @@ LocalBackend::WorkPtr LocalBackend::endCoalescing() {
     }
   }
   for (const auto& work : works) {
-    work->getFuture()->addCallback([one_done](c10::ivalue::Future& future) {
-      one_done(future.hasError() ? future.exception_ptr() : nullptr);
-    });
+    work->on_end(one_done);
   }
   one_done(nullptr);
   return all;
@@ -909,6 +914,14 @@ void LocalBackend::abort() {
 }
 
 void LocalBackend::shutdown() {
+  // What has arrived ends, though nobody waited for it.
+  const auto end = std::chrono::steady_clock::now() + 2 * kDoze;
+  if (pending_->load() > 0) {
+    group_->hurry();
+  }
+  while (pending_->load() > 0 && std::chrono::steady_clock::now() < end) {
+    std::this_thread::yield();
+  }
   if (pending_->load() > 0) {
     group_->abort("shutdown() was called while operations were pending");
   }

@@ -78,6 +78,9 @@ OperationPtr Communicator::begin(Call call, Issue issue) {
   operation->group = shared_from_this();
   operation->on_done = std::move(issue.on_done);
   call.pause = issue.async && call.shape.bytes() > kInlineBytes;
+  // What peers need lies in the payload once it has begun. In all_to_all one of them may
+  // have more.
+  operation->lazy = fits_payload(call) && call.kind != Kind::all_to_all;
   {
     std::lock_guard lock(mutex_);
     operation->timeout = issue.timeout.count() > 0 ? issue.timeout : timeout_;
@@ -271,43 +274,46 @@ void Communicator::publish(uint64_t s, const Call& call) {
 }
 
 // True when this rank's bytes are small enough to go through its payload slot.
-bool Communicator::fill_payload(uint64_t s, const Call& call) {
-  char* slot = memory_.payload(rank_, s);
+bool Communicator::fits_payload(const Call& call) const {
   const uint64_t bytes = call.shape.bytes();
   switch (call.kind) {
     case Kind::barrier:
       return true;
     case Kind::all_reduce:
     case Kind::reduce:
-      if (bytes > payload_limit(size_)) {
-        return false;
-      }
-      copy(slot, call.data, bytes);
-      return true;
+      return bytes <= payload_limit(size_);
+    case Kind::reduce_scatter:
+    case Kind::scatter:
+      return bytes * size_ <= kPayloadBytes;
+    default:
+      return bytes <= kPayloadBytes;
+  }
+}
+
+bool Communicator::fill_payload(uint64_t s, const Call& call) {
+  if (!fits_payload(call)) {
+    return false;
+  }
+  char* slot = memory_.payload(rank_, s);
+  switch (call.kind) {
+    case Kind::barrier:
+      break;
+    case Kind::all_reduce:
+    case Kind::reduce:
     case Kind::all_gather:
     case Kind::gather:
     case Kind::broadcast:
-      if (bytes > kPayloadBytes) {
-        return false;
-      }
       if (call.kind != Kind::broadcast || rank_ == call.root) {
-        copy(slot, call.data, bytes);
-      }
-      return true;
-    case Kind::reduce_scatter:
-    case Kind::scatter:
-      if (bytes * size_ > kPayloadBytes) {
-        return false;
+        copy(slot, call.data, call.shape.bytes());
       }
       break;
+    case Kind::reduce_scatter:
+    case Kind::scatter:
     case Kind::all_to_all:
-      if (bytes > kPayloadBytes) {
-        return false;
+      for (const auto& piece : call.inputs) {
+        copy(slot, piece.data, piece.count * call.element());
+        slot += piece.count * call.element();
       }
-  }
-  for (const auto& piece : call.inputs) {
-    copy(slot, piece.data, piece.count * call.element());
-    slot += piece.count * call.element();
   }
   return true;
 }

@@ -137,6 +137,10 @@ void Communicator::abort(const std::string& reason) {
   attachment_->engine().ring_self();
 }
 
+void Communicator::hurry() {
+  attachment_->engine().ring(ranks_[rank_], /*urgent=*/true);
+}
+
 void Communicator::ring_others() {
   for (int r = 0; r < size_; ++r) {
     if (r != rank_) {
@@ -341,6 +345,9 @@ Task Communicator::run_send(const char* data, Shape shape, int to, int tag) {
   do {
     const uint64_t k = pieces_[to]++;
     if (k >= kFragments) {
+      if (!Readiness::reaches(channel.tail, k - kFragments + 1).met()) {
+        attachment_->engine().ring(ranks_[to], /*urgent=*/true);
+      }
       co_await Until{Readiness::reaches(channel.tail, k - kFragments + 1)};
     }
     piece.first = position == 0;
@@ -357,7 +364,7 @@ Task Communicator::run_send(const char* data, Shape shape, int to, int tag) {
     if (to == rank_) {
       attachment_->engine().ring_self();
     } else {
-      attachment_->engine().ring(ranks_[to]);
+      attachment_->engine().ring(ranks_[to], /*urgent=*/piece.direct);
     }
     position += piece.bytes;
     if (piece.direct) {
@@ -386,6 +393,7 @@ OperationPtr Communicator::receive(
     operation->timeout = issue.timeout.count() > 0 ? issue.timeout : timeout_;
     operation->sequence = received_++;
     mailbox_->post(receive);
+    operation->lazy = receive->bytes <= kFragmentBytes;
     attachment_->engine().enqueue(std::make_shared<Lane>(), operation);
   }
   attachment_->engine().begin(operation, issue.async);

@@ -129,6 +129,8 @@ class Communicator : public Supervisor,
   OperationPtr
   receive(void* data, const Shape& shape, int source, int tag, Issue issue);
 
+  /// The progress thread looks at once at what is pending, lazy or not.
+  void hurry();
   /// Every pending and later operation of the group fails with Aborted.
   void abort(const std::string& reason);
 
@@ -166,6 +168,7 @@ class Communicator : public Supervisor,
   OperationPtr begin(Call call, Issue issue);
   Task run(Operation& operation, Call call);
   void publish(uint64_t s, const Call& call);
+  bool fits_payload(const Call& call) const;
   bool fill_payload(uint64_t s, const Call& call);
   void check(uint64_t s) const;
   std::string describe(int r, uint64_t s) const;

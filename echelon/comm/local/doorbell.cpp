@@ -10,12 +10,12 @@
 
 namespace echelon::local {
 
-bool idle_step(int& idle, int yields) {
+bool idle_step(int& idle) {
   if (idle < kSpins) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
-  } else if (idle < kSpins + yields) {
+  } else if (idle < kSpins + kYields) {
     sched_yield();
   } else {
     return false;

@@ -35,6 +35,16 @@ bool Operation::wait(std::chrono::milliseconds limit) {
   return engine_->wait(shared_from_this(), limit);
 }
 
+bool Operation::test() {
+  return done() || engine_->test(shared_from_this());
+}
+
+void Operation::hurry() {
+  if (!done()) {
+    engine_->hurry(shared_from_this());
+  }
+}
+
 bool Engine::on_progress_thread() {
   return progress_thread;
 }
@@ -61,11 +71,12 @@ void Engine::stop() {
   }
 }
 
-void Engine::ring(int r) {
+void Engine::ring(int r, bool urgent) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   auto& block = segment_->rank(r);
-  // An engine without pending operations has nothing to hear from a peer.
-  if (block.engine.sleepers.load() == Doorbell::expecting) {
+  // An engine without pending operations has nothing to hear from a peer. One that is
+  // awake counts its rings before it leaves lazy ones alone.
+  if (urgent || block.engine.sleepers.load() == Doorbell::expecting) {
     block.engine.ring();
   }
   if (block.waiters.sleepers.load() != 0) {
@@ -74,18 +85,22 @@ void Engine::ring(int r) {
 }
 
 void Engine::ring_self() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   wake_engine();
-  auto& waiters = segment_->rank(rank_).waiters;
-  if (waiters.sleepers.load() != 0) {
-    waiters.ring();
-  }
+  wake_waiters();
 }
 
 void Engine::wake_engine() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   auto& bell = segment_->rank(rank_).engine;
   if (bell.sleepers.load() != Doorbell::awake) {
+    bell.ring();
+  }
+}
+
+void Engine::wake_waiters() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  auto& bell = segment_->rank(rank_).waiters;
+  if (bell.sleepers.load() != 0) {
     bell.ring();
   }
 }
@@ -97,6 +112,8 @@ void Engine::enqueue(
   operation->lane_ = lane;
   std::lock_guard lock(lane->mutex_);
   lane->queue_.push_back(operation);
+  lane->urgent_ += operation->lazy ? 0 : 1;
+  lane->had_lazy_ |= operation->lazy;
 }
 
 void Engine::begin(const OperationPtr& operation, bool async) {
@@ -112,16 +129,23 @@ void Engine::begin(const OperationPtr& operation, bool async) {
 }
 
 void Engine::list(const std::shared_ptr<Lane>& lane) {
+  bool lazy = false;
   {
     std::lock_guard lock(mutex_);
     std::lock_guard lane_lock(lane->mutex_);
+    lazy = lane->lazy();
     if (!lane->queue_.empty() && !lane->listed_) {
       lane->listed_ = true;
       lanes_.push_back(lane);
       version_.fetch_add(1, std::memory_order_seq_cst);
     }
   }
-  wake_engine();
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const bool looks_soon =
+      segment_->rank(rank_).engine.sleepers.load() == Doorbell::dozing;
+  if (!lazy || !looks_soon) {
+    wake_engine();
+  }
 }
 
 // Runs the lane until its front must wait, or until `until` has had its turn.
@@ -147,21 +171,31 @@ bool Engine::step(Lane& lane, bool look_at_clock, const Operation* until) {
       operation->error_ = error;
       operation->task.reset();
     }
+    bool lazy = false;
     {
       std::lock_guard lock(lane.mutex_);
       lane.busy_ = false;
       if (over) {
         lane.queue_.pop_front();
+        lane.urgent_ -= operation->lazy ? 0 : 1;
       }
       more = !lane.queue_.empty();
+      lazy = lane.lazy();
     }
     if (over) {
       finish(operation);
     }
     progressed = true;
     if (operation.get() == until) {
-      // Others may have passed by while this thread held the lane.
-      if (more) {
+      // What follows begins now, for its peers.
+      if (over && error == nullptr && more && lazy) {
+        continue;
+      }
+      // Others may have passed by while this thread held the lane; to a lazy one the
+      // progress thread comes again.
+      if (more && lazy) {
+        wake_waiters();
+      } else if (more) {
         ring_self();
       }
       return true;
@@ -230,18 +264,23 @@ bool Engine::wait(
     ++lane->helpers_;
   }
   int idle = 0;
+  auto idle_since = begin;
   bool in_time = true;
   while (!operation->done() && in_time) {
     if (step(*lane, idle >= kSpins, operation.get())) {
       idle = 0;
-    } else if (!idle_step(idle, kYieldsOfCaller)) {
+      idle_since = Operation::Clock::now();
+    } else if (idle_step(idle)) {
+    } else if (Operation::Clock::now() - idle_since < kYieldingOfCaller) {
+      idle = kSpins;
+    } else {
       const uint32_t seen = bell.rings.load();
       bell.sleepers.fetch_add(1);
       if (!operation->done() && !actionable(*lane)) {
         bell.sleep(seen, kNap);
       }
       bell.sleepers.fetch_sub(1);
-      idle = kSpins + kYieldsOfCaller - kYields / 2;
+      idle = kSpins + kYields / 2;
     }
     // On a crowded core a yield may take milliseconds.
     in_time = limit.count() <= 0 || Operation::Clock::now() - begin < limit;
@@ -257,6 +296,33 @@ bool Engine::wait(
   return operation->done();
 }
 
+bool Engine::test(const OperationPtr& operation) {
+  bool lazy = false;
+  {
+    std::lock_guard lock(operation->lane_->mutex_);
+    lazy = operation->lane_->lazy();
+  }
+  if (lazy && !on_progress_thread()) {
+    step(*operation->lane_, false, operation.get());
+  }
+  return operation->done();
+}
+
+void Engine::hurry(const OperationPtr& operation) {
+  const auto lane = operation->lane_;
+  {
+    std::lock_guard lock(lane->mutex_);
+    const auto& queue = lane->queue_;
+    if (!operation->lazy ||
+        std::find(queue.begin(), queue.end(), operation) == queue.end()) {
+      return;
+    }
+    operation->lazy = false;
+    ++lane->urgent_;
+  }
+  list(lane);
+}
+
 // The front could run now.
 bool Engine::actionable(Lane& lane) {
   std::lock_guard lock(lane.mutex_);
@@ -268,17 +334,19 @@ bool Engine::actionable(Lane& lane) {
 }
 
 // Is anything left to the progress thread; forgets lanes that are empty.
-bool Engine::expecting(std::vector<std::shared_ptr<Lane>>& lanes) {
+Engine::Left Engine::look(std::vector<std::shared_ptr<Lane>>& lanes) {
   std::lock_guard lock(mutex_);
-  bool any = false;
+  Left left;
   std::erase_if(lanes_, [&](const std::shared_ptr<Lane>& lane) {
     std::lock_guard lane_lock(lane->mutex_);
     lane->listed_ = !lane->queue_.empty();
-    any |= lane->listed_ && lane->helpers_ == 0;
+    left.any |= lane->listed_ && lane->helpers_ == 0 && !lane->lazy();
+    left.lazy |= lane->had_lazy_;
+    lane->had_lazy_ &= lane->listed_;
     return !lane->listed_;
   });
   lanes = lanes_;
-  return any;
+  return left;
 }
 
 void Engine::run() {
@@ -288,38 +356,64 @@ void Engine::run() {
   std::vector<std::shared_ptr<Lane>> lanes;
   uint64_t version = ~uint64_t{0};
   int idle = 0;
+  int dozes = 0;  // left since the last lazy operation
+  uint32_t heard = bell.rings.load();
+  bool lazy = false;  // lazy lanes have their turn
   while (!stop_.load()) {
     if (version_.load() != version) {
       version = version_.load();
-      expecting(lanes);
+      if (look(lanes).lazy) {
+        dozes = kDozes;
+      }
     }
+    // Who rings has a reason, whatever is carried on.
+    const uint32_t rings = bell.rings.load();
+    lazy |= rings != heard;
+    heard = rings;
     bool progressed = false;
+    bool progressed_lazy = false;
     for (const auto& lane : lanes) {
-      progressed |= !helped(*lane) && step(*lane, idle >= kSpins);
+      if (left_over(*lane, false)) {
+        progressed |= step(*lane, idle >= kSpins);
+      } else if (lazy && left_over(*lane, true)) {
+        progressed_lazy |= step(*lane, idle >= kSpins);
+      }
     }
+    lazy = progressed_lazy;  // what was behind
     if (progressed) {
       idle = 0;
-    } else if (!idle_step(idle)) {
+    } else if (!progressed_lazy && !idle_step(idle)) {
       const uint32_t seen = bell.rings.load();
-      const bool pending = expecting(lanes);
-      bell.sleepers.store(pending ? Doorbell::expecting : Doorbell::idle);
+      const Left left = look(lanes);
+      if (left.lazy) {
+        dozes = kDozes;
+      }
+      bell.sleepers.store(
+          left.any    ? Doorbell::expecting
+          : dozes > 0 ? Doorbell::dozing
+                      : Doorbell::idle);
       const bool work =
-          std::any_of(lanes.begin(), lanes.end(), [this](const auto& lane) {
-            return !helped(*lane) && actionable(*lane);
+          std::any_of(lanes.begin(), lanes.end(), [&](const auto& lane) {
+            return left_over(*lane, false) && actionable(*lane);
           });
-      if (!work && !stop_.load() && version_.load() == version &&
-          expecting(lanes) == pending) {
-        bell.sleep(seen, pending ? kNap : std::chrono::milliseconds(0));
+      const Left now = look(lanes);
+      if (!work && !stop_.load() && version_.load() == version && seen == heard &&
+          now.any == left.any && (dozes > 0 || !now.lazy)) {
+        bell.sleep(
+            seen, dozes > 0 ? kDoze : left.any ? kNap : std::chrono::milliseconds(0));
+        dozes = std::max(0, dozes - 1);
+        lazy = true;
       }
       bell.sleepers.store(Doorbell::awake);
-      idle = kSpins + kYields / 2;
+      idle = kSpins + (left.any ? kYields / 2 : kYields);
     }
   }
 }
 
-bool Engine::helped(Lane& lane) {
+// Nobody else carries it, and its turn has come.
+bool Engine::left_over(Lane& lane, bool with_lazy) {
   std::lock_guard lock(lane.mutex_);
-  return lane.helpers_ > 0;
+  return lane.helpers_ == 0 && (with_lazy || !lane.lazy());
 }
 
 }  // namespace echelon::local

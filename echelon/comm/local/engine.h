@@ -53,11 +53,20 @@ class Operation : public std::enable_shared_from_this<Operation> {
   /// the limit passed; the operation goes on. Not to be called on the progress
   /// thread, unless done().
   bool wait(std::chrono::milliseconds limit = {});
+  /// Helps once, and does not wait. True: it is done.
+  bool test();
+  /// Lazy no more: somebody waits for it who does not carry it.
+  void hurry();
 
   uint64_t sequence = 0;
   const char* name = "";        // "all_reduce"
   bool message = false;         // not a collective
   bool outgoing = false;        // a send
+  /// Its peers have all of it that they need as soon as it has begun: its own caller
+  /// carries it on when it waits, and the progress thread, which would take the
+  /// caller's core, looks for it now and then (kDoze), unless others wait behind it.
+  /// Set before it is issued.
+  bool lazy = false;
   int peer = -1;                // of a message; -1: any
   std::atomic<int> source{-1};  // whom a message came from
   uint64_t phase = 0;           // of its group, that a collective waits in
@@ -84,7 +93,12 @@ using OperationPtr = std::shared_ptr<Operation>;
 class Lane {
  private:
   friend class Engine;
+  /// What waits behind the front begins only when somebody carries that on.
+  bool lazy() const { return urgent_ == 0 && queue_.size() < 2; }
+
   std::mutex mutex_;
+  int urgent_ = 0;         // of the queue, that are not lazy
+  bool had_lazy_ = false;  // since it was empty last
   std::deque<OperationPtr> queue_;
   bool busy_ = false;    // some thread runs the front
   bool listed_ = false;  // the progress thread knows it
@@ -110,9 +124,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Runs it as far as it goes. Not async: returns when it is done.
   void begin(const OperationPtr& operation, bool async);
   bool wait(const OperationPtr& operation, std::chrono::milliseconds limit);
+  /// Carries it on as far as it goes, if it is lazy. True: it is done.
+  bool test(const OperationPtr& operation);
+  void hurry(const OperationPtr& operation);
 
-  /// Tells rank `r` that something it may wait for has changed.
-  void ring(int r);
+  /// Tells rank `r` that something it may wait for has changed. `urgent`: this rank
+  /// waits for what `r` does then, be it lazy.
+  void ring(int r, bool urgent = false);
   /// Tells this rank's own threads.
   void ring_self();
 
@@ -125,11 +143,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::exception_ptr obstacle(const Operation& operation, bool look_at_clock);
   bool resume(Operation& operation, std::exception_ptr& error);
   bool actionable(Lane& lane);
-  bool helped(Lane& lane);
-  bool expecting(std::vector<std::shared_ptr<Lane>>& lanes);
+  static bool left_over(Lane& lane, bool with_lazy);
+  struct Left {
+    bool any = false;   // that nobody else carries, and that shall not wait
+    bool lazy = false;  // there was a lazy one since the last look
+  };
+  Left look(std::vector<std::shared_ptr<Lane>>& lanes);
   void finish(const OperationPtr& operation);
   void list(const std::shared_ptr<Lane>& lane);
   void wake_engine();
+  void wake_waiters();
 
   std::shared_ptr<Segment> segment_;
   int rank_;

@@ -2,6 +2,8 @@
 
 #include <ATen/core/jit_type.h>
 
+#include <utility>
+
 #include "echelon/comm/local/failure.h"
 
 namespace echelon::local {
@@ -13,7 +15,33 @@ LocalWork::LocalWork(
       future_(c10::make_intrusive<c10::ivalue::Future>(
           c10::ListType::create(c10::TensorType::get()))) {}
 
+c10::intrusive_ptr<c10::ivalue::Future> LocalWork::getFuture() {
+  for (const auto& operation : operations_) {
+    operation->hurry();
+  }
+  return future_;
+}
+
+void LocalWork::on_end(std::function<void(std::exception_ptr)> call) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!ended_) {
+      calls_.push_back(std::move(call));
+      return;
+    }
+  }
+  call(error_);
+}
+
 void LocalWork::finish(std::exception_ptr error) {
+  {
+    std::lock_guard lock(mutex_);
+    ended_ = true;
+    error_ = error;
+  }
+  for (const auto& call : std::exchange(calls_, {})) {
+    call(error);
+  }
   if (error != nullptr) {
     future_->setError(error);
   } else {
@@ -23,7 +51,7 @@ void LocalWork::finish(std::exception_ptr error) {
 
 bool LocalWork::isCompleted() {
   for (const auto& operation : operations_) {
-    if (!operation->done()) {
+    if (!operation->test()) {
       return false;
     }
   }

@@ -3,6 +3,8 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <functional>
+#include <mutex>
 #include <vector>
 
 #include "echelon/comm/local/engine.h"
@@ -21,9 +23,8 @@ class LocalWork : public c10d::Work {
   std::vector<at::Tensor> result() override { return results_; }
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return future_;
-  }
+  /// Who asks for it waits without wait(): the operations hurry from now on.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override;
 
   /// Before anyone else has the work.
@@ -33,9 +34,16 @@ class LocalWork : public c10d::Work {
   const std::vector<OperationPtr>& operations() const { return operations_; }
   /// The operation's last act.
   void finish(std::exception_ptr error);
+  /// Calls with the error, or null, once it has ended; at once if it has. The same as
+  /// a callback of the future, for who does not wait for it.
+  void on_end(std::function<void(std::exception_ptr)> call);
 
  private:
   std::vector<OperationPtr> operations_;
+  std::mutex mutex_;
+  bool ended_ = false;
+  std::exception_ptr error_;
+  std::vector<std::function<void(std::exception_ptr)>> calls_;  // until it has ended
   std::vector<at::Tensor> results_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -10,7 +10,9 @@
 #include <numeric>
 #include <thread>
 
+#include "echelon/comm/local/attachment.h"
 #include "echelon/comm/local/communicator.h"
+#include "echelon/comm/local/doorbell.h"
 #include "echelon/comm/local/failure.h"
 #include "echelon/comm/local/host.h"
 
@@ -389,6 +391,216 @@ TEST(CoreWaiting, CostsLittleTime) {
       static_cast<double>(after.tv_sec - before.tv_sec) +
       static_cast<double>(after.tv_nsec - before.tv_nsec) * 1e-9;
   EXPECT_LT(used, 0.3);
+}
+
+// As a rank that computes meanwhile: for 50 us.
+void compute() {
+  const auto end = std::chrono::steady_clock::now() + 50us;
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
+
+// The progress thread of this rank.
+Doorbell& bell_of(const std::shared_ptr<Host>& host) {
+  auto& segment = static_cast<Attachment*>(host.get())->segment();
+  return segment.rank(host->rank()).engine;
+}
+
+// How often rank 0's progress thread is woken while `exchange` is called 400 times.
+uint32_t rings_of(
+    const std::function<void(Communicator&, int rank, int count)>& exchange) {
+  uint32_t rings = 0;
+  run(2, [&](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    for (int count = 0; count < 410; ++count) {
+      if (host->rank() == 0 && count == 10) rings = bell_of(host).rings.load();
+      exchange(*group, host->rank(), count);
+    }
+    if (host->rank() == 0) rings = bell_of(host).rings.load() - rings;
+  });
+  return rings;
+}
+
+// Posted before they come, as in a pipeline: the rank that computes meanwhile is not
+// disturbed.
+TEST(CoreWaiting, SmallReceivesWakeNoOtherThread) {
+  const uint32_t rings = rings_of([](Communicator& group, int rank, int count) {
+    float x = 0, y = static_cast<float>(count);
+    if (rank == 0) {
+      auto coming = group.receive(&x, floats(1), 1, 1, {});
+      wait(group.send(&y, floats(1), 1, 2, {}));
+      compute();
+      wait(coming);
+      require(x == y, "message");
+    } else {
+      wait(group.receive(&x, floats(1), 0, 2, {}));
+      wait(group.send(&x, floats(1), 0, 1, {}));
+    }
+  });
+  EXPECT_LT(rings, 100u);
+}
+
+TEST(CoreWaiting, SmallCollectivesWakeNoOtherThread) {
+  const uint32_t rings = rings_of([](Communicator& group, int rank, int) {
+    float x = 1;
+    for (int k = 0; k < 2 * rank; ++k) compute();  // comes late
+    auto sum = group.all_reduce(&x, floats(1), Reduction::sum, {});
+    if (rank == 0) compute();
+    wait(sum);
+    require(x == 2, "sum");
+  });
+  EXPECT_LT(rings, 100u);
+}
+
+const auto kPatience = 60s;  // else something is stuck
+
+void wait_until(const std::function<bool()>& holds, const std::string& what) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!holds()) {
+    require(std::chrono::steady_clock::now() < end, what);
+    std::this_thread::yield();
+  }
+}
+
+// One can wait for its caller; the second of two begins when the first is done, and
+// others wait for that.
+TEST(CoreWaiting, CollectivesBehindOthersAreNotLeftToTheirCaller) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    auto other = group_of(host, "other");
+    float x = 1, y = 2;
+    std::vector<OperationPtr> sums;
+    const auto issue = [&](float& value) {
+      sums.push_back(group->all_reduce(&value, floats(1), Reduction::sum, {}));
+    };
+    const auto goes_to = [&](uint32_t state) {
+      auto& bell = bell_of(host);
+      wait_until([&] { return bell.sleepers == state; }, std::to_string(state));
+    };
+    if (host->rank() == 0) {
+      issue(x);
+      goes_to(Doorbell::dozing);
+      issue(y);
+      goes_to(Doorbell::expecting);
+    }
+    wait(other->barrier({}));
+    if (host->rank() == 1) {
+      issue(x);
+      issue(y);
+    }
+    for (const auto& sum : sums) wait(sum);
+    require(x == 2 && y == 4, "sum");
+    wait(group->barrier({}));
+  });
+}
+
+// For who waits through a future. The thread may be awake just then.
+TEST(CoreWaiting, OperationsThatHurryWakeIt) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    std::vector<float> in(20), out(20, 1.0f);
+    if (host->rank() == 0) {
+      auto& bell = bell_of(host);
+      std::vector<OperationPtr> receives;
+      int woken = 0;
+      for (float& x : in) {
+        receives.push_back(group->receive(&x, floats(1), 1, 5, {}));
+        wait_until([&] { return bell.sleepers != Doorbell::awake; }, "never sleeps");
+        const uint32_t before = bell.rings.load();
+        receives.back()->hurry();
+        woken += bell.rings.load() > before;
+      }
+      require(woken >= 10, "woken " + std::to_string(woken) + " times of 20");
+      wait(group->barrier({}));
+      for (const auto& receive : receives) {
+        wait_until([&] { return receive->done(); }, "never received");
+        receive->hurry();
+      }
+    } else {
+      wait(group->barrier({}));
+      for (float& x : out) wait(group->send(&x, floats(1), 0, 5, {}));
+    }
+    wait(group->barrier({}));
+  });
+}
+
+// Also after the progress thread has gone to sleep for good.
+TEST(CoreWaiting, SmallReceivesEndWithoutAWait) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    for (int round = 0; round < 3; ++round) {
+      std::vector<float> in(20), out(20, 1.0f);
+      std::vector<OperationPtr> receives;
+      if (host->rank() == 0) {
+        for (float& x : in) receives.push_back(group->receive(&x, floats(1), 1, 3, {}));
+      }
+      wait(group->barrier({}));
+      if (host->rank() == 1) {
+        for (float& x : out) wait(group->send(&x, floats(1), 0, 3, {}));
+      }
+      for (size_t k = 0; k < receives.size(); ++k) {
+        auto& receive = receives[k];
+        wait_until(
+            [&] { return round == 1 ? receive->test() : receive->done(); },
+            "never received");
+        require(in[k] == 1, "message");
+      }
+      wait(group->barrier({}));
+      if (round == 1) std::this_thread::sleep_for(kDozes * kDoze + 100ms);
+    }
+  });
+}
+
+// More than fit between the two: who sends them waits for one that computes. The
+// progress thread may look just then by itself.
+TEST(CoreWaiting, SendersOfManySmallMessagesAreHeard) {
+  int heard = 0;
+  run(2, [&](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    for (int round = 0; round < 20; ++round) {
+      std::vector<float> in(6), out(in.size(), 2.0f);
+      std::vector<OperationPtr> receives;
+      uint32_t before = 0;
+      if (host->rank() == 0) {
+        auto& bell = bell_of(host);
+        for (float& x : in) {
+          receives.push_back(group->receive(&x, floats(1), 1, 4, {}));
+        }
+        wait_until([&] { return bell.sleepers == Doorbell::dozing; }, "never dozes");
+        before = bell.rings.load();
+      }
+      wait(group->barrier({}));
+      if (host->rank() == 1) {
+        for (float& x : out) wait(group->send(&x, floats(1), 0, 4, {}));
+      }
+      wait(group->barrier({}));
+      for (const auto& receive : receives) wait(receive);
+      if (host->rank() == 0) {
+        heard += bell_of(host).rings.load() > before;
+        require(in.back() == 2, "message");
+      }
+    }
+  });
+  EXPECT_GE(heard, 5);
+}
+
+TEST(CoreWaiting, ASmallReceiveTimesOutWithoutAWait) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "pp", 300ms);
+    auto other = group_of(host, "other");
+    float x = 0;
+    if (host->rank() == 0) {
+      auto receive = group->receive(&x, floats(1), 1, 9, {});
+      wait_until([&] { return receive->done(); }, "no timeout");
+      try {
+        wait(receive);
+        require(false, "no error");
+      } catch (const Timeout& error) {
+        require(error.missing() == std::vector<int>{1}, error.what());
+      }
+    }
+    wait(other->barrier({}));
+  });
 }
 
 TEST(CoreStatus, TornLinesAreNotSeen) {

@@ -185,6 +185,30 @@ TEST(ThreadsGroup, AbortAndShutdownEndWhatIsPending) {
   });
 }
 
+TEST(ThreadsGroup, WhatHasArrivedIsNotAbortedByShutdown) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = make_backend(host, {0, 1}, "g", 60s);
+    auto other = world(host);
+    Tensors t = {at::full({4}, static_cast<float>(host->rank()))};
+    c10::intrusive_ptr<c10d::Work> received;
+    if (host->rank() == 0) {
+      received = group->recv(t, 1, 3);
+    }
+    other->barrier()->wait();
+    if (host->rank() == 1) {
+      group->send(t, 0, 3)->wait();
+    }
+    other->barrier()->wait();
+    group->shutdown();
+    require(group->getError() == c10d::ErrorType::SUCCESS, "getError");
+    if (host->rank() == 0) {
+      require(received->isCompleted() && received->isSuccess(), "received");
+      require(t[0][3].item<float>() == 1, "message");
+    }
+    other->barrier()->wait();
+  });
+}
+
 TEST(ThreadsGroup, AWaitWithALimitLeavesTheOperation) {
   run(2, [](std::shared_ptr<Host> host) {
     auto group = world(host);
