@@ -71,8 +71,8 @@ std::string to_text(const EvaluationMetrics& metrics);
 /// step slows steps of less than a millisecond: lines that come sooner are kept until
 /// the first call after that. Who reads the file of a job that stands still may miss
 /// 50 ms of steps before; a process that is killed loses them, one that ends by an
-/// error that is caught none. A file that ends in half a line (its writer was killed, or the disk was
-/// full) is cut back to its last whole line first.
+/// error that is caught none. A file that ends in half a line (its writer was killed,
+/// or the disk was full) is cut back to its last whole line first.
 ///
 /// What writes throws Error with the path, the system's reason and the number of lines
 /// that the file keeps.

@@ -5,15 +5,12 @@
 #include <utility>
 
 #include "echelon/models/layer_list.h"
-#include "echelon/train/bench_passes.h"
 #include "echelon/train/step_sums.h"
 
 namespace echelon {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr double kLongerElsewhere = 1.25;  // than a pass there takes
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -49,25 +46,6 @@ LayerList layers_of(
 }
 
 }  // namespace
-
-Elsewhere::Elsewhere(BenchMeter& meter, const std::vector<int64_t>& samples) {
-  for (const int64_t count : samples) {
-    Place place;
-    if (count > 0) {
-      place.pass = convolutions_pass(count);
-      place.seconds = kLongerElsewhere * meter.seconds_of(place.pass);
-    }
-    places_.push_back(std::move(place));
-  }
-}
-
-void Elsewhere::spend() const {
-  const auto begin = Clock::now();
-  const Place& place = places_[chosen_];
-  if (place.pass) place.pass();
-  while (seconds_since(begin) < place.seconds) {
-  }
-}
 
 Job job_of(const SmallSetting& setting) {
   Job job;

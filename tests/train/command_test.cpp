@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -348,6 +349,25 @@ TEST_F(FullDisk, WithoutRoomForTheConfigurationStartsNothing) {
   EXPECT_THAT(job.err_lines().back(),
               AllOf(HasSubstr(disk_ + "/run/config.toml"),
                     HasSubstr("No space left on device")));
+}
+
+TEST_F(FullDisk, EndsASimulationWhoseMetricsCannotBeKept) {
+  Command job(on_disk(
+      "4k", {kEchelon, "simulate", "gpt2", "--cluster", "h100-sxm:1x8", "--dp", "8",
+             "--batch", "8", "--steps", "100", "--run", disk_ + "/run"}));
+  EXPECT_EQ(job.wait(), 1);
+  EXPECT_THAT(
+      job.err_lines().back(),
+      AllOf(HasSubstr("metrics.jsonl"), HasSubstr("No space left on device")));
+}
+
+// The last steps took less than the 50 ms in which lines are kept back.
+TEST(TrainMetrics, AreWrittenBeforeAnErrorThatNobodyCatches) {
+  const TempFolder folder;
+  Command job({ECHELON_BIN_DIR "/../tests/uncaught_train", folder.path()});
+  EXPECT_EQ(job.wait(), 128 + SIGABRT);
+  EXPECT_THAT(job.err(), HasSubstr("planted"));
+  EXPECT_EQ(read_metrics(folder.path() + "/metrics.jsonl").steps.size(), 5u);
 }
 
 // ---------------------------------------------------------- several hosts
