@@ -84,6 +84,7 @@ class Check {
       at_least("host_work: pass", work.pass_seconds, 0);
       at_least("host_work: action", work.action_seconds, 0);
       at_least("host_work: pipeline", work.pipeline_seconds, 0);
+      at_least("host_work: operator", work.operator_seconds, 0);
     }
     at_least("jitter", device.jitter_seconds, 0);
     double most = 0;

@@ -211,6 +211,7 @@ HostWork read_host_work(const Value& value, const std::string& where) {
   table.read("pass", work.pass_seconds, Unit::seconds);
   table.read("action", work.action_seconds, Unit::seconds);
   table.read("pipeline", work.pipeline_seconds, Unit::seconds);
+  table.read("operator", work.operator_seconds, Unit::seconds);
   table.finish();
   if (!whole) fail(table.place(), table.title() + " needs beside");
   return work;

@@ -95,6 +95,7 @@ std::string host_work_text(const Device& device) {
             ", pass = " + quantity(work.pass_seconds, Unit::seconds) +
             ", action = " + quantity(work.action_seconds, Unit::seconds) +
             ", pipeline = " + quantity(work.pipeline_seconds, Unit::seconds) +
+            ", operator = " + quantity(work.operator_seconds, Unit::seconds) +
             " },\n";
   }
   return text + "]\n";

@@ -90,6 +90,8 @@ struct HostWork {
   double action_seconds = 0;  // of a pipeline's action: its messages and bookkeeping
   double pipeline_seconds = 0;  // of a pipeline's step, beside that of any: its ranks
                                 // agree on shapes
+  double operator_seconds = 0;  // of each kind of operator, in a step's first
+                                // microbatch: its code is cold, too
   double computing_seconds = 0;  // of a rank between: its layers, for a microbatch
 
   bool operator==(const HostWork&) const = default;

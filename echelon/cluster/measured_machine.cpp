@@ -187,7 +187,8 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
   for (auto& work : device.host_work) {
     for (double* seconds :
          {&work.step_seconds, &work.layer_seconds, &work.pass_seconds,
-          &work.action_seconds, &work.pipeline_seconds, &work.computing_seconds}) {
+          &work.action_seconds, &work.pipeline_seconds, &work.operator_seconds,
+          &work.computing_seconds}) {
       *seconds = rounded(*seconds);
     }
   }
@@ -234,7 +235,8 @@ std::string to_text(const MachineMeasurement& measured) {
          {std::pair("step", host.step_seconds), std::pair("layer", host.layer_seconds),
           std::pair("microbatch", host.pass_seconds),
           std::pair("action", host.action_seconds),
-          std::pair("pipeline", host.pipeline_seconds)}) {
+          std::pair("pipeline", host.pipeline_seconds),
+          std::pair("operator", host.operator_seconds)}) {
       if (!(seconds > 0)) continue;
       text += formatted("  %-36s %9.2f us\n", seconds * 1e6, (where + what).c_str());
     }
@@ -304,7 +306,8 @@ std::string to_json(const MachineMeasurement& measured) {
          {"layer_seconds", work.layer_seconds},
          {"pass_seconds", work.pass_seconds},
          {"action_seconds", work.action_seconds},
-         {"pipeline_seconds", work.pipeline_seconds}});
+         {"pipeline_seconds", work.pipeline_seconds},
+         {"operator_seconds", work.operator_seconds}});
   }
   auto calls = nlohmann::ordered_json::array();
   for (const auto& call : measured.calls) {

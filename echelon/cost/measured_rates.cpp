@@ -209,39 +209,6 @@ double measured_launch_seconds(const Device& device, const Launch& launch) {
   return seconds(*below) + part * (seconds(*above) - seconds(*below));
 }
 
-HostWork host_work_beside(const Device& device, double computing_seconds) {
-  const HostWork* below = nullptr;
-  const HostWork* above = nullptr;
-  for (const HostWork& work : device.host_work) {
-    if (work.computing_seconds <= computing_seconds) {
-      if (!below || work.computing_seconds > below->computing_seconds) below = &work;
-    } else if (!above || work.computing_seconds < above->computing_seconds) {
-      above = &work;
-    }
-  }
-  if (!below && !above) return {};
-  if (!above) return *below;
-  if (!below) return *above;
-  const double part = (computing_seconds - below->computing_seconds) /
-      (above->computing_seconds - below->computing_seconds);
-  const auto between = [&](double HostWork::*seconds) {
-    return below->*seconds + part * (above->*seconds - below->*seconds);
-  };
-  return {
-      .step_seconds = between(&HostWork::step_seconds),
-      .layer_seconds = between(&HostWork::layer_seconds),
-      .pass_seconds = between(&HostWork::pass_seconds),
-      .action_seconds = between(&HostWork::action_seconds),
-      .pipeline_seconds = between(&HostWork::pipeline_seconds),
-      .computing_seconds = computing_seconds};
-}
-
-double action_host_seconds(
-    const Strategy& strategy, const Stack& stack, const Device& device) {
-  if (strategy.layout.pp == 1) return 0;
-  return host_work_beside(device, stack.computing_seconds).action_seconds;
-}
-
 Stack stack_on(const Stack& stack, const Device& device) {
   Stack here = stack;
   if (!device.processor) return here;

@@ -47,15 +47,6 @@ struct Launch {
 /// `launch_rates`.
 double measured_launch_seconds(const Device& device, const Launch& launch);
 
-/// What the trainer does beside layers of which a rank computes so long for a
-/// microbatch: linear between what was measured, all 0 where nothing was.
-HostWork host_work_beside(const Device& device, double computing_seconds);
-
-/// Of that, for an action of the pipeline that computes forwards or gradients of
-/// inputs; 0 without a pipeline.
-double action_host_seconds(
-    const Strategy& strategy, const Stack& stack, const Device& device);
-
 /// What a software hides behind computing on other devices takes a processor's own
 /// time.
 Stack stack_on(const Stack& stack, const Device& device);

@@ -49,6 +49,11 @@ struct Operation {
   double hideable = 0;
 };
 
+/// It is launched, and computes nothing.
+inline bool is_view(const Operation& operation) {
+  return operation.kind == OperationKind::memory && operation.bytes == 0;
+}
+
 /// A list that copies share until one of them changes: a search copies layers into
 /// stages many thousand times and changes none.
 class Operations {

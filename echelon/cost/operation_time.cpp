@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "echelon/cost/host_seconds.h"
 #include "echelon/cost/measured_rates.h"
 
 namespace echelon {
@@ -147,11 +148,9 @@ double launch_seconds(
     const double own = operation.times * static_cast<double>(operation.launches);
     launches += own;
     if (device.launch_rates.empty()) continue;
-    const bool view =
-        operation.kind == OperationKind::memory && operation.bytes == 0;
     measured += own * measured_launch_seconds(
                           device, {.backward = operation.backward,
-                                   .view = view,
+                                   .view = is_view(operation),
                                    .bytes_beside = operation.bytes_beside});
   }
   if (!device.launch_rates.empty()) return measured;
@@ -284,7 +283,7 @@ PassSeconds pass_seconds(
     const double seconds = operation_seconds(operation, strategy, cluster, rank);
     waits += operation.host_seconds;
     if (operation.ends_pass) {
-      waits += host_work_beside(device, stack.computing_seconds).pass_seconds;
+      waits += host_work_of(stack, device).pass_seconds;
     }
     switch (operation.kind) {
       case OperationKind::matrix:

@@ -3,6 +3,7 @@
 // sharded_stacks.cpp have them, each with where it comes from.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,8 +37,9 @@ struct Stack {
   double expert_host_seconds = 0;
   double layer_host_seconds = 0;  // beside, of one pass through one layer
   double step_host_seconds = 0;   // beside, of one step
-  double computing_seconds = 0;   // of a rank for a microbatch, where a processor's
-                                  // host work is measured beside that (pipeline_stack)
+  /// What a rank computes of a microbatch, beside which a processor's host work was
+  /// measured (StageTimes::computing_seconds); none: its host work is left out.
+  std::optional<double> computing_seconds;
   // time: gradients and parameters
   bool overlaps_gradients = true;   // with backward
   bool overlaps_parameters = true;  // gathers with forward

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
+#include "echelon/cost/host_seconds.h"
 #include "echelon/cost/layer_work.h"
 #include "echelon/cost/measured_rates.h"
 #include "echelon/cost/parameter_times.h"
@@ -83,14 +85,8 @@ StageTimes::After after_of(
   after.parameters_exposed = sums.parameters.exposed;
   after.optimizer = optimizer_seconds(
       context, own_elements(context, layers, rank), rank);
-  const HostWork host = host_work_beside(
-      context.cluster.node_of(rank).device, context.stack.computing_seconds);
-  after.other = context.stack.step_host_seconds + host.step_seconds;
-  if (context.strategy.layout.pp > 1) after.other += host.pipeline_seconds;
-  for (const LayerWork* layer : layers) {
-    if (layer->parameters == 0) continue;
-    after.other += static_cast<double>(layer->repeat) * host.layer_seconds;
-  }
+  after.other = step_host_seconds(
+      context.strategy, context.stack, context.cluster.node_of(rank).device, layers);
   return after;
 }
 
@@ -180,11 +176,15 @@ void add_after(
   }
 }
 
-/// What a rank of the pipeline computes of a microbatch, on average.
-double computing_seconds(const StageContext& context) {
-  const StageWork work = stage_work(
-      layer_work(context.model, context.strategy, context.stack), context.strategy,
-      context.stack);
+/// What a rank of the pipeline computes of a microbatch, on average; none where no host
+/// work was measured beside it.
+std::optional<double> computing_seconds(
+    const StageContext& context, const StageWork& work) {
+  const auto& groups = context.cluster.groups;
+  const bool measured = std::any_of(
+      groups.begin(), groups.end(),
+      [](const auto& group) { return !group.node.device.host_work.empty(); });
+  if (!measured) return std::nullopt;
   StageTimes times;
   times.rank_of_stage = rank_of_stages(context.strategy);
   PassTimes passes(context);
@@ -199,33 +199,18 @@ double computing_seconds(const StageContext& context) {
 
 }  // namespace
 
-Stack pipeline_stack(
+StageTimes stage_times(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank) {
   Stack stack = stack_on(
       find_stack(strategy.stack), cluster.node_of(first_rank).device);
-  const bool measured = std::any_of(
-      cluster.groups.begin(), cluster.groups.end(),
-      [](const auto& group) { return !group.node.device.host_work.empty(); });
-  if (!measured) return stack;
-  // Without host work, which is not computing.
-  Cluster layers_alone = cluster;
-  for (auto& group : layers_alone.groups) group.node.device.host_work.clear();
-  stack.computing_seconds = computing_seconds(
-      {model, strategy, layers_alone, stack, first_rank,
-       strategy.layout.stride(Axis::pp)});
-  return stack;
-}
-
-StageTimes stage_times(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
-    int64_t first_rank) {
-  const Stack stack = pipeline_stack(model, strategy, cluster, first_rank);
   const StageContext context{
       model, strategy, cluster, stack, first_rank, strategy.layout.stride(Axis::pp)};
   const StageWork work =
       stage_work(layer_work(model, strategy, stack), strategy, stack);
+  stack.computing_seconds = computing_seconds(context, work);
   StageTimes times;
+  times.computing_seconds = stack.computing_seconds;
   times.rank_of_stage = rank_of_stages(strategy);
   PassTimes passes(context);
   add_passes(context, passes, work, times);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,9 @@ struct StageTimes {
     }
   };
   std::vector<After> after;
+  /// What a rank of the pipeline computes of a microbatch, on average; none where no
+  /// host work was measured beside it.
+  std::optional<double> computing_seconds;
 };
 
 struct StepEstimate {
@@ -60,12 +64,6 @@ struct StepEstimate {
   MemoryEstimate memory;
   bool fits = true;
 };
-
-/// The strategy's software on the devices of a pipeline; with what its ranks compute of
-/// a microbatch, on average, where host work was measured.
-Stack pipeline_stack(
-    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
-    int64_t first_rank = 0);
 
 /// Throws ConfigError when the strategy is none for this model or cluster
 /// (check_strategy).

@@ -251,8 +251,9 @@ class JobBuilder {
     const int64_t first_rank = grid().moved(rank, Axis::pp, 0);
     const StageTimes times =
         stage_times(model_, mine.strategy, cluster_, first_rank);
-    const Stack stack =
-        pipeline_stack(model_, mine.strategy, cluster_, first_rank);
+    Stack stack = stack_on(
+        find_stack(mine.strategy.stack), cluster_.node_of(first_rank).device);
+    stack.computing_seconds = times.computing_seconds;
     StageProgramInput input{
         .strategy = mine.strategy,
         .cluster = cluster_,

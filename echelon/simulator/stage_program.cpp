@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "echelon/cost/measured_rates.h"
+#include "echelon/cost/host_seconds.h"
 #include "echelon/simulator/layer_pass.h"
 #include "echelon/simulator/rank_traffic.h"
 

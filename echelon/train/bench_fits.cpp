@@ -15,6 +15,10 @@ double usual(std::vector<double> differences) {
                              : std::max(0.0, median(std::move(differences)));
 }
 
+double slower_pass(const SmallSeconds& seconds, int64_t stages) {
+  return seconds.pass - as_double(stages) * seconds.elsewhere - seconds.plain_pass;
+}
+
 }  // namespace
 
 double median(std::vector<double> values) {
@@ -59,10 +63,17 @@ double longer_than_predicted(
     const SmallSeconds& seconds, int64_t stages, int64_t microbatches,
     double predicted) {
   const double times = as_double(microbatches + stages - 1);
-  const double slower =
-      seconds.pass - as_double(stages) * seconds.elsewhere - seconds.plain_pass;
-  return seconds.step - times * (seconds.elsewhere + slower / as_double(stages)) -
-      predicted;
+  const double slower = slower_pass(seconds, stages) / as_double(stages);
+  return seconds.step - times * (seconds.elsewhere + slower) - predicted;
+}
+
+double fit_operator(
+    const std::vector<SmallSeconds>& rounds, int64_t stages, double kinds) {
+  std::vector<double> slower;
+  for (const SmallSeconds& round : rounds) {
+    slower.push_back(slower_pass(round, stages) / kinds);
+  }
+  return usual(std::move(slower));
 }
 
 HostWork fit_host_work(

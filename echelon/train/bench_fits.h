@@ -73,6 +73,11 @@ double longer_than_predicted(
     const SmallSeconds& seconds, int64_t stages, int64_t microbatches,
     double predicted);
 
+/// What each of `kinds` operators takes longer behind time spent elsewhere, by passes
+/// through all layers by themselves, one for each round. At least 0.
+double fit_operator(
+    const std::vector<SmallSeconds>& rounds, int64_t stages, double kinds);
+
 /// What the trainer does in any step: of the step, of each layer with parameters, of
 /// each microbatch. `beside`: seconds by which a step of the three data-parallel networks
 /// is longer than what its operators and collectives take, by round, in the order above.

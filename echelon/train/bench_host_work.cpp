@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "echelon/cluster/local_machine.h"
+#include "echelon/cost/host_seconds.h"
+#include "echelon/cost/layer_work.h"
 #include "echelon/explain/counted_layers.h"
 #include "echelon/explain/predict_run.h"
 #include "echelon/train/bench_fits.h"
@@ -82,20 +84,40 @@ class SmallNetworks {
     for (size_t i = first; i < first + count; ++i) {
       const SmallSetting& setting = settings_[i];
       const double predicted = predicted_step(setting, measured);
-      for (size_t round = 0; round < rounds_.size(); ++round) {
-        const auto& seconds = rounds_[round];
+      const auto seconds = seconds_of(place, i);
+      for (size_t round = 0; round < seconds.size(); ++round) {
         longer[round].push_back(longer_than_predicted(
-            {.elsewhere = elsewhere_.seconds(place),
-             .step = seconds[at(place, i)],
-             .pass = seconds[at(place, i) + 1],
-             .plain_pass = seconds[at(0, i) + 1]},
-            setting.stages(), setting.microbatches, predicted));
+            seconds[round], setting.stages(), setting.microbatches, predicted));
       }
     }
     return longer;
   }
 
+  // What a kind of operator of the first one takes longer behind that place.
+  double operator_seconds(size_t place) const {
+    const SmallSetting& setting = settings_.front();
+    const Configured of = counted(setting);
+    const auto work = layer_work(of.model, of.strategy, find_stack(of.strategy.stack));
+    Layers layers;
+    for (const LayerWork& layer : work) layers.push_back(&layer);
+    return fit_operator(
+        seconds_of(place, 0), setting.stages(), operator_kinds(layers));
+  }
+
  private:
+  // By round.
+  std::vector<SmallSeconds> seconds_of(size_t place, size_t training) const {
+    std::vector<SmallSeconds> list;
+    for (const auto& seconds : rounds_) {
+      list.push_back(
+          {.elsewhere = elsewhere_.seconds(place),
+           .step = seconds[at(place, training)],
+           .pass = seconds[at(place, training) + 1],
+           .plain_pass = seconds[at(0, training) + 1]});
+    }
+    return list;
+  }
+
   size_t at(size_t place, size_t training) const {
     return 2 * (place * trainings_.size() + training);
   }
@@ -136,6 +158,7 @@ std::vector<HostWork> bench_host_work(
       work = with_pipeline_work(
           work, small, networks.beside(measured, place, kData, 2));
     }
+    work.operator_seconds = networks.operator_seconds(place);
     work.computing_seconds = networks.computing_seconds(place);
     works.push_back(work);
   }

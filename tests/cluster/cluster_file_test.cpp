@@ -35,7 +35,7 @@ launch_rates = [
 ]
 jitter = "36 us"
 host_work = [
-  { beside = "60 us", step = "80 us", layer = "3 us", pass = "7 us", action = "15 us", pipeline = "90 us" },
+  { beside = "60 us", step = "80 us", layer = "3 us", pass = "7 us", action = "15 us", pipeline = "90 us", operator = "2 us" },
   { beside = "0.5 ms", step = "90 us" },
 ]
 matrix_rates = [
@@ -94,7 +94,7 @@ TEST(ClusterFile, ReadsEveryKey) {
   EXPECT_EQ(
       ours.device.host_work,
       (std::vector<HostWork>{
-          {80e-6, 3e-6, 7e-6, 15e-6, 90e-6, 60e-6},
+          {80e-6, 3e-6, 7e-6, 15e-6, 90e-6, 2e-6, 60e-6},
           {.step_seconds = 90e-6, .computing_seconds = 500e-6}}));
   EXPECT_EQ(ours.device.jitter_seconds, 36e-6);
   EXPECT_EQ(ours.host_memory_bytes_per_second, 40e9);

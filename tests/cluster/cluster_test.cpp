@@ -114,7 +114,7 @@ TEST(Cluster, NothingThatTheHostDoesTakesLessThanNoTime) {
   for (double HostWork::*part :
        {&HostWork::step_seconds, &HostWork::layer_seconds, &HostWork::pass_seconds,
         &HostWork::action_seconds, &HostWork::pipeline_seconds,
-        &HostWork::computing_seconds}) {
+        &HostWork::operator_seconds, &HostWork::computing_seconds}) {
     EXPECT_THAT(
         error_with([&](Device& device) {
           device.host_work = {{}, {}};

@@ -38,7 +38,8 @@ MachineMeasurement measurement(int64_t ranks) {
   made.launch_seconds = 1.5e-6;
   made.launch_rates = {{0, 1.5e-6, 2.50004e-6, 0.50004e-6, 0.60004e-6}};
   made.host_work = {
-      {80e-6, 3e-6, 7e-6, 15.00004e-6, 90.00004e-6, 60.00004e-6},
+      {80e-6, 3e-6, 7e-6, 15.00004e-6, 90.00004e-6, 2.00004e-6,
+       60.00004e-6},
       {.step_seconds = 90e-6, .computing_seconds = 500e-6}};
   if (ranks == 1) return made;
   made.jitter_seconds = 36.00004e-6;
@@ -82,7 +83,7 @@ TEST(MeasuredMachine, AProcessorsSharesHaveTheMeasuredFigures) {
   EXPECT_EQ(
       node.device.host_work,
       (std::vector<HostWork>{
-          {80e-6, 3e-6, 7e-6, 15e-6, 90e-6, 60e-6},
+          {80e-6, 3e-6, 7e-6, 15e-6, 90e-6, 2e-6, 60e-6},
           {.step_seconds = 90e-6, .computing_seconds = 500e-6}}));
   EXPECT_EQ(node.device.jitter_seconds, 36e-6);
   EXPECT_EQ(node.device.matrix_rates.size(), 4u);

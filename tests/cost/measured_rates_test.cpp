@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "echelon/cluster/cluster_file.h"
+#include "echelon/cost/host_seconds.h"
 #include "echelon/cost/operation_time.h"
 #include "echelon/cost/step_estimate.h"
 #include "echelon/simulator/simulate.h"
@@ -325,11 +326,11 @@ TEST(MeasuredRates, TheHostsWorkOfStepsLayersAndActionsIsAdded) {
 TEST(MeasuredRates, HostWorkIsLinearBetweenWhatWasMeasured) {
   Device device;
   EXPECT_EQ(host_work_beside(device, 1), HostWork{});
-  const HostWork near{1, 2, 3, 4, 5, 10}, far{11, 2, 5, 8, 25, 20};
+  const HostWork near{1, 2, 3, 4, 5, 6, 10}, far{11, 2, 5, 8, 25, 10, 20};
   device.host_work = {far, near};
   EXPECT_EQ(host_work_beside(device, 0), near);
   EXPECT_EQ(host_work_beside(device, 10), near);
-  EXPECT_EQ(host_work_beside(device, 15), (HostWork{6, 2, 4, 6, 15, 15}));
+  EXPECT_EQ(host_work_beside(device, 15), (HostWork{6, 2, 4, 6, 15, 8, 15}));
   EXPECT_EQ(host_work_beside(device, 20), far);
   EXPECT_EQ(host_work_beside(device, 1000), far);
 }
@@ -358,12 +359,64 @@ TEST(MeasuredRates, HostWorkIsBesideWhatARankComputesOfAMicrobatch) {
   EXPECT_NEAR(step(one) - before, 0.5e-3, 1e-9);
   EXPECT_NEAR(step(large) - large_before, 1e-3, 1e-9);
   EXPECT_NEAR(step(pipeline) - pipeline_before, 0.25e-3, 1e-9);
-  // Of ranks with batches of their own, each what it computes itself.
+  // Of ranks with batches of their own each what it computes itself: the one that
+  // computes little has most here.
   Strategy uneven = strategy(2, 128);
   uneven.rank_microbatch = {32, 96};
   uneven.microbatch_size = 96;
-  work[1].pass_seconds = 10e-3;
-  step(uneven);
+  work = {
+      {.pass_seconds = 10e-3, .computing_seconds = 0},
+      {.computing_seconds = 2 * pass}};
+  EXPECT_GT(step(uneven), 6e-3);
+}
+
+// Once in a step: a product and a gelu forwards, the product of a gradient for inputs
+// and for weights; a view is none.
+TEST(MeasuredRates, KindsOfOperatorsThatBeginAnewTakeLonger) {
+  const ModelShape model{.name = "two", .layers = {counted_layer(), counted_layer()}};
+  Cluster cluster = here();
+  const auto step = [&](const Strategy& strategy) {
+    const double estimated = estimate_time(model, strategy, cluster).step_seconds;
+    EXPECT_NEAR(
+        simulate(model, strategy, cluster).step.step_seconds, estimated,
+        estimated * 1e-3);
+    return estimated;
+  };
+  Strategy four = strategy(2, 512), pipeline = strategy(1, 512);
+  four.microbatch_size = 64;
+  pipeline.layout.pp = 2;
+  pipeline.microbatch_size = 64;
+  const double before = step(four), pipeline_before = step(pipeline);
+  cluster.groups.front().node.device.host_work = {{.operator_seconds = 1e-3}};
+  EXPECT_NEAR(step(four) - before, 3e-3, 1e-9);
+  EXPECT_NEAR(step(pipeline) - pipeline_before, 3e-3, 1e-9);
+}
+
+// Also where the first device of the cluster has none.
+TEST(MeasuredRates, EachDeviceHasItsOwnHostWork) {
+  const ModelShape model{.name = "two", .layers = {counted_layer(), counted_layer()}};
+  Cluster cluster = here();
+  cluster.groups.front().node.num_devices = 1;
+  cluster.groups.push_back(cluster.groups.front());
+  Strategy pipeline = strategy(1, 512);
+  pipeline.layout.pp = 2;
+  pipeline.microbatch_size = 64;
+  const auto steps = [&] {
+    std::vector<double> list;
+    for (const Strategy& one : {strategy(2, 128), pipeline}) {
+      list.push_back(estimate_time(model, one, cluster).step_seconds);
+      list.push_back(simulate(model, one, cluster).step.step_seconds);
+    }
+    return list;
+  };
+  const auto before = steps();
+  cluster.groups.back().node.device.host_work = {{.step_seconds = 1e-3}};
+  const auto after = steps();
+  EXPECT_NEAR(after[0] - before[0], 1e-3, 1e-9);
+  EXPECT_NEAR(after[1] - before[1], 1e-3, 1e-9);
+  // The first stage ends last, some time after the second.
+  EXPECT_NEAR(after[2] - before[2], 1e-3, 0.3e-3);
+  EXPECT_NEAR(after[3] - before[3], 1e-3, 0.3e-3);
 }
 
 TEST(MeasuredRates, GradientsAreNotHiddenBehindAProcessor) {

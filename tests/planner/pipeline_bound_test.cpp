@@ -70,6 +70,22 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"deepseek-v2-lite", "h100-sxm:1x8+h200:1x8", 32, "deepspeed"},
         Case{"resnet18", "a100-40gb:1x4+h100-sxm:1x4", 64, "echelon"}));
 
+// That goes by what a rank computes, which a bound on all cuts does not know.
+TEST(PipelineBound, CountsNoHostWork) {
+  SearchJob job = search_job("resnet18", "a100-40gb:1x4", 64);
+  const auto bounds = [&] {
+    std::vector<double> list;
+    for_each_strategy(job, [&](const PipelineBound& bound, const Strategy& variant) {
+      list.push_back(bound.of(variant));
+    });
+    return list;
+  };
+  const auto before = bounds();
+  EXPECT_FALSE(before.empty());
+  job.cluster.groups.front().node.device.host_work = {{.pass_seconds = 1}};
+  EXPECT_EQ(bounds(), before);
+}
+
 // With nothing but the pipeline in a step, little is left above the bound.
 TEST(PipelineBound, IsCloseToWhatAPipelineTakes) {
   const SearchJob job =

@@ -133,6 +133,18 @@ TEST(BenchFits, TimeElsewhereAndSlowerLayersAreNoHostWork) {
       40e-6, 1e-12);
 }
 
+// 6, 12 and 36 us more behind 50 us elsewhere in each of two stages.
+TEST(BenchFits, SlowerLayersAreSharedAmongTheirKindsOfOperators) {
+  std::vector<SmallSeconds> rounds;
+  for (const double slower : {6e-6, 36e-6, 12e-6}) {
+    rounds.push_back(
+        {.elsewhere = 50e-6, .pass = 160e-6 + slower, .plain_pass = 60e-6});
+  }
+  EXPECT_NEAR(fit_operator(rounds, 2, 6), 2e-6, 1e-12);
+  rounds.assign(3, {.pass = 59e-6, .plain_pass = 60e-6});
+  EXPECT_EQ(fit_operator(rounds, 1, 6), 0);
+}
+
 TEST(BenchFits, MedianOfTwoIsTheLower) {
   EXPECT_EQ(median({3}), 3);
   EXPECT_EQ(median({4, 2}), 2);

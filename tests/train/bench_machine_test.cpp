@@ -79,7 +79,7 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
   for (const HostWork& work : device.host_work) {
     EXPECT_GT(work.computing_seconds, 0);
     host += work.step_seconds + work.layer_seconds + work.pass_seconds +
-        work.action_seconds + work.pipeline_seconds;
+        work.action_seconds + work.pipeline_seconds + work.operator_seconds;
   }
   EXPECT_GT(host, 0);
 

@@ -80,6 +80,8 @@ TEST(BenchHostWork, IsWhatAStepTakesBesideItsOperators) {
     }
     EXPECT_GT(works[0].computing_seconds, 0);
     EXPECT_GT(works[0].action_seconds, 0);
+    // There is nothing between yet behind which they would be slower.
+    EXPECT_EQ(works[0].operator_seconds, 0);
   });
 }
 
