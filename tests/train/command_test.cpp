@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -353,8 +352,8 @@ TEST_F(FullDisk, WithoutRoomForTheConfigurationStartsNothing) {
 
 TEST_F(FullDisk, EndsASimulationWhoseMetricsCannotBeKept) {
   Command job(on_disk(
-      "4k", {kEchelon, "simulate", "gpt2", "--cluster", "h100-sxm:1x8", "--dp", "8",
-             "--batch", "8", "--steps", "100", "--run", disk_ + "/run"}));
+      "4k", {kEchelon, "simulate", "--model", "gpt2", "--cluster", "h100-sxm:1x8",
+             "--layout", "dp=8", "--batch", "8", "--steps", "100", "--run", disk_ + "/run"}));
   EXPECT_EQ(job.wait(), 1);
   EXPECT_THAT(
       job.err_lines().back(),
@@ -365,7 +364,7 @@ TEST_F(FullDisk, EndsASimulationWhoseMetricsCannotBeKept) {
 TEST(TrainMetrics, AreWrittenBeforeAnErrorThatNobodyCatches) {
   const TempFolder folder;
   Command job({ECHELON_BIN_DIR "/../tests/uncaught_train", folder.path()});
-  EXPECT_EQ(job.wait(), 128 + SIGABRT);
+  EXPECT_EQ(job.wait(), 1);
   EXPECT_THAT(job.err(), HasSubstr("planted"));
   EXPECT_EQ(read_metrics(folder.path() + "/metrics.jsonl").steps.size(), 5u);
 }
