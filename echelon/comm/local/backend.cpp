@@ -247,8 +247,9 @@ LocalBackend::WorkPtr LocalBackend::issue(
         error = std::current_exception();
       }
     }
+    work->end(error);
     pending->fetch_sub(1);
-    work->finish(error);
+    work->tell();
   };
   work->add(call(std::move(how)));
   if (coalescing_) {
@@ -306,7 +307,8 @@ LocalBackend::WorkPtr LocalBackend::endCoalescing() {
       }
     }
     if (progress->left.fetch_sub(1) == 1) {
-      all->finish(progress->error);
+      all->end(progress->error);
+      all->tell();
     }
   };
   auto works = std::move(coalesced_);

@@ -33,17 +33,18 @@ void LocalWork::on_end(std::function<void(std::exception_ptr)> call) {
   call(error_);
 }
 
-void LocalWork::finish(std::exception_ptr error) {
-  {
-    std::lock_guard lock(mutex_);
-    ended_ = true;
-    error_ = error;
-  }
+void LocalWork::end(std::exception_ptr error) {
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  error_ = error;
+}
+
+void LocalWork::tell() {
   for (const auto& call : std::exchange(calls_, {})) {
-    call(error);
+    call(error_);
   }
-  if (error != nullptr) {
-    future_->setError(error);
+  if (error_ != nullptr) {
+    future_->setError(error_);
   } else {
     future_->markCompleted(c10::IValue(results_));
   }
@@ -51,29 +52,20 @@ void LocalWork::finish(std::exception_ptr error) {
 
 bool LocalWork::isCompleted() {
   for (const auto& operation : operations_) {
-    if (!operation->test()) {
-      return false;
-    }
+    operation->test();
   }
-  return true;
+  std::lock_guard lock(mutex_);
+  return ended_;
 }
 
 std::exception_ptr LocalWork::exception() const {
-  for (const auto& operation : operations_) {
-    if (operation->done() && operation->error() != nullptr) {
-      return operation->error();
-    }
-  }
-  return nullptr;
+  std::lock_guard lock(mutex_);
+  return error_;
 }
 
 bool LocalWork::isSuccess() const {
-  for (const auto& operation : operations_) {
-    if (!operation->done() || operation->error() != nullptr) {
-      return false;
-    }
-  }
-  return true;
+  std::lock_guard lock(mutex_);
+  return ended_ && error_ == nullptr;
 }
 
 int LocalWork::sourceRank() const {

@@ -32,15 +32,17 @@ class LocalWork : public c10d::Work {
     operations_.push_back(std::move(operation));
   }
   const std::vector<OperationPtr>& operations() const { return operations_; }
-  /// The operation's last act.
-  void finish(std::exception_ptr error);
+  /// The operation's last acts: it is over, with its results in place or with an
+  /// error; then who waits for that without wait() is told.
+  void end(std::exception_ptr error);
+  void tell();
   /// Calls with the error, or null, once it has ended; at once if it has. The same as
   /// a callback of the future, for who does not wait for it.
   void on_end(std::function<void(std::exception_ptr)> call);
 
  private:
   std::vector<OperationPtr> operations_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   bool ended_ = false;
   std::exception_ptr error_;
   std::vector<std::function<void(std::exception_ptr)>> calls_;  // until it has ended

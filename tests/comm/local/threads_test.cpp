@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <functional>
+#include <future>
 #include <thread>
 
 #include "echelon/comm/local/local.h"
@@ -156,6 +157,26 @@ TEST(ThreadsGroup, AnErrorReachesTheFuture) {
   });
 }
 
+TEST(ThreadsGroup, AnErrorOfTheCopyIntoTheResultsReachesWhoWaits) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = world(host);
+    auto other = make_backend(host, {0, 1}, "other", 60s);
+    Tensors t = {at::ones({2}), at::ones({3})};
+    if (host->rank() == 0) {
+      auto work = group->allreduce_coalesced(t);
+      t[1].resize_({4});
+      other->barrier()->wait();
+      EXPECT_THROW(work->wait(), c10::Error);
+      require(work->isCompleted() && !work->isSuccess(), "success");
+      require(work->exception() != nullptr, "no exception");
+    } else {
+      other->barrier()->wait();
+      group->allreduce_coalesced(t)->wait();
+    }
+    group->barrier()->wait();
+  });
+}
+
 TEST(ThreadsGroup, AbortAndShutdownEndWhatIsPending) {
   run(2, [](std::shared_ptr<Host> host) {
     for (const bool abort : {true, false}) {
@@ -206,6 +227,34 @@ TEST(ThreadsGroup, WhatHasArrivedIsNotAbortedByShutdown) {
       require(t[0][3].item<float>() == 1, "message");
     }
     other->barrier()->wait();
+  });
+}
+
+TEST(ThreadsGroup, WhatEndsBeforeShutdownIsOverThoughItsCallbackStillRuns) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = make_backend(host, {0, 1}, "g", 60s);
+    auto other = world(host);
+    Tensors t = {at::full({4}, static_cast<float>(host->rank()))};
+    if (host->rank() == 1) {
+      other->barrier()->wait();
+      group->send(t, 0, 3)->wait();
+      other->barrier()->wait();
+      return;
+    }
+    auto received = group->recv(t, 1, 3);
+    std::promise<void> asked, told;
+    received->getFuture()->addCallback([&](auto&) {
+      asked.get_future().wait();
+      told.set_value();
+    });
+    other->barrier()->wait();
+    other->barrier()->wait();
+    group->shutdown();
+    const bool over = received->isCompleted() && received->isSuccess();
+    asked.set_value();
+    told.get_future().wait();
+    require(over, "received");
+    require(t[0][3].item<float>() == 1, "message");
   });
 }
 
