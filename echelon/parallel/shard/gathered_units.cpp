@@ -86,12 +86,16 @@ std::vector<size_t> GatheredUnits::ahead(bool last) const {
   return ahead;
 }
 
-bool GatheredUnits::read_by(const void* node, size_t unit) const {
-  return node != nullptr && node == reader_ && contains(read_, unit);
+bool GatheredUnits::is_reader(const Node& node) const {
+  return !reader_.owner_before(node) && !node.owner_before(reader_);
 }
 
-void GatheredUnits::use_by_node(size_t index, const void* node, bool last) {
-  if (reader_ != node) read_.clear();
+bool GatheredUnits::read_by(const Node& node, size_t unit) const {
+  return node != nullptr && is_reader(node) && contains(read_, unit);
+}
+
+void GatheredUnits::use_by_node(size_t index, const Node& node, bool last) {
+  if (!is_reader(node)) read_.clear();
   reader_ = node;
   for (const size_t unit : sets_[index]) {
     if (!contains(read_, unit)) read_.push_back(unit);
@@ -99,7 +103,7 @@ void GatheredUnits::use_by_node(size_t index, const void* node, bool last) {
   use(index, node, last);
 }
 
-void GatheredUnits::use(size_t index, const void* node, bool last) {
+void GatheredUnits::use(size_t index, const Node& node, bool last) {
   const Place place{index, node != nullptr};
   const auto& units = sets_[index];
   if (current_ == place && ready(units)) return;

@@ -41,6 +41,9 @@ using Units = std::vector<std::unique_ptr<Unit>>;
 /// Not thread-safe.
 class GatheredUnits {
  public:
+  /// Of autograd, whatever it is; null in forward.
+  using Node = std::shared_ptr<const void>;
+
   /// `keep`: until forget(); else a unit is freed when others are used.
   GatheredUnits(Units& units, const ShardOptions& options, bool keep)
       : units_(units), options_(options), keep_(keep) {}
@@ -56,10 +59,10 @@ class GatheredUnits {
   ///
   ///   node  of autograd, that backward computes; null in forward
   ///   last  the step's last backward: no forward follows
-  void use(size_t set, const void* node, bool last);
+  void use(size_t set, const Node& node, bool last);
   /// The same for `node` itself, which reads them: they stay until it has ended,
   /// whatever is used meanwhile (a layer that is computed again).
-  void use_by_node(size_t set, const void* node, bool last);
+  void use_by_node(size_t set, const Node& node, bool last);
   /// A unit with pins is not freed.
   void pin(const std::vector<size_t>& units);
   void unpin(const std::vector<size_t>& units);
@@ -83,7 +86,8 @@ class GatheredUnits {
   std::optional<Place> after(const Context& context) const;
   std::vector<size_t> ahead(bool last) const;
   bool ready(const std::vector<size_t>& units) const;
-  bool read_by(const void* node, size_t unit) const;
+  bool is_reader(const Node& node) const;
+  bool read_by(const Node& node, size_t unit) const;
 
   Units& units_;
   ShardOptions options_;
@@ -92,8 +96,9 @@ class GatheredUnits {
   std::map<std::vector<size_t>, size_t> found_;
   std::optional<Place> before_, current_;
   std::map<Context, Place> next_;
-  const void* reader_ = nullptr;  // a node
-  std::vector<size_t> read_;      // units, by it
+  std::weak_ptr<const void> reader_;  // a node; not its address, which others get
+                                      // after it, on one rank and not on another
+  std::vector<size_t> read_;          // units, by it
 };
 
 }  // namespace echelon::sharding

@@ -39,9 +39,9 @@ using Parameters = std::vector<std::pair<std::string, Tensor>>;
 }
 
 // The node that this thread's backward computes; null in forward.
-const void* current_node() {
+GatheredUnits::Node current_node() {
   if (torch::autograd::get_current_graph_task_id() == -1) return nullptr;
-  return torch::autograd::get_current_node().get();
+  return torch::autograd::get_current_node();
 }
 
 void refuse_create_graph(const std::string& unit) {
