@@ -50,6 +50,15 @@ host = { rate = "4 GB/s", latency = "1 us" }
 Cluster here() { return parse_cluster(kHere, "here.toml"); }
 Device device() { return here().groups.front().node.device; }
 
+// The formulas' and the simulator's, which are equal.
+double step_seconds(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+  const double estimated = estimate_time(model, strategy, cluster).step_seconds;
+  EXPECT_NEAR(
+      simulate(model, strategy, cluster).step.step_seconds, estimated, estimated * 1e-3);
+  return estimated;
+}
+
 double product(double m, double n, double k, double count = 1) {
   return measured_product_seconds(
              device(), ProductKind::product, Precision::fp32, m, n, k, count)
@@ -293,11 +302,7 @@ TEST(MeasuredRates, TheHostsWorkOfStepsLayersAndActionsIsAdded) {
   model.layers[1].parameters = 0;
   Cluster cluster = here();
   const auto seconds = [&](const Strategy& strategy) {
-    const double estimated = estimate_time(model, strategy, cluster).step_seconds;
-    EXPECT_NEAR(
-        simulate(model, strategy, cluster).step.step_seconds, estimated,
-        estimated * 1e-3);
-    return estimated;
+    return step_seconds(model, strategy, cluster);
   };
   Strategy pipeline = strategy(1, 512);
   pipeline.layout.pp = 2;
@@ -339,11 +344,7 @@ TEST(MeasuredRates, HostWorkIsBesideWhatARankComputesOfAMicrobatch) {
   const ModelShape model{.name = "two", .layers = {counted_layer(), counted_layer()}};
   Cluster cluster = here();
   const auto step = [&](const Strategy& strategy) {
-    const double estimated = estimate_time(model, strategy, cluster).step_seconds;
-    EXPECT_NEAR(
-        simulate(model, strategy, cluster).step.step_seconds, estimated,
-        estimated * 1e-3);
-    return estimated;
+    return step_seconds(model, strategy, cluster);
   };
   // Of a microbatch two layers, three times as many samples, and one layer of two.
   const double pass = 2 * (kForward + kBackward);
@@ -376,11 +377,7 @@ TEST(MeasuredRates, KindsOfOperatorsThatBeginAnewTakeLonger) {
   const ModelShape model{.name = "two", .layers = {counted_layer(), counted_layer()}};
   Cluster cluster = here();
   const auto step = [&](const Strategy& strategy) {
-    const double estimated = estimate_time(model, strategy, cluster).step_seconds;
-    EXPECT_NEAR(
-        simulate(model, strategy, cluster).step.step_seconds, estimated,
-        estimated * 1e-3);
-    return estimated;
+    return step_seconds(model, strategy, cluster);
   };
   Strategy four = strategy(2, 512), pipeline = strategy(1, 512);
   four.microbatch_size = 64;

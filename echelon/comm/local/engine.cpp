@@ -270,17 +270,17 @@ bool Engine::wait(
     if (step(*lane, idle >= kSpins, operation.get())) {
       idle = 0;
       idle_since = Operation::Clock::now();
-    } else if (idle_step(idle)) {
-    } else if (Operation::Clock::now() - idle_since < kYieldingOfCaller) {
-      idle = kSpins;
-    } else {
-      const uint32_t seen = bell.rings.load();
-      bell.sleepers.fetch_add(1);
-      if (!operation->done() && !actionable(*lane)) {
-        bell.sleep(seen, kNap);
+    } else if (!idle_step(idle)) {
+      const bool sleeps = Operation::Clock::now() - idle_since >= kYieldingOfCaller;
+      if (sleeps) {
+        const uint32_t seen = bell.rings.load();
+        bell.sleepers.fetch_add(1);
+        if (!operation->done() && !actionable(*lane)) {
+          bell.sleep(seen, kNap);
+        }
+        bell.sleepers.fetch_sub(1);
       }
-      bell.sleepers.fetch_sub(1);
-      idle = kSpins + kYields / 2;
+      idle = kSpins + (sleeps ? kYields / 2 : 0);
     }
     // On a crowded core a yield may take milliseconds.
     in_time = limit.count() <= 0 || Operation::Clock::now() - begin < limit;

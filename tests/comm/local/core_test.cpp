@@ -295,20 +295,29 @@ TEST(CoreFailure, DeadlineNamesWhoIsAbsent) {
   });
 }
 
+// Rank 0 receives what rank 1 never sends; `before` it waits.
+void expect_timeout_of_receive(
+    const std::shared_ptr<Host>& host,
+    const std::function<void(const OperationPtr&)>& before) {
+  auto group = group_of(host, "pp", 300ms);
+  auto other = group_of(host, "other");
+  float x = 0;
+  if (host->rank() == 0) {
+    auto receive = group->receive(&x, floats(1), 1, 9, {});
+    before(receive);
+    try {
+      wait(receive);
+      require(false, "no timeout");
+    } catch (const Timeout& error) {
+      require(error.missing() == std::vector<int>{1}, error.what());
+    }
+  }
+  wait(other->barrier({}));
+}
+
 TEST(CoreFailure, ReceiveTimesOut) {
   run(2, [](std::shared_ptr<Host> host) {
-    auto group = group_of(host, "pp", 300ms);
-    auto other = group_of(host, "other");
-    float x = 0;
-    if (host->rank() == 0) {
-      try {
-        wait(group->receive(&x, floats(1), 1, 9, {}));
-        require(false, "no timeout");
-      } catch (const Timeout& error) {
-        require(error.missing() == std::vector<int>{1}, error.what());
-      }
-    }
-    wait(other->barrier({}));
+    expect_timeout_of_receive(host, [](const OperationPtr&) {});
   });
 }
 
@@ -586,20 +595,9 @@ TEST(CoreWaiting, SendersOfManySmallMessagesAreHeard) {
 
 TEST(CoreWaiting, ASmallReceiveTimesOutWithoutAWait) {
   run(2, [](std::shared_ptr<Host> host) {
-    auto group = group_of(host, "pp", 300ms);
-    auto other = group_of(host, "other");
-    float x = 0;
-    if (host->rank() == 0) {
-      auto receive = group->receive(&x, floats(1), 1, 9, {});
+    expect_timeout_of_receive(host, [](const OperationPtr& receive) {
       wait_until([&] { return receive->done(); }, "no timeout");
-      try {
-        wait(receive);
-        require(false, "no error");
-      } catch (const Timeout& error) {
-        require(error.missing() == std::vector<int>{1}, error.what());
-      }
-    }
-    wait(other->barrier({}));
+    });
   });
 }
 
