@@ -10,7 +10,6 @@
 #include <numeric>
 #include <thread>
 
-#include "echelon/comm/local/doorbell.h"
 #include "echelon/comm/local/failure.h"
 #include "echelon/comm/local/local.h"
 #include "echelon/comm/local/work.h"
@@ -19,6 +18,9 @@ namespace echelon::local {
 namespace {
 
 using Tensors = LocalBackend::Tensors;
+
+// That shutdown() leaves to threads that carry operations, or that wait for one.
+constexpr std::chrono::seconds kLongestEnd{1};
 
 [[noreturn]] void refuse(const char* operation, const std::string& why) {
   throw ConfigError(std::string("[local] ") + operation + ": " + why);
@@ -916,12 +918,10 @@ void LocalBackend::abort() {
 }
 
 void LocalBackend::shutdown() {
-  // What has arrived ends, though nobody waited for it.
-  const auto end = std::chrono::steady_clock::now() + 2 * kDoze;
-  if (pending_->load() > 0) {
-    group_->hurry();
-  }
-  while (pending_->load() > 0 && std::chrono::steady_clock::now() < end) {
+  // What has arrived ends, though nobody waited for it; other threads may be at it.
+  const auto end = std::chrono::steady_clock::now() + kLongestEnd;
+  while (pending_->load() > 0 && group_->carry_on() < pending_->load() &&
+         std::chrono::steady_clock::now() < end) {
     std::this_thread::yield();
   }
   if (pending_->load() > 0) {

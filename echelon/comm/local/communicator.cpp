@@ -141,6 +141,10 @@ void Communicator::hurry() {
   attachment_->engine().ring(ranks_[rank_], /*urgent=*/true);
 }
 
+int Communicator::carry_on() {
+  return attachment_->engine().carry_on(*this);
+}
+
 void Communicator::ring_others() {
   for (int r = 0; r < size_; ++r) {
     if (r != rank_) {

@@ -131,6 +131,8 @@ class Communicator : public Supervisor,
 
   /// The progress thread looks at once at what is pending, lazy or not.
   void hurry();
+  /// This thread carries on what is pending. Returns how much of it waits for a peer.
+  int carry_on();
   /// Every pending and later operation of the group fails with Aborted.
   void abort(const std::string& reason);
 

@@ -323,6 +323,31 @@ void Engine::hurry(const OperationPtr& operation) {
   list(lane);
 }
 
+int Engine::carry_on(const Supervisor& group) {
+  std::vector<std::shared_ptr<Lane>> lanes;
+  {
+    std::lock_guard lock(mutex_);
+    lanes = lanes_;
+  }
+  int waiting = 0;
+  for (const auto& lane : lanes) {
+    const auto left = [&] {
+      std::lock_guard lock(lane->mutex_);
+      const auto& queue = lane->queue_;
+      const bool of_group = !queue.empty() && queue.front()->group.get() == &group;
+      return lane->busy_ || !of_group ? 0 : static_cast<int>(queue.size());
+    };
+    if (left() == 0) {
+      continue;
+    }
+    step(*lane, false);
+    if (!actionable(*lane)) {
+      waiting += left();
+    }
+  }
+  return waiting;
+}
+
 // The front could run now.
 bool Engine::actionable(Lane& lane) {
   std::lock_guard lock(lane.mutex_);

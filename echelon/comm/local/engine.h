@@ -127,6 +127,9 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Carries it on as far as it goes, if it is lazy. True: it is done.
   bool test(const OperationPtr& operation);
   void hurry(const OperationPtr& operation);
+  /// Carries on what was left to the progress thread of this group's operations.
+  /// Returns how many of them wait for a peer or behind one that does.
+  int carry_on(const Supervisor& group);
 
   /// Tells rank `r` that something it may wait for has changed. `urgent`: this rank
   /// waits for what `r` does then, be it lazy.

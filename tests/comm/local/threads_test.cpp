@@ -242,13 +242,15 @@ TEST(ThreadsGroup, WhatEndsBeforeShutdownIsOverThoughItsCallbackStillRuns) {
       return;
     }
     auto received = group->recv(t, 1, 3);
-    std::promise<void> asked, told;
+    std::promise<void> begun, asked, told;
     received->getFuture()->addCallback([&](auto&) {
+      begun.set_value();
       asked.get_future().wait();
       told.set_value();
     });
     other->barrier()->wait();
     other->barrier()->wait();
+    begun.get_future().wait();
     group->shutdown();
     const bool over = received->isCompleted() && received->isSuccess();
     asked.set_value();
