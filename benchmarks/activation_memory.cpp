@@ -17,7 +17,7 @@
 
 #include "benchmarks/arguments.h"
 #include "echelon/memory/layer_memory.h"
-#include "echelon/memory/memory_meter.h"
+#include "echelon/profiling/memory_meter.h"
 #include "echelon/models/make_network.h"
 
 namespace {

@@ -28,13 +28,13 @@
 #include "benchmarks/arguments.h"
 #include "benchmarks/language_step.h"
 #include "benchmarks/process_memory.h"
-#include "echelon/checkpoint/folder.h"
-#include "echelon/checkpoint/reader.h"
+#include "echelon/checkpoint/files/folder.h"
+#include "echelon/checkpoint/files/reader.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/comm/world.h"
-#include "echelon/train/saved_state.h"
-#include "echelon/train/saver.h"
-#include "echelon/train/step.h"
+#include "echelon/train/saving/saved_state.h"
+#include "echelon/train/saving/saver.h"
+#include "echelon/train/strategies/step.h"
 
 namespace {
 

@@ -21,9 +21,9 @@
 #include <random>
 
 #include "benchmarks/arguments.h"
-#include "echelon/checkpoint/rank_file.h"
-#include "echelon/checkpoint/reader.h"
-#include "echelon/checkpoint/shared_work.h"
+#include "echelon/checkpoint/files/rank_file.h"
+#include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/files/shared_work.h"
 
 namespace {
 

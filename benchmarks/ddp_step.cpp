@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "benchmarks/arguments.h"
-#include "echelon/checkpoint/safetensors.h"
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/comm/world.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"

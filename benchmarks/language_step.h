@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/checkpoint/safetensors.h"
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/optim/optimizer.h"
 
 namespace echelon {

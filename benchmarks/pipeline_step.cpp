@@ -20,7 +20,7 @@
 
 #include "benchmarks/arguments.h"
 #include "benchmarks/process_memory.h"
-#include "echelon/checkpoint/safetensors.h"
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/comm/world.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/pipeline/pipeline.h"

@@ -1,9 +1,13 @@
-# echelon_room(NAME cost
-#   SOURCES a.cpp ...  HEADERS a.h ...  DEPENDS echelon::layout ...  [TORCH])
+# echelon_room([TORCH]
+#   SOURCES a.cpp ...  HEADERS a.h ...  DEPENDS echelon::layout ...  [PRIVATE ...])
 #
-# One static library per room, echelon_<name>, alias echelon::<name>. DEPENDS is
-# the architecture drawing: what the room's headers may include. PRIVATE lists
-# what only its .cpp files need. TORCH puts the room into the training wing.
+# A folder is a room: one static library, named after the folder. echelon/comm/trace
+# makes the library echelon_comm_trace, alias echelon::comm_trace. DEPENDS is the
+# architecture drawing: what the room's headers may include. PRIVATE lists what only
+# its .cpp files need. TORCH puts the room into the training wing.
+#
+# With ECHELON_UNITY, several sources of a room are compiled as one: each source of
+# the training wing on its own spends most of its time in LibTorch's headers.
 find_package(Threads REQUIRED)
 
 function(echelon_warnings target)
@@ -43,15 +47,23 @@ function(echelon_link_private target)
 endfunction()
 
 function(echelon_room)
-  cmake_parse_arguments(ROOM "TORCH" "NAME" "SOURCES;HEADERS;DEPENDS;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ROOM "TORCH" "" "SOURCES;HEADERS;DEPENDS;PRIVATE" ${ARGN})
   if(ROOM_TORCH AND NOT ECHELON_WITH_TORCH)
     return()
+  endif()
+  file(RELATIVE_PATH ROOM_NAME
+    "${PROJECT_SOURCE_DIR}/echelon" "${CMAKE_CURRENT_SOURCE_DIR}")
+  string(REPLACE "/" "_" ROOM_NAME "${ROOM_NAME}")
+  if(ROOM_NAME STREQUAL "")
+    set(ROOM_NAME error)
   endif()
   set(target echelon_${ROOM_NAME})
   if(ROOM_SOURCES)
     add_library(${target} STATIC ${ROOM_SOURCES})
     set(scope PUBLIC)
     echelon_warnings(${target})
+    set_target_properties(${target} PROPERTIES
+      UNITY_BUILD ${ECHELON_UNITY} UNITY_BUILD_BATCH_SIZE 8)
     if(ROOM_TORCH)
       target_link_libraries(${target} PUBLIC echelon::libtorch)
       echelon_torch_pch(${target})
@@ -76,6 +88,17 @@ function(echelon_room)
   endif()
 endfunction()
 
+# For an executable of the training wing: LibTorch, where it is found at run time, and
+# code that fits the precompiled header, which serves one setting of -fPIC and -fPIE.
+function(echelon_use_torch target)
+  target_link_libraries(${target} PRIVATE echelon::libtorch)
+  set_target_properties(${target} PROPERTIES
+    POSITION_INDEPENDENT_CODE OFF
+    BUILD_RPATH "${PROJECT_BINARY_DIR}/lib"
+    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${ECHELON_LIBTORCH}/lib")
+  target_compile_options(${target} PRIVATE -fPIC)
+endfunction()
+
 # echelon_program(NAME echelon SOURCES main.cpp ... DEPENDS ... [TORCH])
 function(echelon_program)
   cmake_parse_arguments(PROGRAM "TORCH" "NAME" "SOURCES;DEPENDS" ${ARGN})
@@ -87,15 +110,8 @@ function(echelon_program)
   target_include_directories(${PROGRAM_NAME} PRIVATE "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${PROGRAM_NAME} PRIVATE ${PROGRAM_DEPENDS})
   if(PROGRAM_TORCH)
-    target_link_libraries(${PROGRAM_NAME} PRIVATE echelon::libtorch)
-    # A precompiled header serves one setting of -fPIC and -fPIE alone.
-    set_target_properties(${PROGRAM_NAME} PROPERTIES
-      POSITION_INDEPENDENT_CODE OFF)
-    target_compile_options(${PROGRAM_NAME} PRIVATE -fPIC)
+    echelon_use_torch(${PROGRAM_NAME})
     echelon_torch_pch(${PROGRAM_NAME})
-    set_target_properties(${PROGRAM_NAME} PROPERTIES
-      BUILD_RPATH "${PROJECT_BINARY_DIR}/lib"
-      INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${ECHELON_LIBTORCH}/lib")
   endif()
   # The programs of the package live in echelon/; tests and examples stay here.
   file(RELATIVE_PATH folder

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "echelon/models/network.h"
+#include "echelon/layers/network.h"
 
 using torch::Tensor;
 

@@ -8,7 +8,7 @@
 #include <cstdio>
 
 #include "echelon/comm/world.h"
-#include "echelon/models/ties.h"
+#include "echelon/layers/ties.h"
 #include "echelon/parallel/pipeline/pipeline.h"
 #include "echelon/schedule/options.h"
 

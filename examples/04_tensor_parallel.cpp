@@ -9,7 +9,7 @@
 #include <cstdio>
 
 #include "echelon/comm/mesh_groups.h"
-#include "echelon/models/sharded_module.h"
+#include "echelon/layers/sharded_module.h"
 #include "echelon/parallel/data/distributed_data_parallel.h"
 #include "echelon/parallel/tensor/linear.h"
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "echelon/train/check_job.h"
-#include "echelon/train/job.h"
+#include "echelon/job/check_job.h"
+#include "echelon/job/job.h"
 
 namespace CLI {
 class App;

@@ -7,7 +7,7 @@
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cluster/saved_cluster.h"
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 #include "echelon/launch/launch.h"
 

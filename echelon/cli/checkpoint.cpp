@@ -5,11 +5,11 @@
 #include <memory>
 #include <set>
 
-#include "echelon/checkpoint/reader.h"
+#include "echelon/checkpoint/files/reader.h"
 #include "echelon/cli/checkpoint_text.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/findings.h"
-#include "echelon/cli/table.h"
+#include "echelon/text/table.h"
 #include "echelon/error.h"
 
 namespace echelon::cli {

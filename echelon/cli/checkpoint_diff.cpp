@@ -1,4 +1,4 @@
-#include "echelon/checkpoint/diff.h"
+#include "echelon/checkpoint/files/diff.h"
 
 #include <cmath>
 #include <iostream>
@@ -6,9 +6,9 @@
 #include <set>
 #include <sstream>
 
-#include "echelon/checkpoint/safetensors.h"
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/cli/checkpoint_text.h"
-#include "echelon/cli/table.h"
+#include "echelon/text/table.h"
 #include "echelon/error.h"
 
 namespace echelon::cli {

@@ -3,10 +3,10 @@
 #include <set>
 #include <sstream>
 
-#include "echelon/checkpoint/safetensors.h"
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/cli/checkpoint_text.h"
 #include "echelon/cli/findings.h"
-#include "echelon/cli/table.h"
+#include "echelon/text/table.h"
 
 namespace echelon::cli {
 namespace {

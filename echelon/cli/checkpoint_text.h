@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "echelon/checkpoint/folder.h"
-#include "echelon/checkpoint/manifest.h"
+#include "echelon/checkpoint/files/folder.h"
+#include "echelon/checkpoint/format/manifest.h"
 
 namespace echelon::cli {
 

@@ -6,7 +6,7 @@
 #include <iostream>
 
 #include "echelon/cli/help.h"
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 
 namespace echelon::cli {

@@ -5,7 +5,7 @@
 
 #include "echelon/cli/command_line.h"
 #include "echelon/error.h"
-#include "echelon/timeline/strategy_page.h"
+#include "echelon/report/strategy_page.h"
 
 namespace echelon::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/help.h"
 #include "echelon/cli/reference.h"
-#include "echelon/cli/table.h"
+#include "echelon/text/table.h"
 
 namespace echelon::cli {
 namespace {

@@ -11,7 +11,7 @@
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/findings.h"
 #include "echelon/cli/help.h"
-#include "echelon/cli/table.h"
+#include "echelon/text/table.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/error.h"

@@ -5,8 +5,8 @@
 #include <ostream>
 #include <sstream>
 
-#include "echelon/cli/table.h"
-#include "echelon/timeline/units.h"
+#include "echelon/text/table.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {

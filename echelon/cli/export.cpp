@@ -4,14 +4,14 @@
 #include <iostream>
 #include <memory>
 
-#include "echelon/checkpoint/float_convert.h"
+#include "echelon/checkpoint/format/float_convert.h"
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/export_source.h"
 #include "echelon/cli/new_folder.h"
 #include "echelon/error.h"
-#include "echelon/models/check_weights.h"
-#include "echelon/models/hugging_face.h"
+#include "echelon/architecture/check_weights.h"
+#include "echelon/architecture/hugging_face.h"
 
 namespace echelon::cli {
 namespace {

@@ -1,10 +1,10 @@
 #include "echelon/cli/export_source.h"
 
-#include "echelon/checkpoint/checkpoint_tensors.h"
-#include "echelon/checkpoint/folder.h"
+#include "echelon/checkpoint/weights/checkpoint_tensors.h"
+#include "echelon/checkpoint/files/folder.h"
 #include "echelon/error.h"
-#include "echelon/models/mapped_tensors.h"
-#include "echelon/train/trained_job.h"
+#include "echelon/architecture/mapped_tensors.h"
+#include "echelon/job/trained_job.h"
 
 namespace echelon::cli {
 namespace {

@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "echelon/checkpoint/tensor_stream.h"
-#include "echelon/train/job.h"
+#include "echelon/checkpoint/format/tensor_stream.h"
+#include "echelon/job/job.h"
 
 namespace echelon::cli {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "echelon/cli/table.h"
+#include "echelon/text/table.h"
 
 namespace echelon::cli {
 namespace {

@@ -3,16 +3,16 @@
 #include <iostream>
 #include <memory>
 
-#include "echelon/checkpoint/foreign.h"
-#include "echelon/checkpoint/sharded_files.h"
+#include "echelon/checkpoint/format/foreign.h"
+#include "echelon/checkpoint/weights/sharded_files.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/new_folder.h"
 #include "echelon/config/document.h"
 #include "echelon/config/section.h"
 #include "echelon/error.h"
-#include "echelon/models/check_weights.h"
-#include "echelon/models/hugging_face.h"
-#include "echelon/models/mapped_tensors.h"
+#include "echelon/architecture/check_weights.h"
+#include "echelon/architecture/hugging_face.h"
+#include "echelon/architecture/mapped_tensors.h"
 
 namespace echelon::cli {
 namespace {

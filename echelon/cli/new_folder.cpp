@@ -7,7 +7,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "echelon/checkpoint/leftovers.h"
+#include "echelon/checkpoint/format/leftovers.h"
 #include "echelon/error.h"
 
 namespace echelon::cli {

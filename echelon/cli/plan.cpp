@@ -12,7 +12,7 @@
 #include "echelon/cli/plan_print.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/catalogue.h"
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/cost/stack.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/error.h"

@@ -5,10 +5,10 @@
 #include <ostream>
 #include <sstream>
 
-#include "echelon/cli/table.h"
+#include "echelon/text/table.h"
 #include "echelon/planner/configuration.h"
 #include "echelon/planner/reasons.h"
-#include "echelon/timeline/units.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {

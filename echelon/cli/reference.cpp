@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "echelon/train/job.h"
+#include "echelon/job/job.h"
 
 namespace echelon::cli {
 namespace {

@@ -4,8 +4,8 @@
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/error.h"
-#include "echelon/models/language_model.h"
-#include "echelon/train/trained_job.h"
+#include "echelon/architecture/language_model.h"
+#include "echelon/job/trained_job.h"
 
 namespace echelon::cli {
 namespace {

@@ -11,7 +11,7 @@
 #include "echelon/cli/help.h"
 #include "echelon/cli/schedule_print.h"
 #include "echelon/cli/terminal.h"
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 #include "echelon/schedule/check.h"
 #include "echelon/schedule/csv.h"

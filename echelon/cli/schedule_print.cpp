@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "echelon/cli/table.h"
+#include "echelon/text/table.h"
 #include "echelon/schedule/memory.h"
 #include "echelon/schedule/timing.h"
-#include "echelon/timeline/pipeline_page.h"
+#include "echelon/report/pipeline_page.h"
 
 namespace echelon::cli {
 namespace {

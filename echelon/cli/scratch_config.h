@@ -5,7 +5,7 @@
 #include <string>
 
 #include "echelon/launch/scratch.h"
-#include "echelon/train/job.h"
+#include "echelon/job/job.h"
 
 namespace echelon::cli {
 

@@ -3,20 +3,17 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/simulate_case.h"
 #include "echelon/cli/simulate_config.h"
 #include "echelon/cli/simulate_print.h"
-#include "echelon/cli/simulate_table.h"
 #include "echelon/error.h"
 
 namespace echelon::cli {
 namespace {
 
-int simulate_one(const SimulateArguments& arguments) {
+int run_simulate(const SimulateArguments& arguments) {
   const SimulateCase what = read_case(arguments);
   const auto begin = std::chrono::steady_clock::now();
   SimulateResult result;
@@ -49,65 +46,6 @@ int simulate_one(const SimulateArguments& arguments) {
   return 0;
 }
 
-using Flags = std::vector<std::pair<const char*, std::string>>;
-
-Flags said_by_rows(const SimulateArguments& arguments) {
-  return {
-      {"--model", arguments.model},
-      {"--cluster", arguments.cluster},
-      {"--layout", arguments.layout},
-      {"CONFIG", arguments.config},
-      {"--layers", arguments.layers},
-      {"--count", arguments.count ? "given" : ""},
-      {"--batch", arguments.batch},
-      {"--microbatch", arguments.microbatch},
-      {"--seq-len", arguments.seq_len},
-      {"--schedule", arguments.schedule},
-      {"--stages-per-rank", arguments.stages_per_rank},
-      {"--recompute", arguments.recompute},
-      {"--zero", arguments.zero},
-      {"--precision", arguments.precision},
-      {"--stack", arguments.stack}};
-}
-
-Flags of_one_step(const SimulateArguments& arguments) {
-  return {
-      {"--steps", arguments.steps},
-      {"--jitter", arguments.jitter},
-      {"--stragglers", arguments.stragglers},
-      {"--straggler-factor", arguments.straggler_factor},
-      {"--seed", arguments.seed},
-      {"--hours", arguments.hours},
-      {"--mean-hours-between-failures", arguments.mean_hours_between_failures},
-      {"--checkpoint-seconds", arguments.checkpoint_seconds},
-      {"--checkpoint-interval-seconds", arguments.checkpoint_interval_seconds},
-      {"--recovery-seconds", arguments.recovery_seconds},
-      {"--run", arguments.run}};
-}
-
-int run_simulate(const SimulateArguments& arguments) {
-  if (arguments.planned && (arguments.table.empty() || !arguments.json)) {
-    throw ConfigError(
-        "echelon simulate: --planned is of the rows of --table FILE.csv, with --json; "
-        "give both, or ask echelon plan");
-  }
-  if (arguments.table.empty()) return simulate_one(arguments);
-  const std::string beside = " beside --table " + arguments.table;
-  for (const auto& [flag, value] : said_by_rows(arguments)) {
-    if (value.empty()) continue;
-    throw ConfigError(
-        "echelon simulate: " + std::string(flag) + " " + value + beside +
-        ": the table's rows say it; leave one out");
-  }
-  for (const auto& [flag, value] : of_one_step(arguments)) {
-    if (value.empty()) continue;
-    throw ConfigError(
-        "echelon simulate: " + std::string(flag) + " " + value + beside +
-        ": rows are predicted by the formula alone; leave one out");
-  }
-  return simulate_table(arguments.table, arguments.json, arguments.planned);
-}
-
 }  // namespace
 
 void add_simulate(CLI::App& app, Action& action) {
@@ -119,9 +57,7 @@ void add_simulate(CLI::App& app, Action& action) {
       "echelon simulate --model gpt2 --cluster a100-80gb:8 --layout dp=8 --batch 64\n"
       "echelon simulate first.toml --cluster h100-sxm:1x8 --layout fsdp=8\n"
       "echelon simulate first.toml --cluster h100-sxm:1x8 --run runs/simulated\n"
-      "echelon simulate first.toml --cluster h100-sxm:8x8 --stragglers 1 --hours 168\n"
-      "echelon simulate --table steps.csv           how far predictions are off\n"
-      "echelon simulate --table steps.csv --json    every row's time and memory");
+      "echelon simulate first.toml --cluster h100-sxm:8x8 --stragglers 1 --hours 168");
   auto arguments = std::make_shared<SimulateArguments>();
   command
       ->add_option(
@@ -177,10 +113,6 @@ void add_simulate(CLI::App& app, Action& action) {
          "from a failure to the next step (300)");
   option("--run", arguments->run, "FOLDER",
          "write there what a run writes: report.html, timeline.json, config.toml, …");
-  option("--table", arguments->table, "F.csv",
-         "predict every row of a table of measured steps instead (doc/published.md)");
-  command->add_flag("--planned", arguments->planned,
-                    "with --table and --json: what the planner says of each row's layout");
   command->add_flag("--json", arguments->json, "print JSON");
   command->callback([&action, arguments] {
     action = [arguments] { return run_simulate(*arguments); };

@@ -10,13 +10,13 @@
 #include "echelon/cli/capture.h"
 #include "echelon/cli/scratch_config.h"
 #include "echelon/cluster/catalogue.h"
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/cost/counted_model.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/stack.h"
 #include "echelon/error.h"
 #include "echelon/launch/scratch.h"
-#include "echelon/train/configured.h"
+#include "echelon/predict/configured.h"
 
 namespace echelon::cli {
 namespace {

@@ -17,8 +17,6 @@ struct SimulateArguments : JobFlags {
   std::string config;  // CONFIG.toml, in place of model and strategy
   std::string layers;  // a file of counted layers, in place of its formulas
   bool count = false;  // count them now
-  std::string table;   // a table of steps, in place of everything
-  bool planned = false;  // of the table's rows
   std::string layout, microbatch;
   std::string schedule, stages_per_rank, recompute, zero;
   bool sequence_parallel = false;

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "echelon/planner/configuration.h"
-#include "echelon/train/configured.h"
-#include "echelon/train/job.h"
+#include "echelon/predict/configured.h"
+#include "echelon/job/job.h"
 
 namespace echelon::cli {
 namespace {

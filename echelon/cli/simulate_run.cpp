@@ -5,12 +5,12 @@
 #include "echelon/cli/simulate_print.h"
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/cost/counted_model.h"
-#include "echelon/explain/counted_layers.h"
-#include "echelon/explain/predict_run.h"
+#include "echelon/predict/counted_layers.h"
+#include "echelon/predict/predict_run.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
-#include "echelon/timeline/report.h"
-#include "echelon/timeline/units.h"
+#include "echelon/report/report.h"
+#include "echelon/text/units.h"
 
 namespace echelon::cli {
 namespace {

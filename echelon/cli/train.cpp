@@ -11,10 +11,10 @@
 #include "echelon/cli/help.h"
 #include "echelon/cli/scratch_config.h"
 #include "echelon/cli/terminal.h"
-#include "echelon/checkpoint/folder.h"
+#include "echelon/checkpoint/files/folder.h"
 #include "echelon/error.h"
 #include "echelon/launch/launch.h"
-#include "echelon/train/run_folder.h"
+#include "echelon/job/run_folder.h"
 
 namespace echelon::cli {
 namespace {

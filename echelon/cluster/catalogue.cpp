@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <array>
 
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 
 namespace echelon {

@@ -10,8 +10,6 @@ namespace echelon {
 namespace {
 
 // Beyond it, sums of bytes and ranks would lose digits; no such cluster exists.
-constexpr int64_t kMostDevices = 10'000'000;
-
 class Check {
  public:
   explicit Check(const Cluster& cluster) : cluster_(cluster) {}
@@ -27,8 +25,8 @@ class Check {
     for (size_t i = 0; i < cluster_.groups.size(); ++i) {
       group(i);
       const auto& [node, count] = cluster_.groups[i];
-      if (count > kMostDevices || node.num_devices > kMostDevices ||
-          (devices += count * node.num_devices) > kMostDevices) {
+      if (count > kMaxClusterDevices || node.num_devices > kMaxClusterDevices ||
+          (devices += count * node.num_devices) > kMaxClusterDevices) {
         fail(
             "count = " + std::to_string(count) + " nodes of " +
             std::to_string(node.num_devices) +

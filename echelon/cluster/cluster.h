@@ -9,6 +9,9 @@
 
 namespace echelon {
 
+/// The most devices that a cluster may have.
+inline constexpr int64_t kMaxClusterDevices = 10'000'000;
+
 /// What one device can send (and receive at the same time) over it.
 struct Link {
   std::string name;             // "NVLink 4", "InfiniBand NDR", "PCIe 5"

@@ -7,7 +7,7 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/quantity.h"
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/config/value.h"
 #include "echelon/error.h"
 

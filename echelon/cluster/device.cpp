@@ -1,6 +1,6 @@
 #include "echelon/cluster/device.h"
 
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 
 namespace echelon {

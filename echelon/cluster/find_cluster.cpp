@@ -6,14 +6,12 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/cluster/local_cluster.h"
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/config/value.h"
 #include "echelon/error.h"
 
 namespace echelon {
 namespace {
-
-constexpr int64_t kMostDevices = 10'000'000;
 
 bool is_path(const std::string& text) {
   struct stat found {};
@@ -27,7 +25,7 @@ std::optional<int64_t> count_of(std::string_view text) {
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc() || rest != end || value < 1) return std::nullopt;
-  if (value > kMostDevices) return std::nullopt;
+  if (value > kMaxClusterDevices) return std::nullopt;
   return value;
 }
 

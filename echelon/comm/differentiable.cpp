@@ -1,6 +1,7 @@
 #include "echelon/comm/differentiable.h"
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <functional>
@@ -8,7 +9,7 @@
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/operators/operator_scope.h"
+#include "echelon/profiling/operator_scope.h"
 
 namespace echelon {
 namespace {

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "echelon/comm/group_impl.h"
-#include "echelon/comm/label.h"
-#include "echelon/comm/unsent_calls.h"
+#include "echelon/comm/trace/label.h"
+#include "echelon/comm/trace/unsent_calls.h"
 #include "echelon/error.h"
 
 namespace echelon {

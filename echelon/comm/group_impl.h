@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "echelon/comm/group.h"
-#include "echelon/comm/options.h"
+#include "echelon/options/comm.h"
 
 namespace echelon {
 

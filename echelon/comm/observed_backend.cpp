@@ -6,7 +6,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "echelon/comm/label.h"
+#include "echelon/comm/trace/label.h"
 #include "echelon/comm/local/work.h"
 #include "echelon/error.h"
 

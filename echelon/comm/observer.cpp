@@ -6,7 +6,7 @@
 #include <optional>
 #include <sstream>
 
-#include "echelon/comm/local/failure.h"
+#include "echelon/comm/shared_memory/failure.h"
 #include "echelon/error.h"
 
 namespace echelon {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "echelon/comm/hang_report.h"
-#include "echelon/comm/record.h"
-#include "echelon/comm/status_board.h"
+#include "echelon/comm/trace/hang_report.h"
+#include "echelon/comm/trace/record.h"
+#include "echelon/comm/trace/status_board.h"
 
 namespace echelon {
 

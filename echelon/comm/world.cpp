@@ -10,16 +10,16 @@
 #include "echelon/comm/gloo/connect_together.h"
 #include "echelon/comm/gloo/gloo_backend.h"
 #include "echelon/comm/group_impl.h"
-#include "echelon/comm/local/keep_memory.h"
+#include "echelon/comm/shared_memory/keep_memory.h"
 #include "echelon/comm/local/local.h"
 #include "echelon/comm/nccl/nccl_backend.h"
 #include "echelon/comm/observed_backend.h"
-#include "echelon/comm/status_board.h"
-#include "echelon/comm/store.h"
-#include "echelon/comm/store_board.h"
+#include "echelon/comm/trace/status_board.h"
+#include "echelon/comm/store/store.h"
+#include "echelon/comm/store/store_board.h"
 #include "echelon/comm/world_impl.h"
 #include "echelon/error.h"
-#include "echelon/launch/error_report.h"
+#include "echelon/error_report.h"
 
 namespace echelon {
 namespace {

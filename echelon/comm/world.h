@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "echelon/comm/group.h"
-#include "echelon/comm/options.h"
-#include "echelon/comm/record.h"
+#include "echelon/options/comm.h"
+#include "echelon/comm/trace/record.h"
 
 namespace echelon {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/comm/environment.h"
+#include "echelon/environment/rank_environment.h"
 #include "echelon/comm/observer.h"
 #include "echelon/comm/world.h"
 

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <tuple>
 
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/config/section.h"
 #include "echelon/error.h"
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 
 namespace echelon::config {

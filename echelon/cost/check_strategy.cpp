@@ -4,7 +4,7 @@
 #include <numeric>
 #include <vector>
 
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
 #include "echelon/schedule/options.h"

@@ -8,7 +8,7 @@
 #include "echelon/cluster/cluster.h"
 #include "echelon/cost/model_shape.h"
 #include "echelon/cost/strategy.h"
-#include "echelon/memory/memory_kind.h"
+#include "echelon/timeline/memory_kind.h"
 
 namespace echelon {
 

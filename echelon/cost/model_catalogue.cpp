@@ -10,7 +10,7 @@
 
 #include <utility>
 
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/cost/convolution_shapes.h"
 #include "echelon/error.h"
 

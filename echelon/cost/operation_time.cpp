@@ -12,7 +12,7 @@ namespace {
 double ceil_div(double a, double b) { return std::ceil(a / b); }
 
 /// Bytes of an element of inputs and outputs.
-double element_bytes(Precision precision) {
+double operand_bytes(Precision precision) {
   switch (precision) {
     case Precision::fp64: return 8;
     case Precision::fp32:
@@ -26,7 +26,7 @@ double element_bytes(Precision precision) {
 }
 
 double output_bytes(Precision precision) {
-  return std::max(2.0, element_bytes(precision));
+  return std::max(2.0, operand_bytes(precision));
 }
 
 double share_of(Precision precision, const DeviceRates& rates) {
@@ -184,7 +184,7 @@ double matrix_seconds(
   const double compute = 
       flops / (peak * tile_share(m, n, count, rates) * alignment_share(n, k));
   const double bytes = many *
-      (element_bytes(precision) * depth * (rows + columns) +
+      (operand_bytes(precision) * depth * (rows + columns) +
        output_bytes(precision) * rows * columns);
   return rates.launch_seconds +
       roofline(compute, memory_seconds(bytes, device, rates), rates);

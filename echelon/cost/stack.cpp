@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/cost/known_stacks.h"
 #include "echelon/error.h"
 

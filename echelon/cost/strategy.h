@@ -9,7 +9,7 @@
 
 #include "echelon/cluster/device.h"
 #include "echelon/layout/layout.h"
-#include "echelon/memory/choose_recompute.h"
+#include "echelon/cost/choose_recompute.h"
 
 namespace echelon {
 

@@ -6,16 +6,16 @@
 #include <numeric>
 #include <utility>
 
-#include "echelon/checkpoint/safetensors.h"
-#include "echelon/checkpoint/tensor_file.h"
-#include "echelon/data/digits.h"
-#include "echelon/data/image.h"
-#include "echelon/data/image_folder.h"
-#include "echelon/data/inspect.h"
-#include "echelon/data/order.h"
-#include "echelon/data/random.h"
-#include "echelon/data/resize.h"
-#include "echelon/data/text.h"
+#include "echelon/checkpoint/format/safetensors.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
+#include "echelon/data/sources/digits.h"
+#include "echelon/data/images/image.h"
+#include "echelon/data/sources/image_folder.h"
+#include "echelon/data/sources/inspect.h"
+#include "echelon/data/sources/order.h"
+#include "echelon/data/sources/random.h"
+#include "echelon/data/images/resize.h"
+#include "echelon/data/sources/text.h"
 #include "echelon/error.h"
 
 namespace echelon {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/data/options.h"
+#include "echelon/options/data.h"
 
 namespace echelon {
 

@@ -14,8 +14,8 @@
 #include <thread>
 #include <utility>
 
-#include "echelon/data/options.h"
-#include "echelon/data/random.h"
+#include "echelon/options/data.h"
+#include "echelon/data/sources/random.h"
 #include "echelon/error.h"
 
 namespace echelon {

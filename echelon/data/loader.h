@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "echelon/data/dataset.h"
-#include "echelon/data/order.h"
+#include "echelon/data/sources/order.h"
 
 namespace echelon {
 

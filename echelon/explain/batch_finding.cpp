@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "echelon/explain/findings.h"
-#include "echelon/timeline/units.h"
-#include "echelon/train/pipeline_schedule.h"
+#include "echelon/text/units.h"
+#include "echelon/job/pipeline_schedule.h"
 
 namespace echelon {
 namespace {

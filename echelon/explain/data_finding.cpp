@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "echelon/data/options.h"
+#include "echelon/options/data.h"
 #include "echelon/explain/findings.h"
-#include "echelon/timeline/units.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {

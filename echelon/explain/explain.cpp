@@ -5,8 +5,8 @@
 #include <map>
 
 #include "echelon/explain/findings.h"
-#include "echelon/explain/predict_run.h"
-#include "echelon/timeline/units.h"
+#include "echelon/predict/predict_run.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "echelon/explain/findings.h"
 #include "echelon/cost/memory_estimate.h"
-#include "echelon/timeline/units.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {

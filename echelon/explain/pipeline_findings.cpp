@@ -3,8 +3,8 @@
 
 #include "echelon/explain/findings.h"
 #include "echelon/explain/stage_costs.h"
-#include "echelon/timeline/units.h"
-#include "echelon/train/pipeline_schedule.h"
+#include "echelon/text/units.h"
+#include "echelon/job/pipeline_schedule.h"
 
 namespace echelon {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "echelon/explain/findings.h"
 #include "echelon/layout/mesh.h"
-#include "echelon/timeline/units.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {

@@ -4,9 +4,9 @@
 
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/error.h"
-#include "echelon/explain/counted_layers.h"
+#include "echelon/predict/counted_layers.h"
 #include "echelon/explain/cut_trace.h"
-#include "echelon/timeline/text_file.h"
+#include "echelon/text/text_file.h"
 
 namespace echelon {
 namespace {

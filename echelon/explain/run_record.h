@@ -10,7 +10,7 @@
 #include "echelon/cost/model_shape.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/timeline.h"
-#include "echelon/train/job.h"
+#include "echelon/job/job.h"
 
 namespace echelon {
 

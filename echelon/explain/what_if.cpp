@@ -6,9 +6,9 @@
 #include "echelon/cluster/local_cluster.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
-#include "echelon/explain/counted_layers.h"
-#include "echelon/explain/predict_run.h"
-#include "echelon/train/check_job.h"
+#include "echelon/predict/counted_layers.h"
+#include "echelon/predict/predict_run.h"
+#include "echelon/job/check_job.h"
 
 namespace echelon {
 

@@ -9,7 +9,7 @@
 #include "echelon/cluster/cluster.h"
 #include "echelon/explain/run_record.h"
 #include "echelon/simulator/simulate.h"
-#include "echelon/train/configured.h"
+#include "echelon/predict/configured.h"
 
 namespace echelon {
 

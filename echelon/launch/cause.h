@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/launch/error_report.h"
+#include "echelon/error_report.h"
 
 namespace echelon::launch {
 

@@ -31,7 +31,7 @@ using std::chrono::steady_clock;
 
 // Raised when what the launchers say to each other changes.
 constexpr int kProtocol = 1;
-constexpr size_t kMaxLine = 64 << 10;
+constexpr size_t kMaxMessage = 64 << 10;
 constexpr milliseconds kPatience{3000};  // before the user is told to wait
 
 /// A file descriptor with an owner.
@@ -131,7 +131,7 @@ Heard hear(int fd, std::string& unread, std::string& line) {
   }
   const bool waits = size > 0 || (size < 0 && (errno == EAGAIN ||
                                                errno == EINTR));
-  return waits && unread.size() < kMaxLine ? Heard::nothing : Heard::end;
+  return waits && unread.size() < kMaxMessage ? Heard::nothing : Heard::end;
 }
 
 std::string place_of(const LaunchOptions& options, int port) {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "echelon/launch/environment.h"
+#include "echelon/environment/launch_environment.h"
 #include "echelon/launch/options.h"
 
 namespace echelon::launch {

@@ -6,7 +6,7 @@
 #include <set>
 #include <sstream>
 
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 
 namespace echelon {

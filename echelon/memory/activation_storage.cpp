@@ -1,6 +1,7 @@
 #include "echelon/memory/activation_storage.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <map>
 #include <mutex>

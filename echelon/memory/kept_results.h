@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "echelon/memory/random_state.h"
-#include "echelon/operators/operator_scope.h"
+#include "echelon/profiling/operator_scope.h"
 
 namespace echelon::detail {
 

@@ -20,11 +20,11 @@
 #include <string>
 #include <vector>
 
-#include "echelon/memory/choose_recompute.h"
-#include "echelon/memory/options.h"
+#include "echelon/cost/choose_recompute.h"
+#include "echelon/options/memory.h"
 #include "echelon/memory/recompute.h"
-#include "echelon/models/layer_cost.h"
-#include "echelon/models/layer_list.h"
+#include "echelon/counting/layer_cost.h"
+#include "echelon/layers/layer_list.h"
 
 namespace echelon {
 

@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "echelon/models/language_model.h"
-#include "echelon/models/layer_list.h"
-#include "echelon/models/parameter_list.h"
+#include "echelon/architecture/language_model.h"
+#include "echelon/layers/layer_list.h"
+#include "echelon/architecture/parameter_list.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace echelon::models {

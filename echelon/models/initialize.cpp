@@ -1,7 +1,7 @@
 #include "echelon/models/initialize.h"
 
 #include "echelon/error.h"
-#include "echelon/models/sharded_module.h"
+#include "echelon/layers/sharded_module.h"
 
 namespace echelon {
 

@@ -1,14 +1,15 @@
 // First values of a module from the list of its parameters.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <string_view>
 #include <vector>
 
-#include "echelon/models/first_values.h"
-#include "echelon/models/parameter_list.h"
+#include "echelon/layers/parameter_init.h"
+#include "echelon/architecture/parameter_list.h"
 
 namespace echelon {
 

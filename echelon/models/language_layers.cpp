@@ -1,6 +1,6 @@
 #include "echelon/models/language_layers.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <utility>
 

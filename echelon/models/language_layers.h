@@ -10,8 +10,8 @@
 #include <string>
 #include <utility>
 
-#include "echelon/models/language_model.h"
-#include "echelon/models/layer_list.h"
+#include "echelon/architecture/language_model.h"
+#include "echelon/layers/layer_list.h"
 #include "echelon/parallel/tensor/attention.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 

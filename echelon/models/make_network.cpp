@@ -1,14 +1,15 @@
 #include "echelon/models/make_network.h"
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <string>
 #include <utility>
 
 #include "echelon/models/build.h"
 #include "echelon/models/initialize.h"
-#include "echelon/models/language_model.h"
-#include "echelon/models/parameter_list.h"
+#include "echelon/architecture/language_model.h"
+#include "echelon/architecture/parameter_list.h"
 
 namespace echelon {
 namespace {

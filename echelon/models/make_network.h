@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "echelon/models/layer_list.h"
-#include "echelon/models/network.h"
-#include "echelon/models/options.h"
+#include "echelon/layers/layer_list.h"
+#include "echelon/layers/network.h"
+#include "echelon/options/model.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace echelon {

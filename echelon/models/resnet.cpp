@@ -2,7 +2,7 @@
 
 #include "echelon/models/build.h"
 #include "echelon/models/layers.h"
-#include "echelon/models/low_precision.h"
+#include "echelon/layers/low_precision.h"
 #include "echelon/parallel/tensor/conv.h"
 
 namespace echelon::models {

@@ -1,5 +1,5 @@
 #include "echelon/models/build.h"
-#include "echelon/models/computing_device.h"
+#include "echelon/layers/computing_device.h"
 #include "echelon/models/layers.h"
 #include "echelon/parallel/tensor/conv.h"
 

@@ -5,11 +5,11 @@
 #include <optional>
 #include <set>
 
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
-#include "echelon/models/check_weights.h"
-#include "echelon/models/sharded_module.h"
-#include "echelon/models/weights_source.h"
+#include "echelon/architecture/check_weights.h"
+#include "echelon/layers/sharded_module.h"
+#include "echelon/architecture/weights_source.h"
 
 namespace echelon {
 namespace {

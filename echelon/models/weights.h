@@ -3,15 +3,16 @@
 // the same model.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "echelon/checkpoint/safetensors.h"
-#include "echelon/models/network.h"
+#include "echelon/checkpoint/format/safetensors.h"
+#include "echelon/layers/network.h"
 
 namespace echelon {
 

@@ -3,7 +3,7 @@
 // networks", 2013, arXiv:1211.5063, section 3.2.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstddef>
 #include <functional>

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "echelon/optim/options.h"
+#include "echelon/options/optimizer.h"
 
 namespace echelon {
 

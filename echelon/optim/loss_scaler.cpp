@@ -1,6 +1,7 @@
 #include "echelon/optim/loss_scaler.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
@@ -19,11 +20,11 @@ using torch::Tensor;
 // Twice this is still a float32.
 constexpr double kLargestScale = 0x1p126;
 
-using Key = std::tuple<int, int, torch::Dtype>;  // device type, index, dtype
+using ListKey = std::tuple<int, int, torch::Dtype>;  // device type, index, dtype
 
-std::map<Key, std::vector<Tensor>>
-lists_of(const std::vector<Tensor>& gradients) {
-  std::map<Key, std::vector<Tensor>> lists;
+std::map<ListKey, std::vector<Tensor>>
+lists_by_key(const std::vector<Tensor>& gradients) {
+  std::map<ListKey, std::vector<Tensor>> lists;
   for (const auto& gradient : gradients) {
     if (!gradient.defined() || gradient.numel() == 0) continue;
     const auto device = gradient.device();
@@ -86,7 +87,7 @@ bool LossScaler::unscale(
   const torch::NoGradGuard no_grad;
   auto found = torch::zeros(
       {}, torch::dtype(torch::kFloat64).device(device_of(gradients)));
-  for (const auto& [_, list] : lists_of(gradients)) {
+  for (const auto& [_, list] : lists_by_key(gradients)) {
     unscale_list(list, scale_, found);
   }
   if (sum) sum(found);

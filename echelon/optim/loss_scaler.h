@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "echelon/optim/clip.h"
-#include "echelon/optim/precision_options.h"
+#include "echelon/options/precision.h"
 
 namespace echelon {
 

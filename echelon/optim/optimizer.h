@@ -2,7 +2,9 @@
 // of parameters, several times as fast as torch::optim.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/optim.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <memory>
@@ -10,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "echelon/optim/options.h"
+#include "echelon/options/optimizer.h"
 
 namespace echelon {
 

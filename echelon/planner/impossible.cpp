@@ -5,7 +5,7 @@
 #include <set>
 
 #include "echelon/cost/step_estimate.h"
-#include "echelon/timeline/units.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -13,10 +13,6 @@ namespace {
 constexpr size_t kMostValues = 24;
 
 bool has_strategy(const SearchJob& job) { return !list_groups(job).empty(); }
-
-std::string count(int64_t number) {
-  return format_count(static_cast<double>(number));
-}
 
 // Leaves out what is not needed for there to be no strategy.
 Constraints smallest_conflict(SearchJob job) {
@@ -37,7 +33,7 @@ std::string nearest_batches(SearchJob job) {
       job.global_batch = batch + sign * away;
       if (job.global_batch < 1) break;
       if (!has_strategy(job)) continue;
-      found.push_back(count(job.global_batch));
+      found.push_back(format_count(job.global_batch));
       break;
     }
   }
@@ -68,11 +64,11 @@ std::string conflict_text(const SearchJob& job) {
   const auto values = values_of(without, key);
   std::string text =
       conflict.size() == 1
-          ? "no strategy of " + job.model.name + " on " + count(job.devices) +
-                " devices with batch " + count(job.global_batch) + " has " + names
+          ? "no strategy of " + job.model.name + " on " + format_count(job.devices) +
+                " devices with batch " + format_count(job.global_batch) + " has " + names
           : names + " contradict each other for " + job.model.name + " on " +
-                count(job.devices) + " devices with batch " +
-                count(job.global_batch);
+                format_count(job.devices) + " devices with batch " +
+                format_count(job.global_batch);
   if (!values.empty()) {
     text += "; " + key.name +
             (conflict.size() == 1 ? " may be " : " may be, with the others, ") +
@@ -101,11 +97,11 @@ std::string explain_impossible(const SearchJob& job) {
   const std::string nearest = nearest_batches(free);
   if (!nearest.empty()) {
     return "--batch " + std::to_string(job.global_batch) + ": no layout of " +
-           count(job.devices) + " devices divides it for " + job.model.name +
+           format_count(job.devices) + " devices divides it for " + job.model.name +
            nearest;
   }
   const std::string why = complaint(free);
-  return job.model.name + " has no strategy on " + count(job.devices) +
+  return job.model.name + " has no strategy on " + format_count(job.devices) +
          " devices of " + job.cluster.name + (why.empty() ? "" : ": " + why);
 }
 
@@ -113,7 +109,7 @@ std::string why_none(const SearchJob& job) {
   SearchJob free = job;
   free.constraints = {};
   if (!has_strategy(free)) {
-    return "no layout divides the batch of " + count(job.global_batch);
+    return "no layout divides the batch of " + format_count(job.global_batch);
   }
   const Constraints conflict = smallest_conflict(job);
   // A degree that every rank has samples of its own for.
@@ -123,8 +119,8 @@ std::string why_none(const SearchJob& job) {
       if (text.rfind(key, 0) != 0) continue;
       const int64_t degree = std::stoll(text.substr(text.find('=') + 1));
       if (job.global_batch % degree == 0) continue;
-      return "a batch of " + count(job.global_batch) +
-             " samples does not divide by " + count(degree) + " ranks";
+      return "a batch of " + format_count(job.global_batch) +
+             " samples does not divide by " + format_count(degree) + " ranks";
     }
   }
   SearchJob without = job;

@@ -8,7 +8,7 @@
 #include "echelon/planner/reasons.h"
 #include "echelon/planner/search.h"
 #include "echelon/simulator/simulate.h"
-#include "echelon/timeline/units.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {

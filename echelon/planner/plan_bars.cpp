@@ -4,18 +4,14 @@
 #include <array>
 
 #include "echelon/planner/reasons.h"
-#include "echelon/timeline/stacked_bars.h"
-#include "echelon/timeline/units.h"
+#include "echelon/report/stacked_bars.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
 
 constexpr double kMostOverLimit = 1.6;  // longer bars are cut off
 constexpr size_t kMostRanks = 8;  // of a pipeline that are shown
-
-std::string bytes_text(double bytes) {
-  return format_bytes(static_cast<int64_t>(bytes));
-}
 
 // One pipeline rank's.
 StackedRow memory_row(
@@ -29,10 +25,10 @@ StackedRow memory_row(
     const double bytes = static_cast<double>(memory[kMemoryKinds[i]]);
     row.parts.push_back(
         {colors[i], std::string(to_string(kMemoryKinds[i])), bytes,
-         bytes_text(bytes)});
+         format_bytes(bytes)});
   }
-  row.parts.push_back({"idle", "reserved", reserved, bytes_text(reserved)});
-  row.total = bytes_text(row.sum());
+  row.parts.push_back({"idle", "reserved", reserved, format_bytes(reserved)});
+  row.total = format_bytes(row.sum());
   return row;
 }
 
@@ -69,7 +65,7 @@ void draw_memory_bars(
       .rows = {},
       .limit = usable_device_bytes(request.cluster),
       .limit_name = {}};
-  bars.limit_name = bytes_text(bars.limit) + " for a job";
+  bars.limit_name = format_bytes(bars.limit) + " for a job";
   const bool fits = !result.plans.empty();
   add_pipeline_rows(
       fits ? "the best" : "the closest",

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "echelon/planner/plan.h"
-#include "echelon/timeline/markup.h"
+#include "echelon/report/markup.h"
 
 namespace echelon {
 

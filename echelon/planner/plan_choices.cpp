@@ -5,7 +5,7 @@
 
 #include "echelon/planner/plane.h"
 #include "echelon/planner/reasons.h"
-#include "echelon/timeline/units.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -15,22 +15,14 @@ constexpr double kGib = 1 << 30;
 constexpr double kMostTicks = 6;
 constexpr double kWide = 8;  // the most over the least
 
-std::string count(int64_t number) {
-  return format_count(static_cast<double>(number));
-}
-
 std::string devices_text(int64_t number) {
-  return count(number) + (number == 1 ? " device" : " devices");
-}
-
-std::string bytes_text(double bytes) {
-  return format_bytes(static_cast<int64_t>(bytes));
+  return format_count(number) + (number == 1 ? " device" : " devices");
 }
 
 std::string plan_title(const Plan& plan) {
   return devices_text(plan.devices) + ": " + to_string(plan.strategy) + "\n" +
          format_seconds(plan.step.step_seconds) + " a step, " +
-         bytes_text(plan.step.memory.peak_bytes()) + " a device, utilisation " +
+         format_bytes(plan.step.memory.peak_bytes()) + " a device, utilisation " +
          format_percent(plan.step.model_flops_utilisation);
 }
 
@@ -82,12 +74,12 @@ Plane choices_plane(const PlanPage& input) {
   return {
       .id = "choices",
       .title = "Time against memory against devices",
-      .headline = count(static_cast<int64_t>(input.choices.size())) + " layouts",
+      .headline = format_count(static_cast<int64_t>(input.choices.size())) + " layouts",
       .description = "Each layout's time of a step over the memory of its fullest "
                      "device, coloured by the number of devices.",
       .x_name = "memory of the fullest device",
       .y_name = "time of a step",
-      .x_text = [](double bytes) { return bytes_text(bytes); },
+      .x_text = [](double bytes) { return format_bytes(bytes); },
       .y_text = tick_text,
       .x_ticks = memory_ticks(input.choices, limit),
       .height = 340,
@@ -110,10 +102,10 @@ void draw_table(Markup& page, const std::vector<Plan>& plans) {
   page.close().close().open("tbody");
   for (const auto& plan : plans) {
     page.open("tr").leaf("th", {{"scope", "row"}}, to_string(plan.strategy));
-    page.leaf("td", {}, count(plan.devices));
+    page.leaf("td", {}, format_count(plan.devices));
     page.leaf("td", {}, format_seconds(plan.step.step_seconds));
     page.leaf("td", {}, format_percent(plan.step.model_flops_utilisation));
-    page.leaf("td", {}, bytes_text(plan.step.memory.peak_bytes()));
+    page.leaf("td", {}, format_bytes(plan.step.memory.peak_bytes()));
     page.close();
   }
   page.close().close().close().close();

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "echelon/planner/plan_page.h"
-#include "echelon/timeline/markup.h"
+#include "echelon/report/markup.h"
 
 namespace echelon {
 

@@ -8,23 +8,15 @@
 #include "echelon/planner/plan_step.h"
 #include "echelon/planner/plane_style.h"
 #include "echelon/planner/reasons.h"
-#include "echelon/timeline/page.h"
-#include "echelon/timeline/units.h"
+#include "echelon/report/page.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
 
-constexpr int64_t kMostDevices = 16384;
+constexpr int64_t kLargestCluster = 16384;
 constexpr int64_t kChoicesHere = 12;
 constexpr int64_t kChoicesElsewhere = 6;
-
-std::string count(int64_t number) {
-  return format_count(static_cast<double>(number));
-}
-
-std::string bytes_text(double bytes) {
-  return format_bytes(static_cast<int64_t>(bytes));
-}
 
 void draw_tile(
     Markup& page, const char* name, const std::string& value,
@@ -46,7 +38,7 @@ void draw_tiles(Markup& page, const PlanPage& input) {
   page.open("dl", {{"class", "tiles"}});
   draw_tile(
       page, "A step", format_seconds(step.step_seconds),
-      count(input.request.global_batch) + " samples");
+      format_count(input.request.global_batch) + " samples");
   draw_tile(
       page, input.request.model.transformer ? "Tokens/s" : "Samples/s",
       format_count(step.tokens_per_second),
@@ -56,8 +48,8 @@ void draw_tiles(Markup& page, const PlanPage& input) {
       page, "Utilisation", format_percent(step.model_flops_utilisation),
       "of the peak in " + std::string(to_string(input.request.precision)));
   draw_tile(
-      page, "Memory of a device", bytes_text(step.memory.peak_bytes()),
-      "of " + bytes_text(limit));
+      page, "Memory of a device", format_bytes(step.memory.peak_bytes()),
+      "of " + format_bytes(limit));
   draw_tile(
       page, "Bubble", format_percent(step.parts.bubble / step.step_seconds),
       "of the step");
@@ -70,12 +62,12 @@ void draw_what_is_missing(Markup& page, const PlanPage& input) {
   const double limit = usable_fullest_bytes(input.request, *input.result.closest);
   page.open("dl", {{"class", "tiles"}});
   draw_tile(
-      page, "The closest needs", bytes_text(needed), "of each device");
-  draw_tile(page, "A device has", bytes_text(limit), "for a job");
+      page, "The closest needs", format_bytes(needed), "of each device");
+  draw_tile(page, "A device has", format_bytes(limit), "for a job");
   draw_tile(
-      page, "Devices", count(input.request.cluster.num_devices()), "are here");
+      page, "Devices", format_count(input.request.cluster.num_devices()), "are here");
   draw_tile(
-      page, "Would do", smallest ? count(smallest->devices) : "none",
+      page, "Would do", smallest ? format_count(smallest->devices) : "none",
       smallest ? "such devices" : "number of such devices");
   page.close();
 }
@@ -137,7 +129,7 @@ PlanPage make_plan_page(const PlanRequest& request, const PlanResult& result) {
       }
     }
   }
-  for (int64_t devices = 8; devices <= kMostDevices; devices *= 2) {
+  for (int64_t devices = 8; devices <= kLargestCluster; devices *= 2) {
     const auto plans = plans_on(page.request, devices, 1);
     page.growth.insert(page.growth.end(), plans.begin(), plans.end());
   }

@@ -4,12 +4,12 @@
 #include <utility>
 
 #include "echelon/simulator/simulate.h"
-#include "echelon/timeline/lanes.h"
+#include "echelon/report/lanes.h"
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/pipeline_blocks.h"
-#include "echelon/timeline/pipeline_section.h"
-#include "echelon/timeline/report_time.h"
-#include "echelon/timeline/units.h"
+#include "echelon/report/pipeline_section.h"
+#include "echelon/report/report_time.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -17,10 +17,6 @@ namespace {
 // Drawn of one pipeline. With more, the last ones would have nothing in the stretch of
 // time that a picture holds, which is the shorter the more rows there are.
 constexpr int64_t kMostRows = 16;
-
-std::string count(int64_t number) {
-  return format_count(static_cast<double>(number));
-}
 
 // Which ranks are drawn, and what the others do.
 std::string drawn_text(
@@ -30,13 +26,13 @@ std::string drawn_text(
   std::string text = pipeline ? "Drawn is one pipeline, that of rank 0"
                               : "Drawn is one rank, number 0";
   if (layout.pp > kMostRows) {
-    text += " (the first " + count(kMostRows) + " of its " + count(layout.pp) +
+    text += " (the first " + format_count(kMostRows) + " of its " + format_count(layout.pp) +
             " ranks)";
   }
   if (others == 0) return text + ".";
   const char* noun = pipeline ? " pipeline" : " rank";
   const std::string rest = others == 1 ? "the other" + std::string(noun)
-                                       : "the other " + count(others) + noun + "s";
+                                       : "the other " + format_count(others) + noun + "s";
   const char* each = others == 1 ? " does" : " do";
   // One simulated rank for each that is drawn: they do not differ.
   if (run.simulated_ranks <= layout.pp) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "echelon/timeline/page.h"
+#include "echelon/report/page.h"
 
 namespace echelon {
 namespace {

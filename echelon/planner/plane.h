@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/timeline/markup.h"
+#include "echelon/report/markup.h"
 
 namespace echelon {
 

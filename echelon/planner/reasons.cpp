@@ -7,21 +7,13 @@
 #include "echelon/cost/collective_time.h"
 #include "echelon/planner/device_sizes.h"
 #include "echelon/planner/search_space.h"
-#include "echelon/timeline/units.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
 
-std::string bytes_text(double bytes) {
-  return format_bytes(static_cast<int64_t>(bytes));
-}
-
 std::string rate_text(double bytes_per_second) {
   return format_number(bytes_per_second / 1e9) + " GB/s";
-}
-
-std::string count(int64_t number) {
-  return format_count(static_cast<double>(number));
 }
 
 std::string axis_name(Axis axis) { return std::string(short_name(axis)); }
@@ -75,23 +67,23 @@ bool uses_host(const Strategy& strategy) {
 }
 
 std::string layers_text(int64_t layers) {
-  return count(layers) + (layers == 1 ? " layer" : " layers");
+  return format_count(layers) + (layers == 1 ? " layer" : " layers");
 }
 
 std::string state_sentence(const PlanRequest& request, const Plan& plan) {
   const double state = whole_state_bytes(request, plan);
   const double usable = usable_device_bytes(request.cluster);
   std::string text = "Weights, gradients and optimizer state of " +
-                     request.model.name + " are " + bytes_text(state);
+                     request.model.name + " are " + format_bytes(state);
   if (state > usable) {
-    text += ", and a device has " + bytes_text(usable) + " for a job: they have to " +
-            "lie on " + count(static_cast<int64_t>(std::ceil(state / usable))) +
+    text += ", and a device has " + format_bytes(usable) + " for a job: they have to " +
+            "lie on " + format_count(static_cast<int64_t>(std::ceil(state / usable))) +
             " devices at least, before any activation" +
             (uses_host(plan.strategy)
                  ? ", unless a part of it waits in the hosts' memory, as here."
                  : ".");
   } else {
-    text += ", which fit in the " + bytes_text(usable) + " of one device.";
+    text += ", which fit in the " + format_bytes(usable) + " of one device.";
   }
   return text;
 }
@@ -151,9 +143,9 @@ std::string why_pipeline(const PlanRequest& request, const Plan& best) {
       strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
   std::string text =
       "pp=" + std::to_string(strategy.layout.pp) + " cuts the " +
-      count(num_layers(request.model)) + " layers into " + count(stages) +
+      format_count(num_layers(request.model)) + " layers into " + format_count(stages) +
       " stages, which send their outputs alone; with " +
-      count(strategy.num_microbatches()) + " microbatches and " +
+      format_count(strategy.num_microbatches()) + " microbatches and " +
       strategy.schedule;
   if (strategy.stages_per_rank > 1) {
     text += " over " + std::to_string(strategy.stages_per_rank) + " stages a rank";
@@ -179,9 +171,9 @@ std::string why_order(const PlanRequest& request, const Plan& best) {
     const int64_t before =
         place_of(usual, request.cluster, axis).ranks_per_node;
     if (here.ranks_per_node <= before) continue;
-    text += ": " + count(here.ranks_per_node) + " of the " + count(here.ranks) +
+    text += ": " + format_count(here.ranks_per_node) + " of the " + format_count(here.ranks) +
             " ranks of " + axis_name(axis) +
-            " share a node, in the usual order " + count(before);
+            " share a node, in the usual order " + format_count(before);
     break;
   }
   return text + ". ";
@@ -245,8 +237,8 @@ std::string why_memory(const PlanRequest& request, const Plan& best) {
   const double peak = best.step.memory.peak_bytes();
   std::string text = (request.cluster.mixed() ? "The fullest device holds "
                                               : "A device holds ") +
-                     bytes_text(peak) + " of " +
-                     bytes_text(usable);
+                     format_bytes(peak) + " of " +
+                     format_bytes(usable);
   if (strategy.recompute == Recompute::none && !uses_host(strategy)) {
     return text + ", so nothing is computed twice.";
   }
@@ -330,8 +322,8 @@ std::string explain_slower(const Plan& slower, const Plan& best) {
 
 std::string explain_unfit(const PlanRequest& request, const Plan& plan) {
   const auto& memory = plan.step.memory;
-  std::string text = "needs " + bytes_text(memory.peak_bytes()) + " of the " +
-                     bytes_text(usable_fullest_bytes(request, plan)) +
+  std::string text = "needs " + format_bytes(memory.peak_bytes()) + " of the " +
+                     format_bytes(usable_fullest_bytes(request, plan)) +
                      " that a device has for a job";
   if (memory.ranks.empty()) return text;
   const auto& fullest = memory.ranks[static_cast<size_t>(memory.fullest())];
@@ -354,9 +346,9 @@ Reason explain_nothing_fits(
   reason.fix = "The closest, " + to_string(closest.strategy) + ", " +
                explain_unfit(request, closest) + ".";
   if (smallest) {
-    reason.why = count(smallest->devices) + " such devices would do, with " +
+    reason.why = format_count(smallest->devices) + " such devices would do, with " +
                  to_string(smallest->strategy) + ": " +
-                 bytes_text(smallest->step.memory.peak_bytes()) + " a device, " +
+                 format_bytes(smallest->step.memory.peak_bytes()) + " a device, " +
                  format_seconds(smallest->step.step_seconds) + " a step.";
   } else {
     reason.why =

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 #include "echelon/planner/axis_orders.h"
 #include "echelon/schedule/options.h"

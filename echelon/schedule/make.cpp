@@ -3,7 +3,7 @@
 #include <functional>
 #include <utility>
 
-#include "echelon/config/nearest.h"
+#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 #include "echelon/schedule/breadth_first.h"
 #include "echelon/schedule/dualpipev.h"

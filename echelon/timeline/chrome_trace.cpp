@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "echelon/error.h"
-#include "echelon/timeline/json_reason.h"
-#include "echelon/timeline/text_file.h"
+#include "echelon/text/json_reason.h"
+#include "echelon/text/text_file.h"
 
 namespace echelon {
 namespace {

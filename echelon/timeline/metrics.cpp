@@ -16,13 +16,13 @@
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/timeline/json_reason.h"
-#include "echelon/timeline/text_file.h"
+#include "echelon/text/json_reason.h"
+#include "echelon/text/text_file.h"
 
 namespace echelon {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int64_t kBetweenWritesNs = 50'000'000;
 
@@ -31,7 +31,7 @@ const char* not_finite_name(double value) {
   return value > 0 ? "inf" : "-inf";
 }
 
-void put(Json& json, const std::string& key, double value) {
+void put(OrderedJson& json, const std::string& key, double value) {
   if (std::isfinite(value)) {
     json[key] = value;
   } else {
@@ -40,7 +40,7 @@ void put(Json& json, const std::string& key, double value) {
   }
 }
 
-std::optional<double> get(const Json& json, const std::string& key) {
+std::optional<double> get(const OrderedJson& json, const std::string& key) {
   const auto found = json.find(key);
   if (found == json.end()) return std::nullopt;
   if (!found->is_null()) return found->get<double>();
@@ -51,7 +51,7 @@ std::optional<double> get(const Json& json, const std::string& key) {
 }
 
 std::string to_line(const StepMetrics& m) {
-  Json json;
+  OrderedJson json;
   json["step"] = m.step;
   put(json, "epoch", m.epoch);
   if (m.simulated) {
@@ -71,7 +71,7 @@ std::string to_line(const StepMetrics& m) {
   if (m.loss_scale) put(json, "loss_scale", *m.loss_scale);
   if (m.skipped_steps) json["skipped_steps"] = *m.skipped_steps;
   if (!m.layer_grad_norms.empty()) {
-    Json norms;
+    OrderedJson norms;
     for (const auto& [layer, norm] : m.layer_grad_norms) put(norms, layer, norm);
     json["layer_grad_norms"] = std::move(norms);
   }
@@ -79,7 +79,7 @@ std::string to_line(const StepMetrics& m) {
 }
 
 std::string to_line(const EvaluationMetrics& m) {
-  Json inner;
+  OrderedJson inner;
   put(inner, "epoch", m.epoch);
   inner["samples"] = m.samples;
   put(inner, "accuracy", m.accuracy);
@@ -87,13 +87,13 @@ std::string to_line(const EvaluationMetrics& m) {
   put(inner, "seconds", m.seconds);
   if (m.tokens) inner["tokens"] = *m.tokens;
   if (m.perplexity) put(inner, "perplexity", *m.perplexity);
-  Json json;
+  OrderedJson json;
   json["step"] = m.step;
   json["evaluation"] = std::move(inner);
   return json.dump() + "\n";
 }
 
-StepMetrics step_from(const Json& json) {
+StepMetrics step_from(const OrderedJson& json) {
   StepMetrics m;
   m.step = json.at("step").get<int64_t>();
   m.epoch = get(json, "epoch").value_or(0);
@@ -121,8 +121,8 @@ StepMetrics step_from(const Json& json) {
   return m;
 }
 
-EvaluationMetrics evaluation_from(const Json& json) {
-  const Json& inner = json.at("evaluation");
+EvaluationMetrics evaluation_from(const OrderedJson& json) {
+  const OrderedJson& inner = json.at("evaluation");
   EvaluationMetrics m;
   m.step = json.at("step").get<int64_t>();
   m.epoch = get(inner, "epoch").value_or(0);
@@ -136,7 +136,7 @@ EvaluationMetrics evaluation_from(const Json& json) {
 }
 
 void read_line(std::string_view line, MetricsFile& file) {
-  const Json json = Json::parse(line);
+  const OrderedJson json = OrderedJson::parse(line);
   if (json.contains("evaluation")) {
     file.evaluations.push_back(evaluation_from(json));
   } else {

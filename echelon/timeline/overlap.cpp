@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "echelon/timeline/pipeline_blocks.h"
-#include "echelon/timeline/units.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {

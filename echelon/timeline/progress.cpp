@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "echelon/timeline/recorder.h"
-#include "echelon/timeline/units.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/memory/memory_kind.h"
+#include "echelon/timeline/memory_kind.h"
 
 namespace echelon {
 

@@ -1,6 +1,6 @@
 #include "echelon/train/gather_spans.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstring>
 #include <nlohmann/json.hpp>

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "echelon/error.h"
-#include "echelon/memory/host_memory.h"
-#include "echelon/train/count_memory.h"
+#include "echelon/train/host_memory.h"
+#include "echelon/train/strategies/count_memory.h"
 
 namespace echelon {
 namespace {

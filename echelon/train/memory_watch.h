@@ -10,11 +10,11 @@
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/comm/world.h"
-#include "echelon/memory/memory_meter.h"
+#include "echelon/profiling/memory_meter.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/timeline/timeline.h"
-#include "echelon/train/job.h"
-#include "echelon/train/model_source.h"
+#include "echelon/job/job.h"
+#include "echelon/train/strategies/model_source.h"
 
 namespace echelon {
 

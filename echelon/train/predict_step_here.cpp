@@ -3,12 +3,12 @@
 #include <cstdio>
 #include <exception>
 
-#include "echelon/checkpoint/new_file.h"
+#include "echelon/checkpoint/format/new_file.h"
 #include "echelon/cost/counted_model.h"
 #include "echelon/error.h"
-#include "echelon/explain/counted_layers.h"
-#include "echelon/explain/predict_run.h"
-#include "echelon/train/counted_shape.h"
+#include "echelon/predict/counted_layers.h"
+#include "echelon/predict/predict_run.h"
+#include "echelon/train/strategies/counted_shape.h"
 
 namespace echelon {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "echelon/comm/world.h"
 #include "echelon/cost/model_shape.h"
-#include "echelon/timeline/prediction_section.h"
-#include "echelon/train/job.h"
-#include "echelon/train/model_source.h"
+#include "echelon/report/prediction_section.h"
+#include "echelon/job/job.h"
+#include "echelon/train/strategies/model_source.h"
 
 namespace echelon {
 

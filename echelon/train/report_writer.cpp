@@ -4,9 +4,9 @@
 
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/recorder.h"
-#include "echelon/timeline/report.h"
+#include "echelon/report/report.h"
 #include "echelon/train/gather_spans.h"
-#include "echelon/train/pipeline_schedule.h"
+#include "echelon/job/pipeline_schedule.h"
 
 namespace echelon {
 namespace {

@@ -9,10 +9,10 @@
 
 #include "echelon/comm/world.h"
 #include "echelon/timeline/metrics.h"
-#include "echelon/timeline/prediction_section.h"
-#include "echelon/timeline/tensor_cut.h"
+#include "echelon/report/prediction_section.h"
+#include "echelon/report/tensor_cut.h"
 #include "echelon/timeline/timeline.h"
-#include "echelon/train/job.h"
+#include "echelon/job/job.h"
 
 namespace echelon {
 

@@ -8,14 +8,14 @@
 #include <numeric>
 #include <vector>
 
-#include "echelon/data/random.h"
-#include "echelon/data/text.h"
+#include "echelon/data/sources/random.h"
+#include "echelon/data/sources/text.h"
 #include "echelon/data/tokenizer/tokenizer.h"
 #include "echelon/error.h"
-#include "echelon/models/language_model.h"
+#include "echelon/architecture/language_model.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
-#include "echelon/models/weights_source.h"
+#include "echelon/architecture/weights_source.h"
 
 namespace echelon {
 namespace {

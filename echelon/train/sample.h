@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "echelon/train/job.h"
+#include "echelon/job/job.h"
 
 namespace echelon {
 

@@ -1,6 +1,6 @@
 #include "echelon/train/step_sums.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cmath>

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "echelon/comm/world.h"
-#include "echelon/train/objective.h"
-#include "echelon/train/saver.h"
+#include "echelon/train/strategies/objective.h"
+#include "echelon/train/saving/saver.h"
 
 namespace echelon {
 

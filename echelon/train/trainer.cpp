@@ -12,14 +12,14 @@
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
-#include "echelon/checkpoint/weights_file.h"
-#include "echelon/models/parameter_list.h"
-#include "echelon/train/describe_cut.h"
+#include "echelon/checkpoint/weights/weights_file.h"
+#include "echelon/architecture/parameter_list.h"
+#include "echelon/train/strategies/describe_cut.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/predict_step_here.h"
 #include "echelon/train/report_writer.h"
-#include "echelon/train/resume.h"
-#include "echelon/train/saver.h"
+#include "echelon/train/saving/resume.h"
+#include "echelon/train/saving/saver.h"
 #include "echelon/train/step_sums.h"
 
 namespace echelon {

@@ -1,7 +1,7 @@
 // The training loop of one rank.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -13,13 +13,13 @@
 #include "echelon/comm/world.h"
 #include "echelon/data/dataset.h"
 #include "echelon/data/loader.h"
-#include "echelon/models/layer_list.h"
+#include "echelon/layers/layer_list.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/progress.h"
 #include "echelon/timeline/recorder.h"
-#include "echelon/train/job.h"
-#include "echelon/train/model_source.h"
-#include "echelon/train/step.h"
+#include "echelon/job/job.h"
+#include "echelon/train/strategies/model_source.h"
+#include "echelon/train/strategies/step.h"
 
 namespace echelon {
 

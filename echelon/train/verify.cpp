@@ -1,6 +1,7 @@
 #include "echelon/train/verify.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,11 +13,11 @@
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/data/loader.h"
 #include "echelon/error.h"
-#include "echelon/models/parameter_list.h"
-#include "echelon/train/pipeline_schedule.h"
-#include "echelon/train/resume.h"
-#include "echelon/train/saver.h"
-#include "echelon/train/step.h"
+#include "echelon/architecture/parameter_list.h"
+#include "echelon/job/pipeline_schedule.h"
+#include "echelon/train/saving/resume.h"
+#include "echelon/train/saving/saver.h"
+#include "echelon/train/strategies/step.h"
 
 namespace echelon {
 namespace {

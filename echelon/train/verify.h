@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
-#include "echelon/models/layer_list.h"
-#include "echelon/train/job.h"
-#include "echelon/train/model_source.h"
+#include "echelon/layers/layer_list.h"
+#include "echelon/job/job.h"
+#include "echelon/train/strategies/model_source.h"
 
 namespace echelon {
 

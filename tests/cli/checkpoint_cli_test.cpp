@@ -4,12 +4,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "echelon/checkpoint/reader.h"
+#include "echelon/checkpoint/files/reader.h"
 #include "tests/cli/typed.h"
-#include "tests/checkpoint/small_save.h"
+#include "tests/checkpoint/files/small_save.h"
 
 namespace echelon {
-namespace {
+namespace checkpoint_cli_test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -251,5 +251,5 @@ TEST_F(CheckpointCommand, NamesDoNotCommandTheTerminal) {
   }
 }
 
-}  // namespace
+}  // namespace checkpoint_cli_test
 }  // namespace echelon

@@ -13,11 +13,12 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "echelon/models/hugging_face.h"
+#include "echelon/architecture/hugging_face.h"
 #include "echelon/timeline/chrome_trace.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace cli_test {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -58,7 +59,7 @@ class CommandLine : public testing::Test {
     folder_ = fs::canonical(::mkdtemp(name.data()));
     fs::create_directories(folder_ / "bin");
     fs::copy_file(
-        fs::path(ECHELON_BIN_DIR) / "echelon", folder_ / "bin/echelon");
+        program("echelon"), folder_ / "bin/echelon");
     write(folder_ / "bin/echelon-train", kStandIn);
     ::chmod((folder_ / "bin/echelon-train").c_str(), 0755);
     write(
@@ -229,7 +230,7 @@ TEST_F(CommandLine, ShowsTomlThatReadsBack) {
 TEST_F(CommandLine, TheReferenceIsTheCommittedPage) {
   EXPECT_EQ(
       run("config reference").out,
-      read(fs::path(ECHELON_SOURCE_DIR) / "doc/configuration.md"))
+      read(source_path("doc/configuration.md")))
       << "echelon config reference > doc/configuration.md";
   EXPECT_GT(json::parse(run("config reference --json").out).size(), 50u);
 }
@@ -677,7 +678,7 @@ TEST_F(CommandLine, DoctorSeesALowLimit) {
 }
 
 TEST_F(CommandLine, DoctorAsksTheDriverAndWritesTheCluster) {
-  const std::string driver = "LD_LIBRARY_PATH=" FAKE_NVML_FOLDER " ";
+  const std::string driver = "LD_LIBRARY_PATH=" + test_program("fake_nvml") + " ";
   const auto seen = shell(driver + "bin/echelon doctor");
   EXPECT_THAT(
       seen.out,
@@ -710,5 +711,5 @@ TEST_F(CommandLine, DoctorReadsTheRowOfTheAllReduce) {
   }
 }
 
-}  // namespace
+}  // namespace cli_test
 }  // namespace echelon

@@ -13,17 +13,18 @@
 #include <map>
 #include <random>
 
-#include "echelon/checkpoint/float_convert.h"
+#include "echelon/checkpoint/format/float_convert.h"
 #include "echelon/layout/shard.h"
-#include "echelon/models/language_model.h"
-#include "echelon/models/weights_source.h"
-#include "echelon/train/job.h"
-#include "tests/checkpoint/written_checkpoint.h"
-#include "tests/launch/process.h"
+#include "echelon/architecture/language_model.h"
+#include "echelon/architecture/weights_source.h"
+#include "echelon/job/job.h"
+#include "tests/checkpoint/files/written_checkpoint.h"
+#include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace export_test {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
@@ -32,7 +33,7 @@ using testing::IsEmpty;
 using testing::Not;
 using testing_support::Command;
 
-const std::string kEchelon = ECHELON_BIN_DIR "/echelon";
+const std::string kEchelon = program("echelon");
 
 ModelOptions model(const std::string& name) {
   ModelOptions options;
@@ -541,5 +542,5 @@ TEST_F(Export, TakesLittleMemoryWhateverTheModel) {
   EXPECT_LT(wide - start, 200 * kMiB);
 }
 
-}  // namespace
+}  // namespace export_test
 }  // namespace echelon

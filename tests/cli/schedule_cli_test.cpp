@@ -12,7 +12,7 @@
 #include "tests/cli/typed.h"
 
 namespace echelon {
-namespace {
+namespace schedule_cli_test {
 
 using nlohmann::json;
 using testing::AllOf;
@@ -190,5 +190,5 @@ TEST_F(ScheduleCommand, AWideGridGoesOnBelow) {
   EXPECT_THAT(outcome.out, Not(HasSubstr("\033")));
 }
 
-}  // namespace
+}  // namespace schedule_cli_test
 }  // namespace echelon

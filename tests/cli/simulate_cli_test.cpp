@@ -9,9 +9,10 @@
 #include <sstream>
 
 #include "tests/cli/typed.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace simulate_cli_test {
 
 using nlohmann::json;
 using testing::AllOf;
@@ -158,7 +159,7 @@ TEST_F(SimulateCommand, WritesARunThatExplainReads) {
                   "k": 4000}],
      "backward": [{"name": "add", "bytes": 1e7}]}]})");
   const std::string digits =
-      ECHELON_SOURCE_DIR "/examples/configs/digits.toml --cluster h100-sxm:1x8 ";
+      source_path("examples/configs/digits.toml --cluster h100-sxm:1x8 ");
   int run_number = 0;
   for (const std::string& arguments :
        {std::string(kSmall), std::string(kSmall) + "--schedule gpipe --recompute all",
@@ -239,7 +240,7 @@ TEST_F(SimulateCommand, SaysHowMuchOfWeeksCounts) {
 
 TEST_F(SimulateCommand, TakesAConfigurationOfTrain) {
   const std::string configuration =
-      ECHELON_SOURCE_DIR "/examples/configs/digits.toml ";
+      source_path("examples/configs/digits.toml ");
   const Outcome outcome =
       run(configuration + "--cluster h100-sxm:1x8 --layout dp=4");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -315,50 +316,5 @@ TEST_F(SimulateCommand, RefusesClusterFilesThatAreBroken) {
       HasSubstr("nowhere.toml"));
 }
 
-const char* const kTable =
-    "gpu,gpus,model,seq,global_batch,tp,pp,step_seconds\n"
-    "A100-SXM-80GB,8,gpt2,1024,64,1,1,0.2\n";
-
-TEST_F(SimulateCommand, PredictsTables) {
-  write("steps.csv", std::string(kTable) + "X9000,8,gpt2,1024,64,1,1,0.2\n" +
-                         "A100-SXM-80GB,8,gpt2,1024,many,1,1,0.2\n");
-  const Outcome text = run("--table steps.csv");
-  EXPECT_EQ(text.exit_code, 0) << text.err;
-  EXPECT_THAT(
-      text.out, AllOf(HasSubstr("mean error"), HasSubstr("not predicted"),
-                      HasSubstr("X9000")));
-  const Outcome outcome = run("--table steps.csv --json");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  const json printed = json::parse(outcome.out);
-  ASSERT_EQ(printed["rows"].size(), 3u);
-  EXPECT_GT(printed["rows"][0]["step_seconds"].get<double>(), 0);
-  EXPECT_GT(printed["rows"][0]["memory_gib"].get<double>(), 0);
-  EXPECT_TRUE(printed["rows"][1]["step_seconds"].is_null());
-  EXPECT_THAT(printed["rows"][1]["excluded"].get<std::string>(),
-              HasSubstr("X9000"));
-  EXPECT_THAT(printed["rows"][2]["excluded"].get<std::string>(),
-              HasSubstr("global_batch \"many\""));
-}
-
-TEST_F(SimulateCommand, RefusesTablesThatAreNone) {
-  refuses("--table nowhere.csv", 3, HasSubstr("nowhere.csv"));
-  write("empty.csv", "");
-  refuses("--table empty.csv", 3, HasSubstr("empty.csv"));
-  write("column.csv", "gpu,gpus,model,seq\nA100-SXM-80GB,8,gpt2,1024\n");
-  refuses("--table column.csv", 3,
-          AllOf(HasSubstr("column.csv:1"), HasSubstr("no column global_batch")));
-  write("short.csv", std::string(kTable) + "A100-SXM-80GB,8,gpt2\n");
-  refuses("--table short.csv", 3, HasSubstr("short.csv:3: 3 cells"));
-  write("quote.csv", std::string(kTable) + "\"A100,8\n");
-  refuses("--table quote.csv", 3, HasSubstr("quote.csv"));
-  write("steps.csv", kTable);
-  for (const char* beside :
-       {"--model gpt2", "--batch 4", "--run x", "--hours 3", "--jitter 0.1",
-        "--layers x.json"}) {
-    refuses(std::string("--table steps.csv ") + beside, 2,
-            AllOf(HasSubstr(beside), HasSubstr("leave one out")));
-  }
-}
-
-}  // namespace
+}  // namespace simulate_cli_test
 }  // namespace echelon

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tests/support/temp_folder.h"
+#include "tests/support/places.h"
 
 namespace echelon {
 
@@ -17,11 +18,13 @@ struct Outcome {
 };
 
 /// `echelon ARGUMENTS` in the test's folder, without input; `before` may set limits.
+/// `name` is the path of another program.
 inline Outcome typed(
     const TempFolder& folder, const std::string& arguments,
-    const std::string& before = "") {
+    const std::string& before = "",
+    const std::string& name = program("echelon")) {
   const std::string line = "cd '" + folder.path() + "' && { " + before + "'" +
-                           ECHELON_BIN_DIR "/echelon' " + arguments +
+                           name + "' " + arguments +
                            "\n} >out 2>err </dev/null";
   const int status = std::system(line.c_str());
   return {

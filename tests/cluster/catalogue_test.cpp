@@ -7,7 +7,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace catalogue_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -104,5 +104,5 @@ TEST(FindCluster, SaysWhichOfTheseATextIsNot) {
   EXPECT_THAT(says("gh200:4x4"), HasSubstr("no link inside a node"));
 }
 
-}  // namespace
+}  // namespace catalogue_test
 }  // namespace echelon

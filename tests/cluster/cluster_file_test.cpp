@@ -9,7 +9,7 @@
 #include "echelon/error.h"
 
 namespace echelon {
-namespace {
+namespace cluster_file_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -264,5 +264,5 @@ TEST(ClusterFile, DamagedTextsAreReadOrRefused) {
   EXPECT_GT(refused, 1000);
 }
 
-}  // namespace
+}  // namespace cluster_file_test
 }  // namespace echelon

@@ -11,7 +11,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace cluster_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -150,5 +150,5 @@ TEST(Precision, Names) {
       HasSubstr("did you mean \"bf16\"?"));
 }
 
-}  // namespace
+}  // namespace cluster_test
 }  // namespace echelon

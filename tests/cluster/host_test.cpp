@@ -5,7 +5,7 @@
 #include <sched.h>
 
 namespace echelon {
-namespace {
+namespace host_test {
 
 TEST(AvailableCores, AreThoseOfTheAffinityAtMost) {
   EXPECT_GE(available_cores(), 1);
@@ -28,5 +28,5 @@ TEST(HostMemory, HasLessFreeThanItHas) {
   EXPECT_LE(memory.free_bytes, memory.total_bytes);
 }
 
-}  // namespace
+}  // namespace host_test
 }  // namespace echelon

@@ -12,7 +12,7 @@
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace local_cluster_test {
 
 using testing::HasSubstr;
 
@@ -98,5 +98,5 @@ TEST(LocalCluster, IsWhatLocalStandsFor) {
   ::unsetenv("XDG_CONFIG_HOME");
 }
 
-}  // namespace
+}  // namespace local_cluster_test
 }  // namespace echelon

@@ -10,9 +10,10 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
 #include "tests/support/error_text.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace local_machine_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -37,7 +38,7 @@ class FakeNvml : public testing::Test {
 };
 
 TEST_F(FakeNvml, TellsDevicesLinksAndDriver) {
-  const NvmlFindings found = ask_nvml(FAKE_NVML);
+  const NvmlFindings found = ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
   ASSERT_TRUE(found.library);
   EXPECT_EQ(found.error, 0);
   EXPECT_EQ(found.driver, "560.35.03");
@@ -66,7 +67,7 @@ TEST_F(FakeNvml, TellsDevicesLinksAndDriver) {
 
 TEST_F(FakeNvml, ADriverWithoutLinksLeavesPcie) {
   ::setenv("FAKE_NVML_OLD", "1", 1);
-  const NvmlFindings found = ask_nvml(FAKE_NVML);
+  const NvmlFindings found = ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
   EXPECT_EQ(found.gpus.at(0).nvlinks, 0);
   const Node node = cluster_of(machine(found.gpus)).groups[0].node;
   EXPECT_EQ(node.inside.name, "PCIe 5");
@@ -76,7 +77,7 @@ TEST_F(FakeNvml, ADriverWithoutLinksLeavesPcie) {
 
 TEST_F(FakeNvml, AFailedStartAndNoLibraryAreTold) {
   ::setenv("FAKE_NVML_ERROR", "9", 1);
-  const NvmlFindings failed = ask_nvml(FAKE_NVML);
+  const NvmlFindings failed = ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
   EXPECT_TRUE(failed.library);
   EXPECT_EQ(failed.error, 9);
   EXPECT_TRUE(failed.gpus.empty());
@@ -178,5 +179,5 @@ TEST(LocalMachine, ReadsProcessorsAndAdapters) {
   EXPECT_TRUE(find_adapters("/nowhere").empty());
 }
 
-}  // namespace
+}  // namespace local_machine_test
 }  // namespace echelon

@@ -10,7 +10,7 @@
 #include "echelon/error.h"
 
 namespace echelon {
-namespace {
+namespace measured_machine_test {
 
 using testing::HasSubstr;
 using testing::Not;
@@ -154,5 +154,5 @@ TEST(MeasuredMachine, IsToldAsTextAndJson) {
   EXPECT_EQ(json["calls"].size(), 6u);
 }
 
-}  // namespace
+}  // namespace measured_machine_test
 }  // namespace echelon

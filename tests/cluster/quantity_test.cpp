@@ -6,7 +6,7 @@
 #include <random>
 
 namespace echelon {
-namespace {
+namespace quantity_test {
 
 TEST(Quantity, ReadsUnits) {
   EXPECT_EQ(parse_quantity("400 Gbit/s", Unit::bytes_per_second), 50e9);
@@ -48,5 +48,5 @@ TEST(Quantity, EveryValueComesBack) {
   }
 }
 
-}  // namespace
+}  // namespace quantity_test
 }  // namespace echelon

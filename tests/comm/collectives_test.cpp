@@ -11,10 +11,10 @@
 
 #include "echelon/comm/nccl/nccl_backend.h"
 #include "tests/comm/collective_cases.h"
-#include "tests/launch/process_ranks.h"
+#include "tests/support/process_ranks.h"
 
 namespace echelon {
-namespace {
+namespace collectives_test {
 
 constexpr const char* kBackend = "ECHELON_TEST_BACKEND";
 constexpr const char* kDevice = "ECHELON_TEST_DEVICE";
@@ -136,5 +136,5 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Values("local", "nccl"), testing::Values(1, 2, 3, 4)),
     name_of);
 
-}  // namespace
+}  // namespace collectives_test
 }  // namespace echelon

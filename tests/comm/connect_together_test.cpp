@@ -14,7 +14,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace connect_together_test {
 
 using testing::HasSubstr;
 
@@ -88,5 +88,5 @@ TEST(ConnectTogether, AMemberWhoseTimeIsUpDoesNotWaitForTheOthers) {
   EXPECT_EQ(text, "rank 1 did not come");
 }
 
-}  // namespace
+}  // namespace connect_together_test
 }  // namespace echelon

@@ -16,7 +16,7 @@
 #include "echelon/error.h"
 
 namespace echelon {
-namespace {
+namespace differentiable_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -327,5 +327,5 @@ TEST(Differentiable, WrongShapesAreErrorsBeforeAnythingIsSent) {
   });
 }
 
-}  // namespace
+}  // namespace differentiable_test
 }  // namespace echelon

@@ -9,12 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "tests/launch/process.h"
-#include "tests/launch/two_hosts.h"
+#include "tests/support/process.h"
+#include "tests/support/two_hosts.h"
 #include "tests/support/python.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace launchers_test {
 
 using testing_support::Command;
 using Words = std::vector<std::string>;
@@ -38,7 +39,7 @@ std::set<std::string> lines_of(
 void expect_lines(
     Words launcher, const std::string& backend,
     const std::set<std::string>& expected) {
-  launcher.insert(launcher.end(), {LAUNCHERS_RANK, backend});
+  launcher.insert(launcher.end(), {test_program("launchers_rank"), backend});
   Command run(launcher);
   EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
   std::set<std::string> lines;
@@ -127,5 +128,5 @@ TEST_P(Torchrun, StartsRanksOverGloo) {
   expect_ranks(torchrun(GetParam(), {"--standalone"}), GetParam(), "gloo");
 }
 
-}  // namespace
+}  // namespace launchers_test
 }  // namespace echelon

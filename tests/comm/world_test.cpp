@@ -12,7 +12,7 @@
 #include "echelon/error.h"
 
 namespace echelon {
-namespace {
+namespace world_test {
 
 using testing::HasSubstr;
 
@@ -182,5 +182,5 @@ INSTANTIATE_TEST_SUITE_P(
       return info.param == BackendKind::gloo ? "gloo" : "local";
     });
 
-}  // namespace
+}  // namespace world_test
 }  // namespace echelon

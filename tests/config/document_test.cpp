@@ -12,7 +12,7 @@
 #include "echelon/error.h"
 
 namespace echelon::config {
-namespace {
+namespace document_test {
 
 using std::chrono::milliseconds;
 using testing::HasSubstr;
@@ -385,5 +385,5 @@ TEST(Value, ShortensBetweenCharacters) {
   EXPECT_EQ((cut.size() - 3) % 2, 0u);
 }
 
-}  // namespace
+}  // namespace document_test
 }  // namespace echelon::config

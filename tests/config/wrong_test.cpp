@@ -18,14 +18,15 @@
 #include <iterator>
 #include <sstream>
 
-#include "echelon/checkpoint/safetensors.h"
+#include "echelon/checkpoint/format/safetensors.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace wrong_test {
 
 namespace fs = std::filesystem;
 
-const fs::path kWrong = fs::path(ECHELON_SOURCE_DIR) / "tests/config/wrong";
+const fs::path kWrong = source_path("tests/config/wrong");
 
 std::string read(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -151,7 +152,7 @@ struct Outcome {
 
 // Runs `echelon train NAME.toml …` in the current folder.
 Outcome check(const std::string& name, const std::string& arguments) {
-  const std::string command = std::string(ECHELON_BIN_DIR) + "/echelon train " +
+  const std::string command = program("echelon") + " train " +
                               name + ".toml " + arguments + " 2>&1 >/dev/null";
   const auto begin = std::chrono::steady_clock::now();
   FILE* pipe = ::popen(command.c_str(), "r");
@@ -241,5 +242,5 @@ TEST(WrongConfigurations, AreManyAndEachHasItsMessage) {
   }
 }
 
-}  // namespace
+}  // namespace wrong_test
 }  // namespace echelon

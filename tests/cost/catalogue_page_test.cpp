@@ -13,9 +13,10 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace catalogue_page_test {
 
 constexpr const char* kHead = R"(# Models and devices by name
 
@@ -148,14 +149,14 @@ std::string devices_table() {
 
 TEST(CataloguePage, IsWhatTheCataloguesHave) {
   const auto path =
-      std::filesystem::path(ECHELON_SOURCE_DIR) / "doc/catalogue.md";
+      source_path("doc/catalogue.md");
   const std::string text = kHead + models_table() + devices_table();
   if (std::getenv("ECHELON_UPDATE_EXPECTED") != nullptr) {
     std::ofstream(path, std::ios::binary) << text;
   }
-  EXPECT_EQ(read_file(path.string()), text)
+  EXPECT_EQ(read_file(path), text)
       << "ECHELON_UPDATE_EXPECTED=1 writes it anew";
 }
 
-}  // namespace
+}  // namespace catalogue_page_test
 }  // namespace echelon

@@ -8,7 +8,7 @@
 #include "echelon/cost/model_catalogue.h"
 
 namespace echelon {
-namespace {
+namespace check_strategy_test {
 
 using ::testing::HasSubstr;
 
@@ -99,5 +99,5 @@ TEST(CheckStrategy, RefusesNumbersThatAreNone) {
   }
 }
 
-}  // namespace
+}  // namespace check_strategy_test
 }  // namespace echelon

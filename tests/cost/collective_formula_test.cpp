@@ -6,7 +6,7 @@
 #include "echelon/cost/stack.h"
 
 namespace echelon {
-namespace {
+namespace collective_formula_test {
 
 constexpr double kTiny = 1e-3;  // bytes
 constexpr double kLarge = 1e11;
@@ -181,5 +181,5 @@ TEST(PassTime, WhatCanBeHiddenIs) {
       pass.memory, 0.75 * pass.communication[tp] * stack.overlap_slowdown, 1e-12);
 }
 
-}  // namespace
+}  // namespace collective_formula_test
 }  // namespace echelon

@@ -7,7 +7,7 @@
 #include "echelon/error.h"
 
 namespace echelon {
-namespace {
+namespace counted_model_test {
 
 using testing::HasSubstr;
 
@@ -86,5 +86,5 @@ TEST(CountedModel, StagesAreThoseThatItWasCountedFor) {
   EXPECT_EQ(layers_of_stages(shape, 3), (std::vector<int64_t>{1, 1, 1}));
 }
 
-}  // namespace
+}  // namespace counted_model_test
 }  // namespace echelon

@@ -8,7 +8,7 @@
 #include "echelon/cost/step_estimate.h"
 
 namespace echelon {
-namespace {
+namespace device_rates_test {
 
 double matrix_share(const std::string& name, const std::string& like = "") {
   return rates_of(Device{.name = name, .like = like}).matrix_share;
@@ -72,5 +72,5 @@ TEST(DeviceRates, AnOffloadedOptimizerTakesAsLongAsTheHostsMemory) {
       1e-9);
 }
 
-}  // namespace
+}  // namespace device_rates_test
 }  // namespace echelon

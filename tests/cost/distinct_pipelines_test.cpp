@@ -15,7 +15,7 @@
 #include "echelon/cost/step_estimate.h"
 
 namespace echelon {
-namespace {
+namespace distinct_pipelines_test {
 
 struct Nodes {
   const char* device;
@@ -283,5 +283,5 @@ TEST(DistinctPipelines, DrawnLayoutsOnDrawnClustersAreEstimatedAsEach) {
   }
 }
 
-}  // namespace
+}  // namespace distinct_pipelines_test
 }  // namespace echelon

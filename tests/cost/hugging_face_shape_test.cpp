@@ -10,7 +10,7 @@
 #include "echelon/error.h"
 
 namespace echelon {
-namespace {
+namespace hugging_face_shape_test {
 
 using ::testing::HasSubstr;
 using nlohmann::json;
@@ -195,5 +195,5 @@ TEST(HuggingFaceShape, WhatIsNoConfigurationIsRefused) {
   EXPECT_THAT(error_of(deep), HasSubstr("model_type"));
 }
 
-}  // namespace
+}  // namespace hugging_face_shape_test
 }  // namespace echelon

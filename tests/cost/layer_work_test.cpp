@@ -8,7 +8,7 @@
 #include "echelon/cost/transformer_work.h"
 
 namespace echelon {
-namespace {
+namespace layer_work_test {
 
 double elements(const std::vector<LayerWork>& layers) {
   double sum = 0;
@@ -185,5 +185,5 @@ TEST(LayerWork, OnlySoManyLayersOfAStageComputeAgain) {
   }
 }
 
-}  // namespace
+}  // namespace layer_work_test
 }  // namespace echelon

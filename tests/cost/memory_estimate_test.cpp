@@ -11,7 +11,7 @@
 #include "echelon/cost/state_bytes.h"
 
 namespace echelon {
-namespace {
+namespace memory_estimate_test {
 
 constexpr double kGiB = 1073741824.0;
 
@@ -307,5 +307,5 @@ TEST(MemoryEstimate, IsWithinATenthOfWhatOthersMeasured) {
   }
 }
 
-}  // namespace
+}  // namespace memory_estimate_test
 }  // namespace echelon

@@ -9,7 +9,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace model_shape_test {
 
 using ::testing::HasSubstr;
 
@@ -197,5 +197,5 @@ TEST(ModelShape, ImpossibleNumbersAreRefused) {
               HasSubstr("4 pixels"));
 }
 
-}  // namespace
+}  // namespace model_shape_test
 }  // namespace echelon

@@ -9,7 +9,7 @@
 #include "echelon/cost/state_bytes.h"
 
 namespace echelon {
-namespace {
+namespace operation_formula_test {
 
 // No tiles, no launches, no cache: the roofline alone.
 DeviceRates plain(double norm) {
@@ -106,5 +106,5 @@ TEST(OperationFormula, RanksOfExpertParallelismCutWhatIsNotAnExpert) {
   EXPECT_EQ(dense_shards(strategy, find_stack("fsdp")), 1);
 }
 
-}  // namespace
+}  // namespace operation_formula_test
 }  // namespace echelon

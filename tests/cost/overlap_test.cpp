@@ -5,7 +5,7 @@
 #include <vector>
 
 namespace echelon {
-namespace {
+namespace overlap_test {
 
 struct Layer {
   double computation;
@@ -100,5 +100,5 @@ TEST(Overlap, TheLastLayersGradientsAreNeverHidden) {
   EXPECT_NEAR(gradients.exposed(), 5, 1e-12);
 }
 
-}  // namespace
+}  // namespace overlap_test
 }  // namespace echelon

@@ -6,7 +6,7 @@
 #include "echelon/cost/step_estimate.h"
 
 namespace echelon {
-namespace {
+namespace stage_times_test {
 
 Strategy strategy_of(Layout layout, int64_t batch = 64) {
   Strategy strategy;
@@ -165,5 +165,5 @@ TEST(StageTimes, OffloadingActivationsCostsWhatComputingDoesNotHide) {
   EXPECT_LT(other(1e9), all / 3);
 }
 
-}  // namespace
+}  // namespace stage_times_test
 }  // namespace echelon

@@ -8,7 +8,7 @@
 #include "echelon/cost/model_catalogue.h"
 
 namespace echelon {
-namespace {
+namespace step_estimate_test {
 
 Strategy strategy_on(Layout layout, int64_t batch) {
   Strategy strategy;
@@ -177,5 +177,5 @@ TEST(StageTimes, ATiedHeadIsUpdatedOnceWhereTheEmbeddingIsOnItsRank) {
   EXPECT_LT(optimizer("zb-v", 2, true), 0.8 * optimizer("zb-v", 2, false));
 }
 
-}  // namespace
+}  // namespace step_estimate_test
 }  // namespace echelon

@@ -12,7 +12,7 @@
 #include "echelon/schedule/options.h"
 
 namespace echelon {
-namespace {
+namespace stored_microbatches_test {
 
 TEST(StoredMicrobatches, AreThoseOfTheSchedule) {
   int compared = 0;
@@ -82,5 +82,5 @@ TEST(StageCut, OfCountedLayersIsEvenAndLeavesNoneEmpty) {
   EXPECT_EQ(layers_of_stages({0, 0, 0, 9}, 3), (std::vector<int64_t>{2, 1, 1}));
 }
 
-}  // namespace
+}  // namespace stored_microbatches_test
 }  // namespace echelon

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace echelon {
-namespace {
+namespace strategy_test {
 
 TEST(StrategyText, SaysWhatIsNotUsual) {
   Strategy strategy;
@@ -63,5 +63,5 @@ TEST(StrategyText, RanksInAnotherOrderAreNamed) {
   EXPECT_EQ(to_string(strategy), usual);
 }
 
-}  // namespace
+}  // namespace strategy_test
 }  // namespace echelon

@@ -4,14 +4,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/data/loader.h"
 #include "tests/data/make_image.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace dataset_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -306,5 +306,5 @@ TEST_F(TextData, HeldOutSamplesAreSeenOnceAsTheyAre) {
   EXPECT_EQ(loader.next()->indices, data.holdout_samples);
 }
 
-}  // namespace
+}  // namespace dataset_test
 }  // namespace echelon

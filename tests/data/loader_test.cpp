@@ -17,7 +17,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace loader_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -474,5 +474,5 @@ TEST(Loader, RefusesWhatCannotBe) {
   EXPECT_EQ(empty.batches_per_epoch(), 0);
 }
 
-}  // namespace
+}  // namespace loader_test
 }  // namespace echelon

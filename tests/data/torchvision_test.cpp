@@ -6,16 +6,16 @@
 #include <cmath>
 #include <sstream>
 
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/data/dataset.h"
-#include "echelon/data/image.h"
-#include "echelon/data/image_folder.h"
-#include "echelon/data/resize.h"
+#include "echelon/data/images/image.h"
+#include "echelon/data/sources/image_folder.h"
+#include "echelon/data/images/resize.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace torchvision_test {
 
 constexpr int64_t kSize = 64;
 /// One step of an 8-bit channel, after normalising by the smallest deviation.
@@ -130,5 +130,5 @@ TEST_F(Torchvision, RandomResizedCropAndFlip) {
   std::cout << num_exact_ << " of " << data_->size() << " equal to the bit\n";
 }
 
-}  // namespace
+}  // namespace torchvision_test
 }  // namespace echelon

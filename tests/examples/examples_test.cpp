@@ -8,15 +8,16 @@
 #include <string>
 #include <vector>
 
-#include "tests/launch/process.h"
+#include "tests/support/process.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace examples_test {
 
 using testing_support::Command;
 using Words = std::vector<std::string>;
 
-const std::string kPrograms = ECHELON_BIN_DIR "/";
+const std::string kPrograms = program("");
 
 // Runs it, on its own without ranks; what it prints.
 std::string output_of(int ranks, const Words& program) {
@@ -85,5 +86,5 @@ TEST(Examples, Sharded) {
   expect_equal(one, losses_in(output_of(4, {"05_sharded"})));
 }
 
-}  // namespace
+}  // namespace examples_test
 }  // namespace echelon

@@ -5,18 +5,19 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "made_run.h"
-#include "tests/launch/process.h"
+#include "tests/explain/made_run.h"
+#include "tests/support/process.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace explain_cli_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 using testing_support::Command;
 
-const std::string kEchelon = ECHELON_BIN_DIR "/echelon";
+const std::string kEchelon = program("echelon");
 
 class ExplainCommand : public testing::Test {
  protected:
@@ -95,5 +96,5 @@ TEST_F(ExplainCommand, IsAmongTheCommandsThatShellsComplete) {
   EXPECT_THAT(command.out(), HasSubstr("\" explain\") words=\"--"));
 }
 
-}  // namespace
+}  // namespace explain_cli_test
 }  // namespace echelon

@@ -23,10 +23,11 @@
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/overlap.h"
 #include "tests/data/make_image.h"
-#include "tests/launch/process.h"
+#include "tests/support/process.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace explain_runs_test {
 
 using testing::Contains;
 using testing::ElementsAre;
@@ -34,7 +35,7 @@ using testing_support::Command;
 using testing_support::TempFolder;
 using Words = std::vector<std::string>;
 
-const std::string kEchelon = ECHELON_BIN_DIR "/echelon";
+const std::string kEchelon = program("echelon");
 
 class ExplainRuns : public testing::Test {
  protected:
@@ -277,5 +278,5 @@ TEST_F(ExplainRuns, TinyBatches) {
   EXPECT_GT(found->gain, 0.5);
 }
 
-}  // namespace
+}  // namespace explain_runs_test
 }  // namespace echelon

@@ -10,11 +10,11 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/explain/what_if.h"
 #include "echelon/schedule/options.h"
-#include "made_run.h"
+#include "tests/explain/made_run.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace explain_test {
 
 using made::DataParallel;
 using made::RankStep;
@@ -626,5 +626,5 @@ TEST(Settings, AreTablesWithTheirKeysTogether) {
       "[model]\ncut = []\nbalance = \"measured\"\n\n[layout]\npp = 2\n");
 }
 
-}  // namespace
+}  // namespace explain_test
 }  // namespace echelon

@@ -1,4 +1,4 @@
-#include "made_run.h"
+#include "tests/explain/made_run.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -9,7 +9,7 @@
 
 #include "echelon/schedule/timing.h"
 #include "echelon/timeline/timeline.h"
-#include "echelon/train/job.h"
+#include "echelon/job/job.h"
 
 namespace echelon::made {
 

@@ -12,13 +12,13 @@
 #include "echelon/error.h"
 #include "echelon/explain/explain.h"
 #include "echelon/timeline/chrome_trace.h"
-#include "echelon/timeline/text_file.h"
-#include "made_run.h"
+#include "echelon/text/text_file.h"
+#include "tests/explain/made_run.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace run_record_test {
 
 using testing::AllOf;
 using testing::Contains;
@@ -231,5 +231,5 @@ TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
       error_text<DataError>([&] { read_run(run_); }), HasSubstr("metrics.jsonl"));
 }
 
-}  // namespace
+}  // namespace run_record_test
 }  // namespace echelon

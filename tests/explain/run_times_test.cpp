@@ -10,7 +10,7 @@
 #include "echelon/simulator/simulate.h"
 
 namespace echelon {
-namespace {
+namespace run_times_test {
 
 Span call(int32_t rank, const std::string& axis, int64_t begin, int64_t end) {
   return {rank, "comm", "all_reduce x", SpanKind::communication, begin, end,
@@ -169,5 +169,5 @@ TEST(RunTimes, SeeTheCommunicationThatTheSimulatorMade) {
   EXPECT_NEAR(times.mean.communication.at("tp"), exposed, 0.02 * exposed);
 }
 
-}  // namespace
+}  // namespace run_times_test
 }  // namespace echelon

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace echelon {
-namespace {
+namespace stage_costs_test {
 
 using testing::ElementsAre;
 
@@ -43,5 +43,5 @@ TEST(StageCosts, OfWhatIsNoPipelineAreNone) {
   EXPECT_FALSE(stage_costs(two_stages(), {1}));
 }
 
-}  // namespace
+}  // namespace stage_costs_test
 }  // namespace echelon

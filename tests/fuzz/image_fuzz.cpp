@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "echelon/data/image.h"
-#include "echelon/data/resize.h"
+#include "echelon/data/images/image.h"
+#include "echelon/data/images/resize.h"
 #include "echelon/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

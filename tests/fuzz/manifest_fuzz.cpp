@@ -7,8 +7,8 @@
 #include <set>
 #include <string>
 
-#include "echelon/checkpoint/manifest.h"
-#include "echelon/checkpoint/safetensors.h"
+#include "echelon/checkpoint/format/manifest.h"
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/error.h"
 
 namespace {

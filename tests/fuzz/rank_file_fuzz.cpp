@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "echelon/checkpoint/reader.h"
-#include "echelon/checkpoint/safetensors.h"
+#include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/error.h"
 
 namespace {

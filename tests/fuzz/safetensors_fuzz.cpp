@@ -2,7 +2,7 @@
 // promises all hold.
 #include <cstdlib>
 
-#include "echelon/checkpoint/safetensors.h"
+#include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/error.h"
 
 namespace {

@@ -2,7 +2,7 @@
 // whose documents follow each other over all tokens.
 #include <cstdlib>
 
-#include "echelon/data/token_file.h"
+#include "echelon/data/sources/token_file.h"
 #include "echelon/error.h"
 
 namespace {

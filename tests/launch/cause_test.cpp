@@ -4,7 +4,7 @@
 #include <signal.h>
 
 namespace echelon::launch {
-namespace {
+namespace cause_test {
 
 int exited(int code) { return code << 8; }
 
@@ -215,5 +215,5 @@ TEST(Combine, StoppedHostsWithoutACause) {
   EXPECT_EQ(combine({}).exit_code, 0);
 }
 
-}  // namespace
+}  // namespace cause_test
 }  // namespace echelon::launch

@@ -11,7 +11,7 @@
 #include "echelon/error.h"
 
 namespace echelon::launch {
-namespace {
+namespace checks_test {
 
 using testing::HasSubstr;
 
@@ -92,5 +92,5 @@ TEST_F(FindProgram, MissingInterpreter) {
   EXPECT_THAT(refused(write("b", "#!/bin/sh\r\nls\r\n")), HasSubstr("dos2unix"));
 }
 
-}  // namespace
+}  // namespace checks_test
 }  // namespace echelon::launch

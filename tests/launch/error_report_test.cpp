@@ -1,5 +1,5 @@
 // The reporter ends processes, so each case runs in a child.
-#include "echelon/launch/error_report.h"
+#include "echelon/error_report.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -15,7 +15,7 @@
 #include "echelon/error.h"
 
 namespace echelon {
-namespace {
+namespace error_report_test {
 
 class ErrorReportTest : public testing::Test {
  protected:
@@ -160,5 +160,5 @@ TEST(WithoutBacktrace, CutsWhatLibTorchAppends) {
   EXPECT_EQ(without_backtrace("two\nlines\n"), "two\nlines");
 }
 
-}  // namespace
+}  // namespace error_report_test
 }  // namespace echelon

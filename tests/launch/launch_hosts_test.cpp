@@ -9,11 +9,12 @@
 #include <set>
 #include <sstream>
 
-#include "tests/launch/process.h"
-#include "tests/launch/two_hosts.h"
+#include "tests/support/process.h"
+#include "tests/support/two_hosts.h"
+#include "tests/support/places.h"
 
 namespace echelon::testing_support {
-namespace {
+namespace launch_hosts_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -31,7 +32,7 @@ class Loopback : public testing::Test {
                                 const std::vector<std::string>& program,
                                 std::vector<std::string> more = {}) const {
     std::vector<std::string> words = {
-        LAUNCH_RUN, "--nnodes", "2", "--node-rank", std::to_string(rank),
+        test_program("launch_run"), "--nnodes", "2", "--node-rank", std::to_string(rank),
         "--master-addr", "127.0.0.1", "--master-port", std::to_string(port_),
         "-n", rank == 0 ? "2" : "3"};
     words.insert(words.end(), more.begin(), more.end());
@@ -68,8 +69,8 @@ TEST_F(Loopback, RanksAreNumberedOverHosts) {
 }
 
 TEST_F(Loopback, AFailureIsToldOnBothHosts) {
-  Command a(node(0, {LAUNCH_RANK, "throw", "3"}));
-  Command b(node(1, {LAUNCH_RANK, "throw", "3"}));
+  Command a(node(0, {test_program("launch_rank"), "throw", "3"}));
+  Command b(node(1, {test_program("launch_rank"), "throw", "3"}));
   EXPECT_EQ(a.wait(), 1);
   EXPECT_EQ(b.wait(), 1);
   for (const Command* job : {&a, &b}) {
@@ -81,16 +82,16 @@ TEST_F(Loopback, AFailureIsToldOnBothHosts) {
 }
 
 TEST_F(Loopback, ALostPeerOnAnotherHostIsNotTheCause) {
-  Command a(node(0, {LAUNCH_RANK, "lost", "4"}));
-  Command b(node(1, {LAUNCH_RANK, "lost", "4"}));
+  Command a(node(0, {test_program("launch_rank"), "lost", "4"}));
+  Command b(node(1, {test_program("launch_rank"), "lost", "4"}));
   EXPECT_EQ(a.wait(), 137);
   EXPECT_EQ(b.wait(), 137);
   EXPECT_THAT(last_line(a), StartsWith("rank 4: killed by SIGKILL"));
 }
 
 TEST_F(Loopback, CtrlCOnOneHostStopsAll) {
-  Command a(node(0, {LAUNCH_RANK, "wait"}));
-  Command b(node(1, {LAUNCH_RANK, "wait"}));
+  Command a(node(0, {test_program("launch_rank"), "wait"}));
+  Command b(node(1, {test_program("launch_rank"), "wait"}));
   ASSERT_TRUE(a.until_output("ready", 2));
   ASSERT_TRUE(b.until_output("ready", 3));
   b.signal(SIGINT);
@@ -102,8 +103,8 @@ TEST_F(Loopback, CtrlCOnOneHostStopsAll) {
 TEST_F(Loopback, ALauncherThatIsKilledEndsTheJobElsewhere) {
   for (const int victim : {0, 1}) {
     port_ = free_port();
-    Command a(node(0, {LAUNCH_RANK, "ignore-term"}, {"--grace-ms", "100"}));
-    Command b(node(1, {LAUNCH_RANK, "ignore-term"}, {"--grace-ms", "100"}));
+    Command a(node(0, {test_program("launch_rank"), "ignore-term"}, {"--grace-ms", "100"}));
+    Command b(node(1, {test_program("launch_rank"), "ignore-term"}, {"--grace-ms", "100"}));
     ASSERT_TRUE(a.until_output("ready", 2));
     ASSERT_TRUE(b.until_output("ready", 3));
     Command& killed = victim == 0 ? a : b;
@@ -133,13 +134,13 @@ TEST_F(Loopback, MissingHostsAreNamed) {
 }
 
 TEST_F(Loopback, HostsThatDisagreeAreRefused) {
-  Command a(node(0, {LAUNCH_RANK, "wait"}));
+  Command a(node(0, {test_program("launch_rank"), "wait"}));
   auto words = node(1, {"true"});
   words[2] = "3";
   Command b(words);
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(b.err(), HasSubstr("--nnodes 2, this one has 3"));
-  Command c(node(1, {LAUNCH_RANK, "wait"}));
+  Command c(node(1, {test_program("launch_rank"), "wait"}));
   ASSERT_TRUE(a.until_output("ready", 2));
   a.signal(SIGTERM);
   EXPECT_EQ(a.wait(), 130);
@@ -175,7 +176,7 @@ class Namespaces : public testing::Test {
                                 const std::vector<std::string>& program,
                                 std::vector<std::string> more = {}) const {
     auto words = hosts_.on(rank, {
-        LAUNCH_RUN, "--nnodes", "2", "--node-rank", std::to_string(rank),
+        test_program("launch_run"), "--nnodes", "2", "--node-rank", std::to_string(rank),
         "--master-addr", address(0), "-n", "2"});
     words.insert(words.end(), more.begin(), more.end());
     words.push_back("--");
@@ -186,8 +187,8 @@ class Namespaces : public testing::Test {
 };
 
 TEST_F(Namespaces, RanksOfTwoHostsMeet) {
-  Command a(node(0, {LAUNCH_RANK, "meet"}));
-  Command b(node(1, {LAUNCH_RANK, "meet"}));
+  Command a(node(0, {test_program("launch_rank"), "meet"}));
+  Command b(node(1, {test_program("launch_rank"), "meet"}));
   EXPECT_EQ(a.wait(), 0) << a.err();
   EXPECT_EQ(b.wait(), 0) << b.err();
   EXPECT_EQ(count(a.out(), "sum 6\n"), 2) << a.out();
@@ -206,8 +207,8 @@ TEST_F(Namespaces, EachHostKnowsItsOwnAddress) {
 }
 
 TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
-  Command a(node(0, {LAUNCH_RANK, "listen"}, {"--listen"}));
-  Command b(node(1, {LAUNCH_RANK, "listen"}, {"--listen"}));
+  Command a(node(0, {test_program("launch_rank"), "listen"}, {"--listen"}));
+  Command b(node(1, {test_program("launch_rank"), "listen"}, {"--listen"}));
   ASSERT_TRUE(a.until_output("listening"));
   Command sockets(
       hosts_.on(0, {"cat", "/proc/net/tcp", "/proc/net/tcp6"}));
@@ -225,13 +226,13 @@ TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
 
 TEST_F(Namespaces, AHostWithoutARouteIsTold) {
   Command a(hosts_.on(1, {
-      LAUNCH_RUN, "--nnodes", "2", "--node-rank", "1", "--master-addr",
+      test_program("launch_run"), "--nnodes", "2", "--node-rank", "1", "--master-addr",
       "203.0.113.5", "--", "true"}));
   EXPECT_EQ(a.wait(), 2);
   EXPECT_THAT(a.err(), HasSubstr("203.0.113.5, port 29500: Network is "
                                  "unreachable"));
   Command b(hosts_.on(1, {
-      LAUNCH_RUN, "--nnodes", "2", "--node-rank", "0", "--master-addr",
+      test_program("launch_run"), "--nnodes", "2", "--node-rank", "0", "--master-addr",
       address(0), "--", "true"}));
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(b.err(), AllOf(HasSubstr("not an address of this host"),
@@ -239,8 +240,8 @@ TEST_F(Namespaces, AHostWithoutARouteIsTold) {
 }
 
 TEST_F(Namespaces, ACutCableEndsTheJobOnBothSides) {
-  Command a(node(0, {LAUNCH_RANK, "wait"}));
-  Command b(node(1, {LAUNCH_RANK, "wait"}));
+  Command a(node(0, {test_program("launch_rank"), "wait"}));
+  Command b(node(1, {test_program("launch_rank"), "wait"}));
   ASSERT_TRUE(a.until_output("ready", 2));
   ASSERT_TRUE(b.until_output("ready", 2));
   hosts_.cut_cable();
@@ -250,5 +251,5 @@ TEST_F(Namespaces, ACutCableEndsTheJobOnBothSides) {
   EXPECT_THAT(last_line(b), HasSubstr("node 0 (10.83.0.1) is gone"));
 }
 
-}  // namespace
+}  // namespace launch_hosts_test
 }  // namespace echelon::testing_support

@@ -9,10 +9,11 @@
 #include <set>
 #include <sstream>
 
-#include "tests/launch/process.h"
+#include "tests/support/process.h"
+#include "tests/support/places.h"
 
 namespace echelon::testing_support {
-namespace {
+namespace launch_run_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -21,7 +22,7 @@ using testing::StartsWith;
 
 std::vector<std::string> launch(std::vector<std::string> options,
                                 const std::vector<std::string>& program) {
-  options.insert(options.begin(), LAUNCH_RUN);
+  options.insert(options.begin(), test_program("launch_run"));
   options.push_back("--");
   options.insert(options.end(), program.begin(), program.end());
   return options;
@@ -65,7 +66,7 @@ TEST(Run, EveryRankKnowsItsPlace) {
 }
 
 TEST(Run, UncaughtExceptionIsTheLastThingPrinted) {
-  Command job(launch({"-n", "4"}, {LAUNCH_RANK, "throw", "2"}));
+  Command job(launch({"-n", "4"}, {test_program("launch_rank"), "throw", "2"}));
   EXPECT_EQ(job.wait(), 1);
   const auto last = after_output(job);
   ASSERT_EQ(last.size(), 2u) << job.err();
@@ -76,7 +77,7 @@ TEST(Run, UncaughtExceptionIsTheLastThingPrinted) {
 }
 
 TEST(Run, UncaughtExceptionOfAProgramWithoutOurReporter) {
-  Command job(launch({"-n", "2"}, {LAUNCH_RANK, "throw-bare", "1"}));
+  Command job(launch({"-n", "2"}, {test_program("launch_rank"), "throw-bare", "1"}));
   EXPECT_EQ(job.wait(), 134);
   const auto last = after_output(job);
   ASSERT_EQ(last.size(), 2u) << job.err();
@@ -85,31 +86,31 @@ TEST(Run, UncaughtExceptionOfAProgramWithoutOurReporter) {
 }
 
 TEST(Run, ExitCodeOfAnErrorType) {
-  Command job(launch({"-n", "2"}, {LAUNCH_RANK, "config", "0"}));
+  Command job(launch({"-n", "2"}, {test_program("launch_rank"), "config", "0"}));
   EXPECT_EQ(job.wait(), 2);
   EXPECT_EQ(after_output(job).back(), "rank 0: [layout] dp=3, but 4 ranks");
 }
 
 TEST(Run, ExitCodeAlone) {
-  Command job(launch({"-n", "3"}, {LAUNCH_RANK, "exit", "1", "42"}));
+  Command job(launch({"-n", "3"}, {test_program("launch_rank"), "exit", "1", "42"}));
   EXPECT_EQ(job.wait(), 42);
   EXPECT_EQ(after_output(job).back(), "rank 1: exit code 42");
   EXPECT_TRUE(job.living().empty());
 }
 
 TEST(Run, SignalsHaveNames) {
-  Command segv(launch({"-n", "2"}, {LAUNCH_RANK, "segv", "1"}));
+  Command segv(launch({"-n", "2"}, {test_program("launch_rank"), "segv", "1"}));
   EXPECT_EQ(segv.wait(), 139);
   EXPECT_THAT(after_output(segv).back(),
               StartsWith("rank 1: killed by SIGSEGV (Segmentation fault)"));
-  Command kill(launch({"-n", "2"}, {LAUNCH_RANK, "kill", "0"}));
+  Command kill(launch({"-n", "2"}, {test_program("launch_rank"), "kill", "0"}));
   EXPECT_EQ(kill.wait(), 137);
   EXPECT_THAT(after_output(kill).back(),
               StartsWith("rank 0: killed by SIGKILL (Killed)"));
 }
 
 TEST(Run, ARankThatLostItsPeerIsNotTheCause) {
-  Command job(launch({"-n", "3"}, {LAUNCH_RANK, "lost", "1"}));
+  Command job(launch({"-n", "3"}, {test_program("launch_rank"), "lost", "1"}));
   EXPECT_EQ(job.wait(), 137);
   EXPECT_THAT(after_output(job).back(), StartsWith("rank 1: killed by SIGKILL"));
 }
@@ -125,7 +126,7 @@ TEST(Run, PythonTraceback) {
 
 TEST(Run, RanksThatIgnoreSigtermAreKilled) {
   Command job(launch({"-n", "3", "--grace-ms", "100"},
-                     {LAUNCH_RANK, "ignore-term", "1", "5"}));
+                     {test_program("launch_rank"), "ignore-term", "1", "5"}));
   EXPECT_EQ(job.wait(), 5);
   EXPECT_EQ(after_output(job).back(), "rank 1: exit code 5");
   EXPECT_TRUE(job.living().empty());
@@ -163,7 +164,7 @@ TEST(Run, AFloodIsKeptWholeAndItsEndToo) {
   TempFolder folder;
   const int lines = 500000;  // 100 MB
   Command job(launch({"-n", "2", "--log", folder.path()},
-                     {LAUNCH_RANK, "flood", std::to_string(lines)}));
+                     {test_program("launch_rank"), "flood", std::to_string(lines)}));
   EXPECT_EQ(job.wait(), 3);
   EXPECT_THAT(after_output(job).back(), HasSubstr("the last words"));
   const auto one = [&](const std::string& rank) {
@@ -203,7 +204,7 @@ TEST(Run, RankZeroAloneOnTheTerminal) {
 }
 
 TEST(Run, StandardInputGoesToRankZero) {
-  Command job({"sh", "-c", std::string("echo question | ") + LAUNCH_RUN +
+  Command job({"sh", "-c", std::string("echo question | ") + test_program("launch_run") +
                                " -n 2 -- cat"});
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(job.out(), "[0] question\n");
@@ -211,7 +212,7 @@ TEST(Run, StandardInputGoesToRankZero) {
 
 TEST(Run, AReaderThatLeavesEndsTheJob) {
   Command job({"sh", "-c",
-               std::string(LAUNCH_RUN) + " -n 2 -- yes | head -n 1"});
+               std::string(test_program("launch_run")) + " -n 2 -- yes | head -n 1"});
   EXPECT_EQ(job.wait(), 0);
   EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
 }
@@ -261,7 +262,7 @@ TEST(Run, TooFewProcessesAllowed) {
   // A user id of its own: the limit counts the user's other processes too.
   TempFolder folder;
   const std::string program = folder.path() + "/run";
-  std::filesystem::copy_file(LAUNCH_RUN, program);
+  std::filesystem::copy_file(test_program("launch_run"), program);
   std::filesystem::permissions(folder.path(), std::filesystem::perms(0755));
   Command job({"setpriv", "--reuid", std::to_string(100000 + getpid()),
                "--clear-groups", "prlimit", "--nproc=6", program, "-n", "8",
@@ -273,8 +274,8 @@ TEST(Run, TooFewProcessesAllowed) {
 }
 
 TEST(Run, TwoJobsAtATimeAreStrangers) {
-  Command a(launch({"-n", "4"}, {LAUNCH_RANK, "meet"}));
-  Command b(launch({"-n", "3"}, {LAUNCH_RANK, "meet"}));
+  Command a(launch({"-n", "4"}, {test_program("launch_rank"), "meet"}));
+  Command b(launch({"-n", "3"}, {test_program("launch_rank"), "meet"}));
   EXPECT_EQ(a.wait(), 0) << a.err();
   EXPECT_EQ(b.wait(), 0) << b.err();
   EXPECT_EQ(count(a.out(), "sum 6\n"), 4) << a.out();
@@ -293,7 +294,7 @@ TEST(Run, APortHasOneJob) {
 }
 
 TEST(Run, TheStoreListensOnLoopbackAlone) {
-  Command job(launch({"-n", "2"}, {LAUNCH_RANK, "listen"}));
+  Command job(launch({"-n", "2"}, {test_program("launch_rank"), "listen"}));
   ASSERT_TRUE(job.until_output("listening"));
   // The rank's socket by its inode, in every table of listening sockets.
   std::set<std::string> inodes;
@@ -356,11 +357,11 @@ else:
 
 TEST(Run, ScratchFilesAreRemoved) {
   TempFolder folder;
-  Command job(launch({"-n", "2"}, {LAUNCH_RANK, "throw", "0"}),
+  Command job(launch({"-n", "2"}, {test_program("launch_rank"), "throw", "0"}),
               {"TMPDIR=" + folder.path()});
   EXPECT_EQ(job.wait(), 1);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-}  // namespace
+}  // namespace launch_run_test
 }  // namespace echelon::testing_support

@@ -8,17 +8,18 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "tests/launch/process.h"
+#include "tests/support/process.h"
+#include "tests/support/places.h"
 
 namespace echelon::testing_support {
-namespace {
+namespace launch_stop_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
 
 std::vector<std::string> launch(std::vector<std::string> options,
                                 const std::vector<std::string>& program) {
-  options.insert(options.begin(), LAUNCH_RUN);
+  options.insert(options.begin(), test_program("launch_run"));
   options.push_back("--");
   options.insert(options.end(), program.begin(), program.end());
   return options;
@@ -70,7 +71,7 @@ TEST(Stop, CtrlCLetsRanksEndCleanly) {
 }
 
 TEST(Stop, CtrlCThatRanksDoNotCatch) {
-  Command job(launch({"-n", "3"}, {LAUNCH_RANK, "wait"}));
+  Command job(launch({"-n", "3"}, {test_program("launch_rank"), "wait"}));
   ASSERT_TRUE(job.until_output("ready", 3));
   job.signal(SIGINT);
   EXPECT_EQ(job.wait(), 130);
@@ -143,7 +144,7 @@ TEST(Stop, CtrlZStopsAndContinuesTheRanks) {
 }
 
 TEST(Stop, AStoppedRankIsNamedAndCanStillBeEnded) {
-  Command job(launch({"-n", "3"}, {LAUNCH_RANK, "wait"}));
+  Command job(launch({"-n", "3"}, {test_program("launch_rank"), "wait"}));
   ASSERT_TRUE(job.until_output("ready", 3));
   const auto ranks = running(job, "launch_rank");
   ASSERT_EQ(ranks.size(), 3u);
@@ -177,7 +178,7 @@ TEST(Stop, AStoppedRankIsWokenToEnd) {
 }
 
 TEST(Stop, AReaderThatDoesNotReadHoldsUpNothing) {
-  Command job({"sh", "-c", std::string(LAUNCH_RUN) +
+  Command job({"sh", "-c", std::string(test_program("launch_run")) +
                                " -n 2 -- yes | { echo up; sleep 1000; }"});
   ASSERT_TRUE(job.until_output("up"));
   ASSERT_TRUE(
@@ -200,12 +201,12 @@ TEST(Orphans, NoneAfterSigkillOfTheLauncher) {
   TempFolder folder;
   const std::string wrapper = folder.script("wrapper", kWrapper);
   const std::vector<std::vector<std::string>> programs = {
-      {LAUNCH_RANK, "wait"},
-      {LAUNCH_RANK, "ignore-term"},
-      {wrapper, LAUNCH_RANK, "ignore-term"},
-      {wrapper, wrapper, LAUNCH_RANK, "wait"},
+      {test_program("launch_rank"), "wait"},
+      {test_program("launch_rank"), "ignore-term"},
+      {wrapper, test_program("launch_rank"), "ignore-term"},
+      {wrapper, wrapper, test_program("launch_rank"), "wait"},
       // Detached: a session of its own, its parent gone.
-      {"bash", "-c", std::string("setsid ") + LAUNCH_RANK +
+      {"bash", "-c", std::string("setsid ") + test_program("launch_rank") +
                          " ignore-term & disown; sleep 1000"},
   };
   for (const auto& program : programs) {
@@ -231,7 +232,7 @@ TEST(Orphans, NoneAfterSigkillOfTheLauncherWhileRanksStart) {
 
 // Both ranks fail by themselves; one's guard is told to end it when it has ended.
 TEST(Stop, AnOrderThatComesTooLateLosesNoEnd) {
-  Command job(launch({"-n", "2"}, {LAUNCH_RANK, "throw-at-usr1"}));
+  Command job(launch({"-n", "2"}, {test_program("launch_rank"), "throw-at-usr1"}));
   ASSERT_TRUE(job.until_output("ready", 2));
   const auto ranks = running(job, "launch_rank");
   ASSERT_EQ(ranks.size(), 2u);
@@ -277,7 +278,7 @@ TEST(Orphans, NoneWhenAGuardIsKilled) {
 }
 
 TEST(Orphans, NoneWhenLauncherAndGuardsAreKilledTogether) {
-  Command job(launch({"-n", "3"}, {LAUNCH_RANK, "ignore-term"}));
+  Command job(launch({"-n", "3"}, {test_program("launch_rank"), "ignore-term"}));
   ASSERT_TRUE(job.until_output("ready", 3));
   job.signal(SIGSTOP);  // it must not come to our help
   for (const pid_t pid : job.living()) {
@@ -293,12 +294,12 @@ TEST(Orphans, NoneWhenLauncherAndGuardsAreKilledTogether) {
 TEST(Orphans, NoneWhenTheRankIsKilledAboveAWrapper) {
   TempFolder folder;
   const std::string wrapper = folder.script("wrapper", kWrapper);
-  Command job(launch({"-n", "2"}, {wrapper, LAUNCH_RANK, "kill", "1"}));
+  Command job(launch({"-n", "2"}, {wrapper, test_program("launch_rank"), "kill", "1"}));
   EXPECT_EQ(job.wait(), 137);
   EXPECT_THAT(job.err_lines().back(),
               StartsWith("rank 1: exit code 137 (a shell's for SIGKILL)"));
   EXPECT_TRUE(job.living().empty());
 }
 
-}  // namespace
+}  // namespace launch_stop_test
 }  // namespace echelon::testing_support

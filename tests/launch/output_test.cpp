@@ -9,7 +9,7 @@
 #include <vector>
 
 namespace echelon::launch {
-namespace {
+namespace output_test {
 
 using std::chrono::milliseconds;
 using testing::ElementsAre;
@@ -135,5 +135,5 @@ TEST(Screen, AReaderThatIsGoneIsNoticed) {
   close(ends[1]);
 }
 
-}  // namespace
+}  // namespace output_test
 }  // namespace echelon::launch

@@ -4,7 +4,7 @@
 #include <signal.h>
 
 namespace echelon::launch {
-namespace {
+namespace policy_test {
 
 using std::chrono::milliseconds;
 using Orders = Policy::Orders;
@@ -103,5 +103,5 @@ TEST(Policy, FailureOnAnotherHostAfterCtrlCLimitsTheWait) {
   EXPECT_EQ(policy.on_time(at(5010)), Orders{SIGKILL});
 }
 
-}  // namespace
+}  // namespace policy_test
 }  // namespace echelon::launch

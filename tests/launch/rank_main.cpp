@@ -11,7 +11,7 @@
 #include <string>
 
 #include "echelon/error.h"
-#include "echelon/launch/error_report.h"
+#include "echelon/error_report.h"
 
 namespace {
 

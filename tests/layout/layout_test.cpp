@@ -11,7 +11,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace layout_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -236,5 +236,5 @@ TEST(Mesh, RanksOfOneModelCopySeeTheSameSamples) {
               HasSubstr("rank 16 is outside"));
 }
 
-}  // namespace
+}  // namespace layout_test
 }  // namespace echelon

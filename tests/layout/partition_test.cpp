@@ -11,7 +11,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace partition_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -252,5 +252,5 @@ TEST(CutAt, SaysWhatIsWrong) {
   EXPECT_THAT(error({}, 8), HasSubstr("7 layers is cut into 8 slices"));
 }
 
-}  // namespace
+}  // namespace partition_test
 }  // namespace echelon

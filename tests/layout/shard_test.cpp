@@ -7,7 +7,7 @@
 #include <algorithm>
 
 namespace echelon {
-namespace {
+namespace shard_test {
 
 using ::testing::ElementsAre;
 
@@ -44,5 +44,5 @@ TEST(Shard, TheFirstRankOwnsWhatAllHold) {
   EXPECT_THAT(replicated({}, 1).local_shape(), ElementsAre());
 }
 
-}  // namespace
+}  // namespace shard_test
 }  // namespace echelon

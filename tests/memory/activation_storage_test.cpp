@@ -7,12 +7,12 @@
 #include <thread>
 #include <vector>
 
-#include "echelon/operators/operator_scope.h"
+#include "echelon/profiling/operator_scope.h"
 #include "tests/memory/live_bytes.h"
 #include "tests/support/parity.h"
 
 namespace echelon {
-namespace {
+namespace activation_storage_test {
 
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -169,5 +169,5 @@ TEST(Bf16, GradientsAreNear) {
       0.02 * expected[1].norm().item<double>());
 }
 
-}  // namespace
+}  // namespace activation_storage_test
 }  // namespace echelon

@@ -15,7 +15,7 @@
 
 #include "echelon/memory/activation_storage.h"
 #include "echelon/models/make_network.h"
-#include "echelon/models/network.h"
+#include "echelon/layers/network.h"
 #include "echelon/parallel/data/sync_batch_norm.h"
 #include "tests/memory/live_bytes.h"
 #include "tests/parallel/pipeline/schedules.h"
@@ -24,7 +24,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace layer_memory_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -386,5 +386,5 @@ TEST_P(TensorParallelMemory, SameBitsAndNoMoreIsSentThanSaid) {
   }
 }
 
-}  // namespace
+}  // namespace layer_memory_test
 }  // namespace echelon

@@ -11,7 +11,7 @@
 #include "tests/support/parity.h"
 
 namespace echelon {
-namespace {
+namespace memory_gpu_test {
 
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -161,5 +161,5 @@ TEST_P(MemoryGpu, OffloadOfManySteps) {
   }
 }
 
-}  // namespace
+}  // namespace memory_gpu_test
 }  // namespace echelon

@@ -14,12 +14,12 @@
 
 #include "echelon/error.h"
 #include "echelon/memory/saved_tensors.h"
-#include "echelon/operators/operator_scope.h"
+#include "echelon/profiling/operator_scope.h"
 #include "tests/memory/live_bytes.h"
 #include "tests/support/parity.h"
 
 namespace echelon {
-namespace {
+namespace recompute_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -625,5 +625,5 @@ TEST(Recompute, CopiesOfInputsAreMadeOnceUnlessTheyChange) {
   EXPECT_EQ(live.now(), 0);
 }
 
-}  // namespace
+}  // namespace recompute_test
 }  // namespace echelon

@@ -12,7 +12,7 @@
 #include "echelon/error.h"
 
 namespace echelon {
-namespace {
+namespace saved_tensors_test {
 
 using torch::Tensor;
 
@@ -310,5 +310,5 @@ TEST(SavedTensors, SaveTensorIsLikeAnOperator) {
   EXPECT_EQ(taker->alive, 0);
 }
 
-}  // namespace
+}  // namespace saved_tensors_test
 }  // namespace echelon

@@ -9,7 +9,7 @@
 #include "echelon/parallel/data/sync_batch_norm.h"
 
 namespace echelon {
-namespace {
+namespace diagnosis_test {
 
 TEST(Diagnosis, OneRankAloneNamesTheLayer) {
   run_ranks(2, [](World& world) {
@@ -62,5 +62,5 @@ TEST(Diagnosis, OneRankAloneNamesTheLayerOfAUser) {
   });
 }
 
-}  // namespace
+}  // namespace diagnosis_test
 }  // namespace echelon

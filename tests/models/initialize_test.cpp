@@ -8,11 +8,11 @@
 #include <cmath>
 
 #include "echelon/error.h"
-#include "echelon/models/sharded_module.h"
+#include "echelon/layers/sharded_module.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace initialize_test {
 
 using Fill =
     void (*)(const torch::Tensor&, uint64_t, std::string_view, int64_t, double);
@@ -209,5 +209,5 @@ TEST(Initialize, NormalHasItsMoments) {
       0.0002);
 }
 
-}  // namespace
+}  // namespace initialize_test
 }  // namespace echelon

@@ -10,13 +10,13 @@
 #include "echelon/comm/world.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
-#include "tests/launch/process_ranks.h"
+#include "tests/support/process_ranks.h"
 #include "tests/models/language_case.h"
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/gpu.h"
 
 namespace echelon {
-namespace {
+namespace language_gpu_test {
 
 using namespace language_case;
 using parity::NamedTensors;
@@ -168,5 +168,5 @@ TEST_F(TensorParallelGpu, ThreeRanksShareTheGpu) {
   testing_support::run_as_ranks(3, "Rank.*", 1);
 }
 
-}  // namespace
+}  // namespace language_gpu_test
 }  // namespace echelon

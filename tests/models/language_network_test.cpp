@@ -16,7 +16,7 @@
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace language_network_test {
 
 using namespace language_case;
 using testing::HasSubstr;
@@ -311,5 +311,5 @@ TEST_P(LanguageNetwork, LoadsItsPartsOfAFile) {
   }
 }
 
-}  // namespace
+}  // namespace language_network_test
 }  // namespace echelon

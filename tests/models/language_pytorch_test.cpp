@@ -9,21 +9,22 @@
 #include <iostream>
 #include <sstream>
 
-#include "echelon/checkpoint/rank_file.h"
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/files/rank_file.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/comm/world.h"
-#include "echelon/models/language_model.h"
+#include "echelon/architecture/language_model.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
-#include "echelon/models/weights_source.h"
+#include "echelon/architecture/weights_source.h"
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
-#include "echelon/train/job.h"
+#include "echelon/job/job.h"
 #include "tests/support/error_text.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace language_pytorch_test {
 
 constexpr int64_t kWords = 51;
 constexpr int64_t kSequence = 17;
@@ -38,7 +39,7 @@ torch::Tensor tokens() {
 
 void echelon_command(const std::string& arguments) {
   const std::string command =
-      std::string(ECHELON_BIN_DIR) + "/echelon " + arguments + " > /dev/null";
+      program("echelon") + " " + arguments + " > /dev/null";
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
 }
 
@@ -323,5 +324,5 @@ TEST(LanguagePytorch, TrainingGivesTheSameLosses) {
   EXPECT_LT(losses.back(), losses.front() - 0.1);
 }
 
-}  // namespace
+}  // namespace language_pytorch_test
 }  // namespace echelon

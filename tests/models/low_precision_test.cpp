@@ -7,16 +7,16 @@
 #include <memory>
 #include <string>
 
-#include "echelon/models/low_precision.h"
+#include "echelon/layers/low_precision.h"
 #include "echelon/models/make_network.h"
-#include "echelon/models/network.h"
+#include "echelon/layers/network.h"
 #include "echelon/optim/autocast.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {
-namespace {
+namespace low_precision_test {
 
 using torch::Tensor;
 
@@ -221,5 +221,5 @@ TEST(LowPrecision, PixelsOfLargeImagesAreAveragedInFloat32) {
               y.eq(512 * 50).all().item<bool>()) << y;
 }
 
-}  // namespace
+}  // namespace low_precision_test
 }  // namespace echelon

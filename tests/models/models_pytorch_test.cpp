@@ -4,14 +4,14 @@
 
 #include <iostream>
 
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace models_pytorch_test {
 
 const std::vector<int64_t> kImage = {3, 37, 34};
 
@@ -120,5 +120,5 @@ TEST(ModelsPytorch, WeightsOfTorchvisionLoad) {
   }
 }
 
-}  // namespace
+}  // namespace models_pytorch_test
 }  // namespace echelon

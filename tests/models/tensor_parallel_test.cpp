@@ -5,14 +5,14 @@
 
 #include <atomic>
 
-#include "echelon/models/layer_cost.h"
+#include "echelon/counting/layer_cost.h"
 #include "echelon/models/make_network.h"
-#include "echelon/models/network.h"
+#include "echelon/layers/network.h"
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace tensor_parallel_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -154,5 +154,5 @@ TEST(TensorParallelModel, ImagesHaveNoTokensToCut) {
   });
 }
 
-}  // namespace
+}  // namespace tensor_parallel_test
 }  // namespace echelon

@@ -3,16 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
-#include "echelon/models/check_weights.h"
+#include "echelon/architecture/check_weights.h"
 #include "echelon/models/make_network.h"
-#include "echelon/models/sharded_module.h"
+#include "echelon/layers/sharded_module.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace weights_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -307,5 +307,5 @@ TEST(Weights, AFileThatIsNotThereIsNamed) {
       HasSubstr("no/such.safetensors"));
 }
 
-}  // namespace
+}  // namespace weights_test
 }  // namespace echelon

@@ -12,7 +12,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace autocast_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -146,5 +146,5 @@ TEST(Autocast, RefusesWhatIsNoLowPrecision) {
   EXPECT_EQ(dtype_here(), torch::kFloat32);
 }
 
-}  // namespace
+}  // namespace autocast_test
 }  // namespace echelon

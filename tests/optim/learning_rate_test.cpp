@@ -10,7 +10,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace learning_rate_test {
 
 using testing::HasSubstr;
 
@@ -83,5 +83,5 @@ TEST(LearningRateSchedule, RefusesWhatMakesNoSense) {
   EXPECT_EQ(error(with("constant"), 0), "no error");
 }
 
-}  // namespace
+}  // namespace learning_rate_test
 }  // namespace echelon

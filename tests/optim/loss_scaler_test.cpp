@@ -12,7 +12,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace loss_scaler_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -191,5 +191,5 @@ TEST(LossScaler, RefusesAScaleThatIsNone) {
       HasSubstr("loss_scale=inf"));
 }
 
-}  // namespace
+}  // namespace loss_scaler_test
 }  // namespace echelon

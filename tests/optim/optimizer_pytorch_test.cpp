@@ -14,7 +14,7 @@
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace optimizer_pytorch_test {
 
 constexpr int64_t kSteps = 9;
 
@@ -196,5 +196,5 @@ TEST(OptimizerPytorch, FollowsTorchOptim) {
   std::cout << cases.size() << " cases, largest difference " << largest << "\n";
 }
 
-}  // namespace
+}  // namespace optimizer_pytorch_test
 }  // namespace echelon

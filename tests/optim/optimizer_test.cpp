@@ -11,7 +11,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace optimizer_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -311,5 +311,5 @@ TEST(Clip, LeavesGradientsThatAreNotFinite) {
   EXPECT_EQ(a.grad()[0].item<float>(), 3.0f);
 }
 
-}  // namespace
+}  // namespace optimizer_test
 }  // namespace echelon

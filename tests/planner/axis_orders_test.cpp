@@ -12,7 +12,7 @@
 #include "tests/planner/search_job.h"
 
 namespace echelon {
-namespace {
+namespace axis_orders_test {
 
 using testing::ElementsAre;
 
@@ -144,5 +144,5 @@ TEST(AxisOrders, PipelinesCrossNodesWhereThatIsFaster) {
   EXPECT_EQ(seconds({}), outer);
 }
 
-}  // namespace
+}  // namespace axis_orders_test
 }  // namespace echelon

@@ -6,7 +6,7 @@
 #include <limits>
 
 namespace echelon {
-namespace {
+namespace candidate_test {
 
 Candidate candidate_of(Layout layout, double seconds, double bytes = 1) {
   Candidate one;
@@ -48,5 +48,5 @@ TEST(Ranking, CopiesAndShardsAreOneLayout) {
   EXPECT_EQ(ranking.sorted()[0].step.step_seconds, 4);
 }
 
-}  // namespace
+}  // namespace candidate_test
 }  // namespace echelon

@@ -9,12 +9,12 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/error.h"
-#include "echelon/train/check_job.h"
-#include "echelon/train/configured.h"
+#include "echelon/job/check_job.h"
+#include "echelon/predict/configured.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace configuration_test {
 
 struct Case {
   const char* model;
@@ -253,5 +253,5 @@ TEST(PlanConfiguration, SaysWhatIsNotTrainedHere) {
   EXPECT_NE(text.find("mixtral-8x7b is none of them"), std::string::npos) << text;
 }
 
-}  // namespace
+}  // namespace configuration_test
 }  // namespace echelon

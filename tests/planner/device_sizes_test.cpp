@@ -12,7 +12,7 @@
 #include "echelon/simulator/simulate.h"
 
 namespace echelon {
-namespace {
+namespace device_sizes_test {
 
 double worst(const std::vector<int64_t>& shares, const std::vector<double>& weights) {
   double most = 0;
@@ -170,5 +170,5 @@ TEST(DeviceSizes, TheSimulatorGivesEachRankItsOwnBatch) {
   EXPECT_GT(other.step.step_seconds, 1.2 * run.step.step_seconds);
 }
 
-}  // namespace
+}  // namespace device_sizes_test
 }  // namespace echelon

@@ -10,7 +10,7 @@
 #include "tests/planner/search_job.h"
 
 namespace echelon {
-namespace {
+namespace pipeline_bound_test {
 
 // Of all strategies, with some of what each may compute again.
 template <class Visit>
@@ -193,5 +193,5 @@ TEST(PipelineBound, CountsWhatStagesBeforeARankMustDo) {
   }
 }
 
-}  // namespace
+}  // namespace pipeline_bound_test
 }  // namespace echelon

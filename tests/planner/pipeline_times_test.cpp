@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace echelon {
-namespace {
+namespace pipeline_times_test {
 
 Strategy strategy_of_eight() {
   Strategy strategy;
@@ -60,5 +60,5 @@ TEST(PipelineTimes, AreSharedByStrategiesWithOnePipelineAlone) {
   }
 }
 
-}  // namespace
+}  // namespace pipeline_times_test
 }  // namespace echelon

@@ -12,7 +12,7 @@
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace plan_page_browser_test {
 
 using Json = nlohmann::json;
 
@@ -92,5 +92,5 @@ TEST_F(PlanPageInBrowser, ShowsWhatIsMissingWhenNothingFits) {
   look({"Nothing fits", "The closest needs"});
 }
 
-}  // namespace
+}  // namespace plan_page_browser_test
 }  // namespace echelon

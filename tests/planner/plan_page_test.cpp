@@ -6,7 +6,7 @@
 #include "echelon/cost/model_catalogue.h"
 
 namespace echelon {
-namespace {
+namespace plan_page_test {
 
 size_t count_of(const std::string& text, const std::string& part) {
   size_t count = 0;
@@ -94,5 +94,5 @@ TEST(PlanPage, SaysThatRanksOfAMeasuredMachineDiffer) {
   }
 }
 
-}  // namespace
+}  // namespace plan_page_test
 }  // namespace echelon

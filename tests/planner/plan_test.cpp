@@ -11,7 +11,7 @@
 #include "echelon/simulator/simulate.h"
 
 namespace echelon {
-namespace {
+namespace plan_test {
 
 PlanRequest request_of(
     const std::string& model, const std::string& cluster, int64_t batch) {
@@ -160,5 +160,5 @@ TEST(Plan, ValuesOfAKeyAreComparedAsTheyAreSimulated) {
   }
 }
 
-}  // namespace
+}  // namespace plan_test
 }  // namespace echelon

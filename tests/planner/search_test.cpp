@@ -13,7 +13,7 @@
 #include "tests/planner/search_job.h"
 
 namespace echelon {
-namespace {
+namespace search_test {
 
 // In every order of the axes that the software takes: on mixed clusters as listed.
 std::vector<Strategy> in_all_orders(const SearchJob& job) {
@@ -277,5 +277,5 @@ TEST(Search, ShowsEachLayoutOnceTheFastestFirst) {
   }
 }
 
-}  // namespace
+}  // namespace search_test
 }  // namespace echelon

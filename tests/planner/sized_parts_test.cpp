@@ -14,7 +14,7 @@
 #include "tests/planner/search_job.h"
 
 namespace echelon {
-namespace {
+namespace sized_parts_test {
 
 using Cut = std::vector<int64_t>;
 
@@ -220,5 +220,5 @@ TEST(DeviceSpeeds, DifferencesThatNobodyMeasuresAreNone) {
   EXPECT_EQ(speeds(1.1).size(), 2u);
 }
 
-}  // namespace
+}  // namespace sized_parts_test
 }  // namespace echelon

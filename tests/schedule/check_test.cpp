@@ -12,7 +12,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace check_test {
 
 using testing::AllOf;
 using testing::AnyOf;
@@ -331,5 +331,5 @@ TEST(ScheduleCheck, FindsADeadlockExactlyWhenThereIsOne) {
   EXPECT_GT(runs, 50);
 }
 
-}  // namespace
+}  // namespace check_test
 }  // namespace echelon

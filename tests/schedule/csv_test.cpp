@@ -12,7 +12,7 @@
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace csv_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -183,5 +183,5 @@ TEST(ScheduleCsv, ADeadlockIsNotWritten) {
       HasSubstr("deadlocks"));
 }
 
-}  // namespace
+}  // namespace csv_test
 }  // namespace echelon

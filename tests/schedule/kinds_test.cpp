@@ -12,7 +12,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace kinds_test {
 
 using testing::Each;
 using testing::ElementsAre;
@@ -283,5 +283,5 @@ TEST(ScheduleKinds, SayForWhichNumbersTheyAreDefined) {
       HasSubstr("stages per rank = 65, but must be from 1 to 64"));
 }
 
-}  // namespace
+}  // namespace kinds_test
 }  // namespace echelon

@@ -9,7 +9,7 @@
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace pipeline_layout_test {
 
 using testing::HasSubstr;
 
@@ -80,5 +80,5 @@ TEST(PipelineLayout, TakesAFile) {
   EXPECT_THAT(error(2), HasSubstr("rank 1 lacks 1B0"));
 }
 
-}  // namespace
+}  // namespace pipeline_layout_test
 }  // namespace echelon

@@ -17,7 +17,7 @@
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace schedule_pytorch_test {
 
 namespace fs = std::filesystem;
 
@@ -85,5 +85,5 @@ TEST(SchedulePytorch, OursLoadThere) {
       std::to_string(written) + "\n");
 }
 
-}  // namespace
+}  // namespace schedule_pytorch_test
 }  // namespace echelon

@@ -11,7 +11,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace timing_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -105,5 +105,5 @@ TEST(ScheduleMemory, WeighsBytesAndWhatWaitsForW) {
       HasSubstr("sizes of 1 stages, but the schedule has 2"));
 }
 
-}  // namespace
+}  // namespace timing_test
 }  // namespace echelon

@@ -10,7 +10,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace effective_time_test {
 
 using testing::HasSubstr;
 
@@ -88,5 +88,5 @@ TEST(EffectiveTime, ImpossibleTimesAreNamed) {
       HasSubstr("hours"));
 }
 
-}  // namespace
+}  // namespace effective_time_test
 }  // namespace echelon

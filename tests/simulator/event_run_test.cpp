@@ -11,7 +11,7 @@
 #include "echelon/schedule/timing.h"
 
 namespace echelon::simulator {
-namespace {
+namespace event_run_test {
 
 Instruction meet(int16_t group, double seconds) {
   Instruction one{.kind = Instruction::Kind::collective};
@@ -336,5 +336,5 @@ TEST(EventRun, HalfOfTheStepsAreLongerThanTheUsualSlowest) {
   }
 }
 
-}  // namespace
+}  // namespace event_run_test
 }  // namespace echelon::simulator

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace echelon::simulator {
-namespace {
+namespace rank_classes_test {
 
 using testing::ElementsAre;
 
@@ -98,5 +98,5 @@ TEST(RankClasses, MembersOfAGroupAreTheSameWhoeverOfAClassIsAsked) {
   }
 }
 
-}  // namespace
+}  // namespace rank_classes_test
 }  // namespace echelon::simulator

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace echelon::simulator {
-namespace {
+namespace shared_links_test {
 
 const std::vector<int32_t> kFirst = {0};
 const std::vector<int32_t> kSecond = {1};
@@ -80,5 +80,5 @@ TEST(SharedLinks, NothingToMoveEndsAtOnce) {
   links.take_end();
 }
 
-}  // namespace
+}  // namespace shared_links_test
 }  // namespace echelon::simulator

@@ -13,7 +13,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace simulate_test {
 
 using testing::HasSubstr;
 
@@ -559,5 +559,5 @@ TEST(Simulate, WrongStrategiesAndOptionsAreNamed) {
   EXPECT_THAT(text(with({}, 8), {.steps = 0}), HasSubstr("steps"));
 }
 
-}  // namespace
+}  // namespace simulate_test
 }  // namespace echelon

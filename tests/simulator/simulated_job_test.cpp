@@ -8,7 +8,7 @@
 #include "echelon/cost/model_catalogue.h"
 
 namespace echelon::simulator {
-namespace {
+namespace simulated_job_test {
 
 ModelJob job_of(const Layout& layout, const std::string& cluster) {
   Strategy strategy;
@@ -49,5 +49,5 @@ TEST(SimulatedJob, WhatIsLaunchedBesideSharesItsLinksWithWhatIsInLine) {
   EXPECT_FALSE(apart.at(kTensor));
 }
 
-}  // namespace
+}  // namespace simulated_job_test
 }  // namespace echelon::simulator

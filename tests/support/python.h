@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/places.h"
+
 namespace echelon {
 
 /// The interpreter; empty when `make extras` has not been run.
@@ -89,7 +91,7 @@ inline std::string run_python(
 inline std::string run_python_script(
     const std::string& script, const std::vector<std::string>& arguments) {
   std::vector<std::string> words = {
-      pytorch_python(), ECHELON_SOURCE_DIR "/tests/" + script};
+      pytorch_python(), source_path("tests/") + script};
   words.insert(words.end(), arguments.begin(), arguments.end());
   return detail::run_interpreter(words);
 }

@@ -9,7 +9,7 @@
 
 #include "echelon/error.h"
 #include "echelon/timeline/rank_spans.h"
-#include "sample_run.h"
+#include "tests/report/sample_run.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -30,7 +30,7 @@ void PrintTo(const Span& s, std::ostream* out) {
        << s.begin_ns << ", " << s.end_ns << ") step " << s.step;
 }
 
-namespace {
+namespace chrome_trace_test {
 
 using testing::HasSubstr;
 using Json = nlohmann::json;
@@ -281,5 +281,5 @@ TEST(MergeSpans, MemoryHasTheClockOfTheSpans) {
   EXPECT_EQ(merged.memory[0].samples[1].time_ns, 1100);
 }
 
-}  // namespace
+}  // namespace chrome_trace_test
 }  // namespace echelon

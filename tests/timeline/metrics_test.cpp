@@ -16,7 +16,7 @@
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace metrics_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -274,5 +274,5 @@ TEST(Metrics, OfLinesWrittenTogetherTheWholeOnesAreKept) {
   EXPECT_EQ(read_file(path), line + line + line);
 }
 
-}  // namespace
+}  // namespace metrics_test
 }  // namespace echelon

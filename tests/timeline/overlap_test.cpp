@@ -8,10 +8,10 @@
 
 #include "echelon/timeline/timed_parts.h"
 #include "echelon/timeline/waits.h"
-#include "sample_run.h"
+#include "tests/report/sample_run.h"
 
 namespace echelon {
-namespace {
+namespace overlap_test {
 
 using testing::HasSubstr;
 
@@ -347,5 +347,5 @@ TEST(Diagnosis, SaysWhatHeldTheRunBack) {
   EXPECT_EQ(of_one_step({forward}).slowest_rank, -1);
 }
 
-}  // namespace
+}  // namespace overlap_test
 }  // namespace echelon

@@ -8,10 +8,10 @@
 
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/rank_spans.h"
-#include "sample_pipeline.h"
+#include "tests/report/sample_pipeline.h"
 
 namespace echelon {
-namespace {
+namespace pipeline_blocks_test {
 
 using sample::Order;
 using testing::ElementsAre;
@@ -362,5 +362,5 @@ TEST(PipelineBlocks, TracksThatAreNoDevicesAreLeftOut) {
   EXPECT_THAT(placement_rows(timeline, 1).blocks, IsEmpty());
 }
 
-}  // namespace
+}  // namespace pipeline_blocks_test
 }  // namespace echelon

@@ -11,7 +11,7 @@
 #include <optional>
 
 namespace echelon {
-namespace {
+namespace progress_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -470,5 +470,5 @@ TEST(ProgressOptions, FollowTheTerminalAndTheEnvironment) {
   ::close(file);
 }
 
-}  // namespace
+}  // namespace progress_test
 }  // namespace echelon

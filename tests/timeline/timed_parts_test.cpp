@@ -3,11 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "sample_pipeline.h"
-#include "sample_run.h"
+#include "tests/report/sample_pipeline.h"
+#include "tests/report/sample_run.h"
 
 namespace echelon {
-namespace {
+namespace timed_parts_test {
 
 using testing::ElementsAre;
 
@@ -178,5 +178,5 @@ TEST(TimedParts, AreComparedWhereEitherHasThem) {
           "waiting for data"));
 }
 
-}  // namespace
+}  // namespace timed_parts_test
 }  // namespace echelon

@@ -15,14 +15,15 @@
 #include "echelon/cluster/saved_cluster.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
-#include "echelon/timeline/text_file.h"
-#include "echelon/timeline/units.h"
-#include "tests/launch/process.h"
-#include "tests/launch/two_hosts.h"
+#include "echelon/text/text_file.h"
+#include "echelon/text/units.h"
+#include "tests/support/process.h"
+#include "tests/support/two_hosts.h"
 #include "tests/support/measured_desk.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace command_test {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
@@ -33,8 +34,8 @@ using testing_support::TempFolder;
 using testing_support::TwoHosts;
 using Words = std::vector<std::string>;
 
-const std::string kEchelon = ECHELON_BIN_DIR "/echelon";
-const std::string kDigits = ECHELON_SOURCE_DIR "/examples/configs/digits.toml";
+const std::string kEchelon = program("echelon");
+const std::string kDigits = source_path("examples/configs/digits.toml");
 
 Words operator+(Words words, const Words& more) {
   words.insert(words.end(), more.begin(), more.end());
@@ -229,7 +230,9 @@ TEST_P(ThreeDimensions, VerifiesAndTrains) {
   std::ofstream(config)
       << "[model]\nname = \"gpt\"\nlayers = 2\nhidden_size = 20\nheads = 5\n"
          "max_positions = 16\n[data]\nname = \"text\"\nsources = "
-         "[\"" ECHELON_SOURCE_DIR "/README.md\"]\nsequence = 16\n"
+         "[\""
+      << source_path("doc/configuration.md")
+      << "\"]\nsequence = 16\n"
          "[train]\nsteps = 4\nbatch = 16\nrun = \""
       << run << "\"\n";
   const Words layout = {
@@ -363,7 +366,7 @@ TEST_F(FullDisk, EndsASimulationWhoseMetricsCannotBeKept) {
 // The last steps took less than the 50 ms in which lines are kept back.
 TEST(TrainMetrics, AreWrittenBeforeAnErrorThatNobodyCatches) {
   const TempFolder folder;
-  Command job({ECHELON_BIN_DIR "/../tests/uncaught_train", folder.path()});
+  Command job({test_program("uncaught_train"), folder.path()});
   EXPECT_EQ(job.wait(), 1);
   EXPECT_THAT(job.err(), HasSubstr("planted"));
   EXPECT_EQ(read_metrics(folder.path() + "/metrics.jsonl").steps.size(), 5u);
@@ -390,7 +393,7 @@ Words two_ranks(
   return hosts.on(
       number, {kEchelon, "run", "-n", "2", "--nnodes", "2", "--node-rank",
                std::to_string(number), "--master-addr", hosts.address(0),
-               "--", ECHELON_BIN_DIR "/echelon-train", "train",
+               "--", program("echelon-train"), "train",
                run + "/config.toml"});
 }
 
@@ -446,5 +449,5 @@ TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
   }
 }
 
-}  // namespace
+}  // namespace command_test
 }  // namespace echelon

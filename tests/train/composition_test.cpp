@@ -20,11 +20,12 @@
 
 #include "echelon/schedule/options.h"
 #include "echelon/train/verify.h"
-#include "tests/data/make_tokens.h"
+#include "tests/data/sources/make_tokens.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace composition_test {
 
 constexpr double kTolerance = 1e-10;
 
@@ -525,12 +526,12 @@ TEST(Composition, EveryLayoutEqualsOneDevice) {
     std::fflush(stdout);
   }
   const auto path =
-      std::filesystem::path(ECHELON_SOURCE_DIR) / "doc/composition.md";
+      source_path("doc/composition.md");
   if (std::getenv("ECHELON_UPDATE_EXPECTED") != nullptr) {
     write_table(path, rows);
   }
   compare_table(path, rows);
 }
 
-}  // namespace
+}  // namespace composition_test
 }  // namespace echelon

@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "echelon/timeline/chrome_trace.h"
-#include "tests/launch/process.h"
+#include "tests/support/process.h"
 #include "tests/support/gpu.h"
 
 namespace echelon {
-namespace {
+namespace memory_fit_gpu_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -171,5 +171,5 @@ TEST_F(MemoryFit, WhereTheDryRunSaysSo) {
   EXPECT_GE(fit, 1);
 }
 
-}  // namespace
+}  // namespace memory_fit_gpu_test
 }  // namespace echelon

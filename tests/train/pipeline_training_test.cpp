@@ -8,18 +8,18 @@
 #include <map>
 #include <set>
 
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
-#include "echelon/train/parallel_model.h"
-#include "echelon/train/pipeline_schedule.h"
+#include "echelon/train/strategies/parallel_model.h"
+#include "echelon/job/pipeline_schedule.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 #include "tests/train/trained_runs.h"
 
 namespace echelon {
-namespace {
+namespace pipeline_training_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -442,5 +442,5 @@ TEST_F(PipelineTraining, WeightsOfOneDeviceAreAStart) {
       read_metrics(again / "metrics.jsonl").steps[0].loss, trained * 1.5);
 }
 
-}  // namespace
+}  // namespace pipeline_training_test
 }  // namespace echelon

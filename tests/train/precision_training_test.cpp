@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <map>
 
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/comm/world.h"
 #include "echelon/data/loader.h"
@@ -18,9 +18,10 @@
 #include "echelon/train/trainer.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace precision_training_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -66,7 +67,7 @@ Job digits() {
 Job text() {
   Job job;
   job.data.name = "text";
-  job.data.sources = {ECHELON_SOURCE_DIR "/README.md"};
+  job.data.sources = {source_path("doc/configuration.md")};
   job.data.sequence = 32;
   job.model.name = "gpt";
   job.model.layers = 2;
@@ -384,5 +385,5 @@ TEST_F(PrecisionTraining, LayersNormsAreThoseOfOneDevice) {
   }
 }
 
-}  // namespace
+}  // namespace precision_training_test
 }  // namespace echelon

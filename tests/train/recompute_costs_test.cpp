@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "echelon/memory/layer_memory.h"
-#include "echelon/train/count_memory.h"
+#include "echelon/train/strategies/count_memory.h"
 #include "tests/train/small_run.h"
 
 namespace echelon {
-namespace {
+namespace recompute_costs_test {
 
 void expect_same(Job job) {
   SCOPED_TRACE(job.model.name);
@@ -45,5 +45,5 @@ TEST(RecomputeCosts, OfAListAndOfAJobAreTheSame) {
   expect_same(images);
 }
 
-}  // namespace
+}  // namespace recompute_costs_test
 }  // namespace echelon

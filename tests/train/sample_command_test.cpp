@@ -7,10 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "tests/launch/process.h"
+#include "tests/support/process.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace sample_command_test {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -19,9 +20,9 @@ using testing_support::Command;
 using testing_support::TempFolder;
 using Words = std::vector<std::string>;
 
-const std::string kEchelon = ECHELON_BIN_DIR "/echelon";
-const std::string kText = ECHELON_SOURCE_DIR "/examples/configs/text.toml";
-const std::string kDigits = ECHELON_SOURCE_DIR "/examples/configs/digits.toml";
+const std::string kEchelon = program("echelon");
+const std::string kText = source_path("examples/configs/text.toml");
+const std::string kDigits = source_path("examples/configs/digits.toml");
 
 Words operator+(Words words, const Words& more) {
   words.insert(words.end(), more.begin(), more.end());
@@ -138,5 +139,5 @@ TEST_F(SampleCommand, SaysWhatIsNoRunOfALanguageModel) {
       "its model is simple_cnn, which is no language model");
 }
 
-}  // namespace
+}  // namespace sample_command_test
 }  // namespace echelon

@@ -14,7 +14,7 @@
 #include "tests/support/temp_folder.h"
 
 namespace echelon {
-namespace {
+namespace sample_test {
 
 using testing::HasSubstr;
 using testing::StartsWith;
@@ -185,5 +185,5 @@ TEST_F(Sample, SaysWhatIsWrong) {
       HasSubstr("the run's model is simple_cnn, which is no language model"));
 }
 
-}  // namespace
+}  // namespace sample_test
 }  // namespace echelon

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
-#include "echelon/memory/memory_meter.h"
-#include "echelon/train/count_memory.h"
-#include "echelon/train/step.h"
+#include "echelon/profiling/memory_meter.h"
+#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/step.h"
 #include "echelon/train/verify.h"
 
 namespace echelon {
-namespace {
+namespace sharded_step_test {
 
 using testing::Each;
 using testing::Pair;
@@ -479,5 +479,5 @@ TEST(ShardedStep, BuffersAreThoseOfTheFirstRank) {
   }
 }
 
-}  // namespace
+}  // namespace sharded_step_test
 }  // namespace echelon

@@ -10,13 +10,13 @@
 #include <mutex>
 #include <set>
 
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/comm/world.h"
 #include "echelon/error.h"
-#include "echelon/memory/memory_meter.h"
+#include "echelon/profiling/memory_meter.h"
 #include "echelon/schedule/options.h"
 #include "echelon/timeline/metrics.h"
-#include "echelon/train/parallel_model.h"
+#include "echelon/train/strategies/parallel_model.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 #include "tests/support/error_text.h"
@@ -24,7 +24,7 @@
 #include "tests/train/trained_runs.h"
 
 namespace echelon {
-namespace {
+namespace sharded_training_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -381,5 +381,5 @@ TEST_F(ShardedRuns, OverflowsAreSkippedByAllRanks) {
   }
 }
 
-}  // namespace
+}  // namespace sharded_training_test
 }  // namespace echelon

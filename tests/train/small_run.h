@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "echelon/data/loader.h"
-#include "echelon/train/saved_state.h"
-#include "tests/data/make_tokens.h"
+#include "echelon/train/saving/saved_state.h"
+#include "tests/data/sources/make_tokens.h"
 #include "tests/support/temp_folder.h"
 
 namespace echelon {

@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace echelon {
-namespace {
+namespace step_sums_test {
 
 std::vector<StepSums> shared(const std::vector<StepShare>& ranks) {
   std::vector<StepSums> all(ranks.size());
@@ -74,5 +74,5 @@ TEST(StepSums, OneRankIsNotTheSlowest) {
   EXPECT_EQ(sums[0].slowest_excess, 0);
 }
 
-}  // namespace
+}  // namespace step_sums_test
 }  // namespace echelon

@@ -12,18 +12,18 @@
 
 #include "echelon/comm/world.h"
 #include "echelon/error.h"
-#include "echelon/models/layer_cost.h"
+#include "echelon/counting/layer_cost.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/timeline/metrics.h"
-#include "echelon/train/describe_cut.h"
-#include "echelon/train/parallel_model.h"
+#include "echelon/train/strategies/describe_cut.h"
+#include "echelon/train/strategies/parallel_model.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 #include "tests/support/error_text.h"
 #include "tests/train/trained_runs.h"
 
 namespace echelon {
-namespace {
+namespace tensor_training_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -467,5 +467,5 @@ TEST_F(TensorTraining, SaysWhatEachRankHolds) {
           HasSubstr("on the first of 2 tensor-parallel ranks")));
 }
 
-}  // namespace
+}  // namespace tensor_training_test
 }  // namespace echelon

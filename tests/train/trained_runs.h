@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/comm/world.h"
 #include "echelon/schedule/options.h"
 #include "echelon/timeline/metrics.h"

@@ -14,15 +14,15 @@
 #include <thread>
 #include <tuple>
 
-#include "echelon/checkpoint/tensor_file.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
-#include "echelon/train/check_job.h"
+#include "echelon/job/check_job.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace trainer_test {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -274,5 +274,5 @@ TEST_F(Trainer, ASignalEndsTheRunAtAWholeStep) {
       std::filesystem::exists(folder / "checkpoints" / "last.safetensors"));
 }
 
-}  // namespace
+}  // namespace trainer_test
 }  // namespace echelon

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "echelon/comm/world.h"
-#include "echelon/models/layer_list.h"
+#include "echelon/layers/layer_list.h"
 #include "echelon/train/trainer.h"
 
 int main(int, char** arguments) {

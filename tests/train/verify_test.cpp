@@ -6,7 +6,7 @@
 #include "echelon/error.h"
 
 namespace echelon {
-namespace {
+namespace verify_test {
 
 using testing::HasSubstr;
 
@@ -95,5 +95,5 @@ TEST(Verify, CompressionIsToldApart) {
   EXPECT_THAT(result.hint, HasSubstr("compress"));
 }
 
-}  // namespace
+}  // namespace verify_test
 }  // namespace echelon

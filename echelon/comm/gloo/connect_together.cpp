@@ -7,7 +7,7 @@
 #include <exception>
 #include <vector>
 
-#include "echelon/comm/store.h"
+#include "echelon/comm/store/store.h"
 #include "echelon/error.h"
 
 namespace echelon {

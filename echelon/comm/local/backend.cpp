@@ -10,7 +10,7 @@
 #include <numeric>
 #include <thread>
 
-#include "echelon/comm/local/failure.h"
+#include "echelon/comm/shared_memory/failure.h"
 #include "echelon/comm/local/local.h"
 #include "echelon/comm/local/work.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/comm/local/communicator.h"
+#include "echelon/comm/shared_memory/communicator.h"
 
 namespace echelon::local {
 

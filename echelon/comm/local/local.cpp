@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "echelon/comm/local/arena.h"
+#include "echelon/comm/shared_memory/arena.h"
 
 namespace echelon::local {
 namespace {

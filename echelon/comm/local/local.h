@@ -20,8 +20,8 @@
 #include <string>
 #include <vector>
 
-#include "echelon/comm/local/failure.h"
-#include "echelon/comm/local/host.h"
+#include "echelon/comm/shared_memory/failure.h"
+#include "echelon/comm/shared_memory/host.h"
 
 namespace echelon::local {
 

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "echelon/comm/local/failure.h"
+#include "echelon/comm/shared_memory/failure.h"
 
 namespace echelon::local {
 

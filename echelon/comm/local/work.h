@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-#include "echelon/comm/local/engine.h"
+#include "echelon/comm/shared_memory/engine.h"
 
 namespace echelon::local {
 

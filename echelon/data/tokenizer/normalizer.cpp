@@ -10,9 +10,9 @@
 namespace echelon::detail {
 namespace {
 
-class Chain : public Normalizer {
+class NormalizerChain : public Normalizer {
  public:
-  explicit Chain(std::vector<std::unique_ptr<Normalizer>> parts)
+  explicit NormalizerChain(std::vector<std::unique_ptr<Normalizer>> parts)
       : parts_(std::move(parts)) {}
   void apply(std::string& text) const override {
     for (const auto& part : parts_) part->apply(text);
@@ -33,9 +33,9 @@ class Prepend : public Normalizer {
   std::string front_;
 };
 
-class Replace : public Normalizer {
+class NormalizerReplace : public Normalizer {
  public:
-  Replace(Pattern pattern, std::string content)
+  NormalizerReplace(Pattern pattern, std::string content)
       : pattern_(std::move(pattern)), content_(std::move(content)) {}
   void apply(std::string& text) const override {
     std::vector<Span> spans;
@@ -73,9 +73,9 @@ class Lowercase : public Normalizer {
   void apply(std::string& text) const override { text = lower_case(text); }
 };
 
-class Strip : public Normalizer {
+class NormalizerStrip : public Normalizer {
  public:
-  Strip(bool left, bool right) : left_(left), right_(right) {}
+  NormalizerStrip(bool left, bool right) : left_(left), right_(right) {}
   void apply(std::string& text) const override {
     size_t begin = 0, end = 0, at = 0;
     bool leading = true;
@@ -110,13 +110,13 @@ make_normalizer(const nlohmann::json& description, const std::string& place) {
           fields.place("normalizers") + "[" + std::to_string(parts.size()) +
               "]"));
     }
-    made = std::make_unique<Chain>(std::move(parts));
+    made = std::make_unique<NormalizerChain>(std::move(parts));
   } else if (type == "Prepend") {
     made = std::make_unique<Prepend>(fields.text("prepend"));
   } else if (type == "Replace") {
     Pattern pattern(fields.at("pattern"), fields.place("pattern"));
     made =
-        std::make_unique<Replace>(std::move(pattern), fields.text("content"));
+        std::make_unique<NormalizerReplace>(std::move(pattern), fields.text("content"));
   } else if (type == "NFC") {
     made = std::make_unique<Form>(NormalForm::nfc);
   } else if (type == "NFD") {
@@ -129,7 +129,7 @@ make_normalizer(const nlohmann::json& description, const std::string& place) {
     made = std::make_unique<Lowercase>();
   } else if (type == "Strip") {
     const bool left = fields.flag("strip_left", true);
-    made = std::make_unique<Strip>(left, fields.flag("strip_right", true));
+    made = std::make_unique<NormalizerStrip>(left, fields.flag("strip_right", true));
   } else {
     fields.fail(
         "a normalizer of type " + type +

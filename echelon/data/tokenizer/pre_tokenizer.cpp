@@ -90,9 +90,9 @@ void split_by_character(
   }
 }
 
-class Chain : public PreTokenizer {
+class PreTokenizerChain : public PreTokenizer {
  public:
-  explicit Chain(std::vector<std::unique_ptr<PreTokenizer>> parts)
+  explicit PreTokenizerChain(std::vector<std::unique_ptr<PreTokenizer>> parts)
       : parts_(std::move(parts)) {}
   void apply(Pieces& pieces) const override {
     for (const auto& part : parts_) part->apply(pieces);
@@ -123,9 +123,9 @@ class Split : public PreTokenizer {
   bool invert_;
 };
 
-class ByteLevel : public PreTokenizer {
+class ByteLevelSplit : public PreTokenizer {
  public:
-  ByteLevel(bool prefix, bool use_regex, const std::string& place)
+  ByteLevelSplit(bool prefix, bool use_regex, const std::string& place)
       : prefix_(prefix) {
     if (use_regex) regex_.emplace(kGpt2Pattern, place);
   }
@@ -147,11 +147,11 @@ class ByteLevel : public PreTokenizer {
   std::optional<Regex> regex_;
 };
 
-class Metaspace : public PreTokenizer {
+class MetaspaceSplit : public PreTokenizer {
  public:
   enum class Scheme { always, first, never };
 
-  Metaspace(std::string replacement, Scheme scheme, bool split)
+  MetaspaceSplit(std::string replacement, Scheme scheme, bool split)
       : replacement_(std::move(replacement)), scheme_(scheme), split_(split) {}
   void apply(Pieces& pieces) const override {
     for (auto& piece : pieces.list) {
@@ -242,10 +242,10 @@ std::unique_ptr<PreTokenizer> make_sequence(Fields& fields) {
         fields.place("pretokenizers") + "[" + std::to_string(parts.size()) +
             "]"));
   }
-  return std::make_unique<Chain>(std::move(parts));
+  return std::make_unique<PreTokenizerChain>(std::move(parts));
 }
 
-std::unique_ptr<PreTokenizer> make_metaspace(Fields& fields) {
+std::unique_ptr<PreTokenizer> make_metaspace_split(Fields& fields) {
   const std::string replacement = fields.text("replacement");
   // Older files say it by a flag.
   const bool prefix = fields.flag("add_prefix_space", true);
@@ -253,16 +253,16 @@ std::unique_ptr<PreTokenizer> make_metaspace(Fields& fields) {
   const std::string scheme =
       fields.text("prepend_scheme", prefix ? "always" : "never");
   const bool split = fields.flag("split", true);
-  auto value = Metaspace::Scheme::always;
+  auto value = MetaspaceSplit::Scheme::always;
   if (scheme == "first") {
-    value = Metaspace::Scheme::first;
+    value = MetaspaceSplit::Scheme::first;
   } else if (scheme == "never") {
-    value = Metaspace::Scheme::never;
+    value = MetaspaceSplit::Scheme::never;
   } else if (scheme != "always") {
     fields.fail("prepend_scheme " + scheme + " is not known");
   }
   if (replacement.empty()) fields.fail("\"replacement\" must not be empty");
-  return std::make_unique<Metaspace>(replacement, value, split);
+  return std::make_unique<MetaspaceSplit>(replacement, value, split);
 }
 
 }  // namespace
@@ -282,10 +282,10 @@ std::unique_ptr<PreTokenizer> make_pre_tokenizer(
   } else if (type == "ByteLevel") {
     const bool prefix = fields.flag("add_prefix_space", true);
     fields.flag("trim_offsets", true);
-    made = std::make_unique<ByteLevel>(
+    made = std::make_unique<ByteLevelSplit>(
         prefix, fields.flag("use_regex", true), place);
   } else if (type == "Metaspace") {
-    made = make_metaspace(fields);
+    made = make_metaspace_split(fields);
   } else if (type == "Whitespace") {
     made = std::make_unique<Whitespace>();
   } else if (type == "WhitespaceSplit") {
@@ -300,7 +300,7 @@ std::unique_ptr<PreTokenizer> make_pre_tokenizer(
   } else {
     fields.fail(
         "a pre-tokenizer of type " + type +
-        " is not known; there are Sequence, Split, ByteLevel, Metaspace, "
+        " is not known; there are Sequence, Split, ByteLevelSplit, MetaspaceSplit, "
         "Whitespace, WhitespaceSplit, Digits and Punctuation");
   }
   fields.end();

@@ -1,6 +1,7 @@
 #include "echelon/parallel/data/coalesced.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,7 +1,7 @@
 #include "echelon/parallel/data/compression.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <map>

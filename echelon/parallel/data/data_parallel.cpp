@@ -1,6 +1,7 @@
 #include "echelon/parallel/data/data_parallel.h"
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <set>

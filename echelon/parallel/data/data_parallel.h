@@ -30,7 +30,7 @@
 #include <utility>
 #include <vector>
 
-#include "echelon/comm/options.h"
+#include "echelon/options/comm.h"
 #include "echelon/parallel/data/distributed_data_parallel.h"
 #include "echelon/parallel/data/replica_threads.h"
 

@@ -1,6 +1,8 @@
 #include "echelon/parallel/data/distributed_data_parallel.h"
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <unordered_set>

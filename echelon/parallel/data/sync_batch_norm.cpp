@@ -2,7 +2,9 @@
 
 #include <ATen/ops/batch_norm_native.h>
 #include <torch/library.h>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <atomic>
 #include <map>
@@ -11,7 +13,7 @@
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/operators/operator_scope.h"
+#include "echelon/profiling/operator_scope.h"
 
 namespace echelon {
 namespace {

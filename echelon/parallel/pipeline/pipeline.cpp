@@ -4,7 +4,7 @@
 // before need no further word: each rank knows all sizes in advance.
 #include "echelon/parallel/pipeline/pipeline.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <array>

@@ -31,7 +31,7 @@
 #include <vector>
 
 #include "echelon/comm/group.h"
-#include "echelon/models/layer_list.h"
+#include "echelon/layers/layer_list.h"
 #include "echelon/parallel/pipeline/pipeline_stage.h"
 #include "echelon/schedule/schedule.h"
 #include "echelon/timeline/recorder.h"

@@ -1,6 +1,7 @@
 #include "echelon/parallel/pipeline/pipeline_run.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "echelon/models/layer_list.h"
-#include "echelon/models/network.h"
+#include "echelon/layers/layer_list.h"
+#include "echelon/layers/network.h"
 
 namespace echelon {
 

@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "echelon/models/layer_list.h"
+#include "echelon/layers/layer_list.h"
 #include "echelon/parallel/pipeline/tuple_shape.h"
 
 namespace echelon::pipeline {

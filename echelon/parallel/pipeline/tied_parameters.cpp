@@ -1,6 +1,7 @@
 #include "echelon/parallel/pipeline/tied_parameters.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <map>

@@ -1,6 +1,6 @@
 #include "echelon/parallel/pipeline/tuple_shape.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "echelon/error.h"
 

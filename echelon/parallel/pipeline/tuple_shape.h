@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/models/layer_list.h"
+#include "echelon/layers/layer_list.h"
 
 namespace echelon::pipeline {
 

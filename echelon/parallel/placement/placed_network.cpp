@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/models/layer_modules.h"
-#include "echelon/models/shared_parameters.h"
-#include "echelon/models/ties.h"
+#include "echelon/layers/layer_modules.h"
+#include "echelon/layers/shared_parameters.h"
+#include "echelon/layers/ties.h"
 #include "echelon/parallel/placement/slice_spans.h"
 #include "echelon/parallel/placement/tied_copy.h"
 

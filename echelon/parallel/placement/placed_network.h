@@ -19,8 +19,8 @@
 #include <optional>
 #include <vector>
 
-#include "echelon/models/layer_list.h"
-#include "echelon/models/network.h"
+#include "echelon/layers/layer_list.h"
+#include "echelon/layers/network.h"
 #include "echelon/parallel/placement/placement.h"
 #include "echelon/timeline/recorder.h"
 

@@ -8,9 +8,9 @@
 #include <optional>
 
 #include "echelon/error.h"
-#include "echelon/models/meta_mode.h"
-#include "echelon/models/ties.h"
-#include "echelon/timeline/units.h"
+#include "echelon/counting/meta_mode.h"
+#include "echelon/layers/ties.h"
+#include "echelon/text/units.h"
 
 namespace echelon::placement {
 namespace {

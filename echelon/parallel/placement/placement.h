@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "echelon/layout/partition.h"
-#include "echelon/models/layer_cost.h"
-#include "echelon/models/layer_list.h"
+#include "echelon/counting/layer_cost.h"
+#include "echelon/layers/layer_list.h"
 
 namespace echelon::placement {
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "echelon/models/layer_list.h"
+#include "echelon/layers/layer_list.h"
 #include "echelon/timeline/recorder.h"
 
 namespace echelon::placement {

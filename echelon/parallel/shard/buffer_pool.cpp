@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "echelon/memory/memory_meter.h"
+#include "echelon/profiling/memory_meter.h"
 
 namespace echelon::sharding {
 

@@ -11,7 +11,7 @@
 #include <map>
 #include <vector>
 
-#include "echelon/memory/memory_kind.h"
+#include "echelon/timeline/memory_kind.h"
 
 namespace echelon::sharding {
 

@@ -1,12 +1,14 @@
 #include "echelon/parallel/shard/flat_buffer.h"
 
-#include <torch/torch.h>
+#include <torch/optim.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/memory/memory_meter.h"
+#include "echelon/profiling/memory_meter.h"
 
 namespace echelon::sharding {
 namespace {

@@ -42,7 +42,7 @@
 
 #include "echelon/comm/group.h"
 #include "echelon/layout/shard.h"
-#include "echelon/parallel/shard/options.h"
+#include "echelon/options/shard.h"
 
 namespace echelon {
 

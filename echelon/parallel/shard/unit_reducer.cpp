@@ -1,6 +1,6 @@
 #include "echelon/parallel/shard/unit_reducer.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <numeric>

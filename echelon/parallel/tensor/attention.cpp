@@ -1,6 +1,7 @@
 #include "echelon/parallel/tensor/attention.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +10,7 @@
 #include <vector>
 
 #include "echelon/error.h"
-#include "echelon/models/computing_device.h"
+#include "echelon/layers/computing_device.h"
 #include "echelon/parallel/tensor/dropout.h"
 
 namespace echelon {

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/models/sharded_module.h"
+#include "echelon/layers/sharded_module.h"
 #include "echelon/parallel/tensor/attention_shape.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/rotary.h"

@@ -4,13 +4,14 @@
 //   tokens whole   x's gradient | all-reduce it, and the weights' gradients
 //   tokens cut     gather x, and x's gradient | reduce-scatter it, and the
 //                  weights' gradients
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 
 #include <optional>
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/operators/operator_scope.h"
+#include "echelon/profiling/operator_scope.h"
 #include "echelon/parallel/tensor/autocast_inputs.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/matrix_product.h"

@@ -1,6 +1,6 @@
 #include "echelon/parallel/tensor/conv.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <ostream>

@@ -16,8 +16,8 @@
 #include <cstdint>
 #include <string>
 
-#include "echelon/models/batch_norm.h"
-#include "echelon/models/sharded_module.h"
+#include "echelon/layers/batch_norm.h"
+#include "echelon/layers/sharded_module.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace echelon {

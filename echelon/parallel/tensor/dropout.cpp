@@ -1,6 +1,7 @@
 #include "echelon/parallel/tensor/dropout.h"
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
@@ -15,7 +16,7 @@
 #include <xxhash.h>
 
 #include "echelon/error.h"
-#include "echelon/models/philox.h"
+#include "echelon/layers/philox.h"
 
 namespace echelon {
 namespace {

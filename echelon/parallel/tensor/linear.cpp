@@ -1,6 +1,7 @@
 #include "echelon/parallel/tensor/linear.h"
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,11 +11,6 @@
 
 namespace echelon {
 namespace {
-
-// Sizes of the ranks' parts of `total` things.
-std::vector<int64_t> parts_of(int64_t total, const TensorParallel& parallel) {
-  return even_split(total, parallel.size());
-}
 
 // The shard of a matrix whose features `features` cuts, as it is stored.
 Shard matrix_shard(
@@ -47,7 +43,7 @@ ColumnParallelLinear::ColumnParallelLinear(
           even_shard({shape.out}, 0, parallel.rank(), parallel.size()),
           /*shared=*/false) {
   gather_output_ = gather_output;
-  output_sizes_ = parts_of(shape.out, parallel_);
+  output_sizes_ = even_split(shape.out, parallel_.size());
 }
 
 ColumnParallelLinear::ColumnParallelLinear(
@@ -114,7 +110,7 @@ torch::Tensor RowParallelLinear::forward(const torch::Tensor& x) {
                                          x,
                                          parallel_.group,
                                          -1,
-                                         parts_of(shape_.in, parallel_),
+                                         even_split(shape_.in, parallel_.size()),
                                          label_ + " input gradient")
                                    : x;
   return row_linear(part, weight, bias, shape_.layout, parallel_, label_);

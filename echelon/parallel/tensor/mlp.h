@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "echelon/models/sharded_module.h"
+#include "echelon/layers/sharded_module.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 

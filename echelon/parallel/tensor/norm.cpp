@@ -1,9 +1,10 @@
 #include "echelon/parallel/tensor/norm.h"
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 
-#include "echelon/models/computing_device.h"
-#include "echelon/models/low_precision.h"
+#include "echelon/layers/computing_device.h"
+#include "echelon/layers/low_precision.h"
 #include "echelon/parallel/tensor/once.h"
 #include "echelon/parallel/tensor/row_chunks.h"
 

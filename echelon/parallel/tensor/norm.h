@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "echelon/models/sharded_module.h"
+#include "echelon/layers/sharded_module.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace echelon {

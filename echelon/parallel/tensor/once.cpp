@@ -1,6 +1,6 @@
 #include "echelon/parallel/tensor/once.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include "echelon/error.h"
 

@@ -1,6 +1,7 @@
 #include "echelon/parallel/tensor/rotary.h"
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 
 #include <c10/core/InferenceMode.h>
 
@@ -13,7 +14,7 @@
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/models/low_precision.h"
+#include "echelon/layers/low_precision.h"
 
 namespace echelon {
 namespace {

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "echelon/models/computing_device.h"
+#include "echelon/layers/computing_device.h"
 
 namespace echelon::detail {
 

@@ -1,11 +1,12 @@
 // Products whose sum over the ranks is on its way while the next chunk is
 // multiplied (options.overlap_chunks), and back.
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 
 #include <optional>
 #include <utility>
 
-#include "echelon/operators/operator_scope.h"
+#include "echelon/profiling/operator_scope.h"
 #include "echelon/parallel/tensor/autocast_inputs.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/matrix_product.h"

@@ -1,6 +1,8 @@
 #include "echelon/parallel/tensor/shared_gradients.h"
 
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <map>
 #include <set>

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "echelon/models/sharded_module.h"
+#include "echelon/layers/sharded_module.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace torch::nn {

@@ -38,7 +38,7 @@
 
 #include "echelon/comm/group.h"
 #include "echelon/layout/shard.h"
-#include "echelon/parallel/tensor/options.h"
+#include "echelon/options/tensor.h"
 
 namespace echelon {
 

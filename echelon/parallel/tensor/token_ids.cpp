@@ -1,6 +1,7 @@
 #include "echelon/parallel/tensor/token_ids.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include "echelon/error.h"
 

@@ -1,6 +1,6 @@
 #include "echelon/parallel/tensor/token_rows.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 

@@ -6,7 +6,8 @@
 //   t_r
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 
 #include <limits>
 

@@ -1,12 +1,13 @@
 #include "echelon/parallel/tensor/vocab_embedding.h"
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/types.h>
 
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/models/low_precision.h"
-#include "echelon/operators/operator_scope.h"
+#include "echelon/layers/low_precision.h"
+#include "echelon/profiling/operator_scope.h"
 #include "echelon/parallel/tensor/once.h"
 #include "echelon/parallel/tensor/token_ids.h"
 #include "echelon/parallel/tensor/token_rows.h"

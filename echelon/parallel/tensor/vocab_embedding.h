@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "echelon/models/sharded_module.h"
+#include "echelon/layers/sharded_module.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace echelon {

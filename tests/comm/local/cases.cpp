@@ -6,7 +6,7 @@
 #include <map>
 #include <mutex>
 
-#include "echelon/comm/local/failure.h"
+#include "echelon/comm/shared_memory/failure.h"
 
 namespace echelon::local::testing {
 namespace {

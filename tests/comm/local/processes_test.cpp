@@ -28,7 +28,7 @@
 extern char** environ;
 
 namespace echelon::local {
-namespace {
+namespace processes_test {
 
 using namespace std::chrono_literals;
 using Tensors = std::vector<at::Tensor>;
@@ -562,5 +562,5 @@ TEST(Processes, JoiningNamesWhoIsMissing) {
   }
 }
 
-}  // namespace
+}  // namespace processes_test
 }  // namespace echelon::local

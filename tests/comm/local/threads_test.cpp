@@ -11,7 +11,7 @@
 #include "tests/comm/local/cases.h"
 
 namespace echelon::local {
-namespace {
+namespace threads_test {
 
 using namespace std::chrono_literals;
 using Tensors = std::vector<at::Tensor>;
@@ -314,5 +314,5 @@ TEST(ThreadsGroup, WrongArgumentsSendNothing) {
   });
 }
 
-}  // namespace
+}  // namespace threads_test
 }  // namespace echelon::local

@@ -12,7 +12,7 @@
 #include "echelon/error.h"
 
 namespace echelon {
-namespace {
+namespace nccl_backend_test {
 
 using testing::HasSubstr;
 using std::chrono::seconds;
@@ -46,5 +46,5 @@ TEST(WithoutGpu, EveryCallSaysWhyAndWhatToUse) {
   }
 }
 
-}  // namespace
+}  // namespace nccl_backend_test
 }  // namespace echelon

@@ -13,7 +13,7 @@
 #include "echelon/error.h"
 
 namespace echelon {
-namespace {
+namespace nccl_gpu_test {
 
 using testing::HasSubstr;
 using std::chrono::seconds;
@@ -65,5 +65,5 @@ TEST_F(Gpu, OneRankReducesAndMeetsItself) {
   EXPECT_TRUE(tensors[0].cpu().equal(torch::arange(5)));
 }
 
-}  // namespace
+}  // namespace nccl_gpu_test
 }  // namespace echelon

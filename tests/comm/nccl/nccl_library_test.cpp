@@ -9,9 +9,10 @@
 #include <string>
 
 #include "echelon/comm/nccl/nccl_plugin.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace nccl_library_test {
 
 namespace fs = std::filesystem;
 
@@ -54,7 +55,7 @@ TEST(NcclLibrary, LoadsWhereAllCudaLibrariesAre) {
   std::string reason;
   // The loader names one missing library at a time.
   for (size_t i = 0; i < libraries.size() && library == nullptr; ++i) {
-    library = dlopen(ECHELON_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    library = dlopen(program("../lib/libechelon_nccl.so").c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       reason = dlerror();
       const auto missing = libraries.find(reason.substr(0, reason.find(':')));
@@ -72,5 +73,5 @@ TEST(NcclLibrary, LoadsWhereAllCudaLibrariesAre) {
   EXPECT_GE(entry()->device_count(), 0);
 }
 
-}  // namespace
+}  // namespace nccl_library_test
 }  // namespace echelon

@@ -12,7 +12,7 @@
 #include "tests/parallel/data/training.h"
 
 namespace echelon {
-namespace {
+namespace compression_test {
 
 using nets::Conv;
 using nets::Mlp;
@@ -312,5 +312,5 @@ TEST(Compression, PowerSgdRankIsChecked) {
   EXPECT_THROW(powersgd_hook({.rank = 0}), ConfigError);
 }
 
-}  // namespace
+}  // namespace compression_test
 }  // namespace echelon

@@ -14,7 +14,7 @@
 #include "tests/parallel/data/training.h"
 
 namespace echelon {
-namespace {
+namespace data_parallel_test {
 
 using nets::Conv;
 using nets::Mlp;
@@ -204,5 +204,5 @@ TEST(DataParallel, SplitByShares) {
   EXPECT_THAT(split_by_shares(1, {1, 1, 1, 1}), ElementsAre(0, 1, 0, 0));
 }
 
-}  // namespace
+}  // namespace data_parallel_test
 }  // namespace echelon

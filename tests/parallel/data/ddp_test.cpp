@@ -14,7 +14,7 @@
 #include "tests/parallel/data/training.h"
 
 namespace echelon {
-namespace {
+namespace ddp_test {
 
 using nets::Branch;
 using nets::Conv;
@@ -727,5 +727,5 @@ TEST(Ddp, NoSampleAtAllIsAnError) {
   EXPECT_THAT(error, HasSubstr("at least one sample is needed"));
 }
 
-}  // namespace
+}  // namespace ddp_test
 }  // namespace echelon

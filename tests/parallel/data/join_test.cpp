@@ -11,7 +11,7 @@
 #include "tests/parallel/data/training.h"
 
 namespace echelon {
-namespace {
+namespace join_test {
 
 using nets::Branch;
 using nets::Mlp;
@@ -228,5 +228,5 @@ TEST_P(Join, ExceptionsOfTheBodyPassThrough) {
   });
 }
 
-}  // namespace
+}  // namespace join_test
 }  // namespace echelon

@@ -6,7 +6,7 @@
 #include "tests/parallel/data/training.h"
 
 namespace echelon {
-namespace {
+namespace reduction_round_test {
 
 using nets::Mlp;
 using testing::HasSubstr;
@@ -112,5 +112,5 @@ TEST(ReductionRound, TheNextStepIsAnOrdinaryOne) {
   });
 }
 
-}  // namespace
+}  // namespace reduction_round_test
 }  // namespace echelon

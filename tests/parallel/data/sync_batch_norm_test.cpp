@@ -15,7 +15,7 @@
 #include "tests/support/ranks.h"
 
 namespace echelon {
-namespace {
+namespace sync_batch_norm_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -297,5 +297,5 @@ TEST(SyncBatchNorm, StatisticsOfLowPrecisionAreThoseOfFloat32) {
   }
 }
 
-}  // namespace
+}  // namespace sync_batch_norm_test
 }  // namespace echelon

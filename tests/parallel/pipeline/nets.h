@@ -7,7 +7,7 @@
 #include <string>
 #include <tuple>
 
-#include "echelon/models/layer_list.h"
+#include "echelon/layers/layer_list.h"
 #include "tests/support/parity.h"
 
 namespace echelon::nets {

@@ -19,7 +19,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace pipeline_behaviour_test {
 
 using testing::AllOf;
 using testing::Contains;
@@ -746,5 +746,5 @@ TEST(PipelineErrors, TiesThatDoNotFit) {
           HasSubstr("different values")));
 }
 
-}  // namespace
+}  // namespace pipeline_behaviour_test
 }  // namespace echelon

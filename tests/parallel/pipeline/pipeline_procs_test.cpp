@@ -4,10 +4,11 @@
 
 #include <string>
 
-#include "tests/launch/process.h"
+#include "tests/support/process.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace pipeline_procs_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -15,12 +16,12 @@ using testing_support::Command;
 
 std::vector<std::string> command(int ranks, const std::string& test) {
   return {
-      LAUNCH_RUN,
+      test_program("launch_run"),
       "-n",
       std::to_string(ranks),
       "--plain",
       "--",
-      PIPELINE_RANK,
+      test_program("pipeline_rank"),
       "--gtest_filter=" + test};
 }
 
@@ -46,5 +47,5 @@ TEST(PipelineProcesses, StageThatDiesMidStepIsNamed) {
   EXPECT_TRUE(run.living().empty());
 }
 
-}  // namespace
+}  // namespace pipeline_procs_test
 }  // namespace echelon

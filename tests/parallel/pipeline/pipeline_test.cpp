@@ -15,7 +15,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace pipeline_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -130,5 +130,5 @@ TEST_P(Parity, EqualsOneDevice) {
   EXPECT_EQ(seen.size(), expected.parameters.size());
 }
 
-}  // namespace
+}  // namespace pipeline_test
 }  // namespace echelon

@@ -12,7 +12,7 @@
 #include "tests/support/parity.h"
 
 namespace echelon::pipeline {
-namespace {
+namespace stage_graph_test {
 
 using torch::Tensor;
 
@@ -331,5 +331,5 @@ TEST(StageGraph, FreesWhatEachHalfNeeded) {
   EXPECT_EQ(for_weights, 0);
 }
 
-}  // namespace
+}  // namespace stage_graph_test
 }  // namespace echelon::pipeline

@@ -13,7 +13,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon::pipeline {
-namespace {
+namespace transfer_plan_test {
 
 std::vector<TransferPlan> plans_of(const Schedule& schedule) {
   std::vector<TransferPlan> plans;
@@ -141,5 +141,5 @@ TEST(TransferPlan, MissingActionIsNamed) {
       std::string::npos);
 }
 
-}  // namespace
+}  // namespace transfer_plan_test
 }  // namespace echelon::pipeline

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "echelon/models/layer_list.h"
+#include "echelon/layers/layer_list.h"
 #include "echelon/models/make_network.h"
 
 namespace echelon::placement {

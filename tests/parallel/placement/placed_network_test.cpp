@@ -9,7 +9,7 @@
 #include "tests/support/parity.h"
 
 namespace echelon::placement {
-namespace {
+namespace placed_network_test {
 
 using testing::HasSubstr;
 
@@ -257,5 +257,5 @@ TEST(PlacedNetwork, RefusesAnotherListsPlacement) {
       HasSubstr("a placement of 6 layers on 2 devices is used for a list of 5"));
 }
 
-}  // namespace
+}  // namespace placed_network_test
 }  // namespace echelon::placement

@@ -8,7 +8,7 @@
 #include "tests/support/parity.h"
 
 namespace echelon::placement {
-namespace {
+namespace placement_gpu_test {
 
 constexpr uint64_t kSeed = 5;
 
@@ -60,5 +60,5 @@ TEST(PlacementGpu, CpuAndGpuEqualOneDevice) {
   }
 }
 
-}  // namespace
+}  // namespace placement_gpu_test
 }  // namespace echelon::placement

@@ -7,7 +7,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon::placement {
-namespace {
+namespace placement_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -161,5 +161,5 @@ TEST(Placement, SaysWhatIsWrong) {
       AllOf(HasSubstr("cuda:63, which is not there"), HasSubstr("or cpu")));
 }
 
-}  // namespace
+}  // namespace placement_test
 }  // namespace echelon::placement

@@ -18,7 +18,7 @@
 #include "tests/support/ranks.h"
 
 namespace echelon {
-namespace {
+namespace fully_sharded_test {
 
 using namespace sharding_test;
 using testing::AllOf;
@@ -407,5 +407,5 @@ TEST(FullySharded, CreateGraphIsRefused) {
   });
 }
 
-}  // namespace
+}  // namespace fully_sharded_test
 }  // namespace echelon

@@ -9,7 +9,7 @@
 #include "tests/support/ranks.h"
 
 namespace echelon::sharding {
-namespace {
+namespace gathered_units_test {
 
 // Each of one layer.
 Units make_units(Surroundings& surroundings, int number) {
@@ -66,5 +66,5 @@ TEST(GatheredUnits, ANodeKeepsNothingForOneThatWasWhereItIs) {
   });
 }
 
-}  // namespace
+}  // namespace gathered_units_test
 }  // namespace echelon::sharding

@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "echelon/parallel/shard/fully_sharded.h"
-#include "tests/launch/process_ranks.h"
+#include "tests/support/process_ranks.h"
 #include "tests/parallel/shard/training.h"
 #include "tests/support/gpu.h"
 
 namespace echelon {
-namespace {
+namespace shard_gpu_test {
 
 using namespace sharding_test;
 using testing_support::is_rank;
@@ -187,5 +187,5 @@ TEST_F(ShardGpu, OneRank) {
   testing_support::run_as_ranks(1, "Rank.*", 3);
 }
 
-}  // namespace
+}  // namespace shard_gpu_test
 }  // namespace echelon

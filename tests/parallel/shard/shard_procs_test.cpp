@@ -6,17 +6,18 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/launch/process.h"
+#include "tests/support/process.h"
+#include "tests/support/places.h"
 
 namespace echelon {
-namespace {
+namespace shard_procs_test {
 
 using testing::HasSubstr;
 using testing_support::Command;
 
 std::vector<std::string> command(int ranks, const std::string& test) {
-  return {LAUNCH_RUN, "-n", std::to_string(ranks), "--plain", "--",
-          SHARD_RANK, "--gtest_filter=" + test};
+  return {test_program("launch_run"), "-n", std::to_string(ranks), "--plain", "--",
+          test_program("shard_rank"), "--gtest_filter=" + test};
 }
 
 class Processes
@@ -41,5 +42,5 @@ TEST(Processes, RankThatDiesInAGatherEndsTheJob) {
   EXPECT_THAT(run.out() + run.err(), HasSubstr("gather norm"));
 }
 
-}  // namespace
+}  // namespace shard_procs_test
 }  // namespace echelon

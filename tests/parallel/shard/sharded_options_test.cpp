@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "echelon/error.h"
-#include "echelon/memory/memory_meter.h"
+#include "echelon/profiling/memory_meter.h"
 #include "echelon/models/make_network.h"
 #include "tests/parallel/shard/training.h"
 
 namespace echelon {
-namespace {
+namespace sharded_options_test {
 
 using namespace sharding_test;
 using testing::AllOf;
@@ -887,5 +887,5 @@ TEST(Mistakes, CreateGraph) {
   });
 }
 
-}  // namespace
+}  // namespace sharded_options_test
 }  // namespace echelon

@@ -14,7 +14,7 @@
 #include "tests/parallel/shard/training.h"
 
 namespace echelon {
-namespace {
+namespace sharded_recompute_test {
 
 using namespace sharding_test;
 
@@ -216,5 +216,5 @@ TEST_P(Halves, OfTwoStages) {
   }
 }
 
-}  // namespace
+}  // namespace sharded_recompute_test
 }  // namespace echelon

@@ -14,7 +14,7 @@
 #include "tests/parallel/shard/training.h"
 
 namespace echelon {
-namespace {
+namespace sharded_units_test {
 
 using namespace sharding_test;
 using testing::AllOf;
@@ -93,5 +93,5 @@ TEST_P(Stages, Frozen) {
   expect_parity(plan);
 }
 
-}  // namespace
+}  // namespace sharded_units_test
 }  // namespace echelon

@@ -14,7 +14,7 @@
 
 #include "echelon/comm/differentiable.h"
 #include "echelon/comm/world.h"
-#include "echelon/models/network.h"
+#include "echelon/layers/network.h"
 #include "echelon/optim/optimizer.h"
 #include "tests/parallel/pipeline/nets.h"
 #include "tests/parallel/shard/parts.h"

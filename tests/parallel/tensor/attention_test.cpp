@@ -15,7 +15,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace attention_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -357,5 +357,5 @@ TEST(Attention, AnEmptyBatchIsEmpty) {
   }
 }
 
-}  // namespace
+}  // namespace attention_test
 }  // namespace echelon

@@ -10,7 +10,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace conv_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -169,5 +169,5 @@ TEST(ParallelConv, MoreRanksThanChannelsAreNamed) {
           HasSubstr("2 channels"), HasSubstr("1 to 2")));
 }
 
-}  // namespace
+}  // namespace conv_test
 }  // namespace echelon

@@ -4,14 +4,14 @@
 
 #include <atomic>
 
-#include "echelon/models/layer_cost.h"
+#include "echelon/counting/layer_cost.h"
 #include "echelon/parallel/tensor/attention.h"
 #include "echelon/parallel/tensor/dropout.h"
 #include "echelon/parallel/tensor/mlp.h"
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {
-namespace {
+namespace count_test {
 
 using torch::Tensor;
 
@@ -97,5 +97,5 @@ TEST_P(Count, RanksShareTheWork) {
   }
 }
 
-}  // namespace
+}  // namespace count_test
 }  // namespace echelon

@@ -11,7 +11,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace dropout_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -167,5 +167,5 @@ TEST(Dropout, WrongArgumentsAreNamed) {
       AllOf(HasSubstr("3 samples"), HasSubstr("2 keys")));
 }
 
-}  // namespace
+}  // namespace dropout_test
 }  // namespace echelon

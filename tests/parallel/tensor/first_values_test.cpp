@@ -2,14 +2,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "echelon/models/network.h"
+#include "echelon/layers/network.h"
 #include "echelon/parallel/tensor/attention.h"
 #include "echelon/parallel/tensor/norm.h"
 #include "echelon/parallel/tensor/vocab_embedding.h"
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {
-namespace {
+namespace first_values_test {
 
 LayerList layers_of(const TensorParallel& parallel) {
   LayerList layers;
@@ -70,5 +70,5 @@ TEST(FirstValues, OfCutLayersAreSlicesOfTheWholeOnes) {
   }
 }
 
-}  // namespace
+}  // namespace first_values_test
 }  // namespace echelon

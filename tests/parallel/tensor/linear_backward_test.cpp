@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "echelon/error.h"
-#include "echelon/models/meta_mode.h"
+#include "echelon/counting/meta_mode.h"
 #include "echelon/parallel/pipeline/stage_graph.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
@@ -13,7 +13,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace linear_backward_test {
 
 using parity::on_ranks;
 using parity::random;
@@ -283,5 +283,5 @@ TEST(LinearErrors, BackwardIsNotDifferentiatedAgain) {
   });
 }
 
-}  // namespace
+}  // namespace linear_backward_test
 }  // namespace echelon

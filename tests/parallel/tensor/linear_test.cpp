@@ -8,7 +8,7 @@
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {
-namespace {
+namespace linear_test {
 
 using parity::on_ranks;
 using parity::random;
@@ -186,5 +186,5 @@ INSTANTIATE_TEST_SUITE_P(
         testing::Values(WeightLayout::out_in, WeightLayout::in_out)),
     name_of);
 
-}  // namespace
+}  // namespace linear_test
 }  // namespace echelon

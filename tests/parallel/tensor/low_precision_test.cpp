@@ -19,7 +19,7 @@
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {
-namespace {
+namespace low_precision_test {
 
 using parity::on_ranks;
 using parity::random;
@@ -354,5 +354,5 @@ TEST_P(LowBatchNorm, StatisticsAreThoseOfFloat32) {
   }
 }
 
-}  // namespace
+}  // namespace low_precision_test
 }  // namespace echelon

@@ -9,7 +9,7 @@
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {
-namespace {
+namespace mlp_test {
 
 using torch::Tensor;
 
@@ -120,5 +120,5 @@ TEST(SiluTimes, CanBeDifferentiatedTwice) {
   EXPECT_TRUE(torch::allclose(actual[1], expected[1]));
 }
 
-}  // namespace
+}  // namespace mlp_test
 }  // namespace echelon

@@ -9,7 +9,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace norm_test {
 
 using parity::on_ranks;
 using parity::random;
@@ -130,5 +130,5 @@ TEST(RmsNorm, MetaTensorsAndSecondDerivatives) {
       std::string::npos);
 }
 
-}  // namespace
+}  // namespace norm_test
 }  // namespace echelon

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
-#include "echelon/models/sharded_module.h"
+#include "echelon/layers/sharded_module.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 #include "tests/support/parity.h"
 

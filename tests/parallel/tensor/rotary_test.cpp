@@ -9,7 +9,7 @@
 #include "tests/support/parity.h"
 
 namespace echelon {
-namespace {
+namespace rotary_test {
 
 using testing::HasSubstr;
 using torch::Tensor;
@@ -82,5 +82,5 @@ TEST(Rotary, OddHeadsAreNamed) {
       HasSubstr("has 5"));
 }
 
-}  // namespace
+}  // namespace rotary_test
 }  // namespace echelon

@@ -6,7 +6,7 @@
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {
-namespace {
+namespace shared_gradients_test {
 
 using parity::on_ranks;
 using torch::Tensor;
@@ -121,5 +121,5 @@ TEST_P(SharedGradientsTest, FrozenAndTiedParametersAndOtherTypes) {
 INSTANTIATE_TEST_SUITE_P(
     Ranks, SharedGradientsTest, testing::Values(1, 2, 3, 4));
 
-}  // namespace
+}  // namespace shared_gradients_test
 }  // namespace echelon

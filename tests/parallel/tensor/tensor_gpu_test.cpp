@@ -10,7 +10,7 @@
 #include "tests/parallel/tensor/parts.h"
 
 namespace echelon {
-namespace {
+namespace tensor_gpu_test {
 
 using parity::expect_tensor;
 using parity::random;
@@ -84,5 +84,5 @@ TEST_P(TensorGpu, Embeddings) {
 INSTANTIATE_TEST_SUITE_P(
     Dtypes, TensorGpu, testing::Values(torch::kFloat32, torch::kBFloat16));
 
-}  // namespace
+}  // namespace tensor_gpu_test
 }  // namespace echelon

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "echelon/error.h"
-#include "echelon/models/meta_mode.h"
+#include "echelon/counting/meta_mode.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
 #include "echelon/parallel/tensor/vocab_embedding.h"
@@ -15,7 +15,7 @@
 #include "tests/support/error_text.h"
 
 namespace echelon {
-namespace {
+namespace vocab_test {
 
 using parity::on_ranks;
 using parity::random;
@@ -238,5 +238,5 @@ TEST(VocabErrors, SayWhereAndWhat) {
   });
 }
 
-}  // namespace
+}  // namespace vocab_test
 }  // namespace echelon

@@ -1,0 +1,97 @@
+#include "benchmarks/published/planned.h"
+
+#include <map>
+#include <string>
+
+#include "echelon/cluster/cluster_file.h"
+#include "echelon/error.h"
+#include "echelon/planner/plan.h"
+#include "echelon/planner/search_key.h"
+#include "benchmarks/published/row_cluster.h"
+#include "benchmarks/published/row_model.h"
+
+namespace echelon {
+namespace {
+
+constexpr int64_t kEveryLayout = 1 << 20;
+
+/// All that is not a degree.
+std::vector<std::pair<std::string, std::string>> fixed_of(const Strategy& strategy) {
+  std::vector<std::pair<std::string, std::string>> fixed;
+  const auto fix = [&](const char* name) {
+    const SearchKey& key = find_search_key(name);
+    fixed.emplace_back(name, key.text_of(key.value(strategy)));
+  };
+  fix("microbatch");
+  fix("recompute");
+  if (strategy.recompute != Recompute::none) fix("recompute_layers");
+  if (strategy.layout.tp > 1) fix("sequence_parallel");
+  if (strategy.layout.pp > 1) {
+    fix("schedule");
+    fix("stages_per_rank");
+  }
+  fix(strategy.zero_stage > 0 ? "dp" : "fsdp");
+  if (strategy.zero_stage > 0) {
+    fix("stage");
+    fix("gather");
+  }
+  return fixed;
+}
+
+PlanRequest request_of(const RowPrediction& one) {
+  return {
+      .model = model_of(one.row),
+      .cluster = cluster_of(one.row),
+      .global_batch = one.strategy.global_batch,
+      .seq_len = one.strategy.seq_len,
+      .fixed = fixed_of(one.strategy),
+      .precision = one.strategy.precision,
+      .stack = one.strategy.stack,
+      .keep = kEveryLayout,
+      .simulate = true,
+      .compare = false};
+}
+
+/// Rows of one text are of one request.
+std::string text_of(const RowPrediction& one, const PlanRequest& request) {
+  const StepRow& row = one.row;
+  std::string text = to_toml(request.cluster) + row.model + request.stack;
+  for (const int64_t number :
+       {row.layers, row.hidden, row.heads, row.kv_heads, row.ffn, row.vocab, row.seq,
+        row.global_batch, static_cast<int64_t>(one.strategy.precision)}) {
+    text += " " + std::to_string(number);
+  }
+  for (const auto& [key, value] : request.fixed) text += " " + key + "=" + value;
+  return text;
+}
+
+std::vector<Plan> plans_of(const PlanRequest& request) {
+  try {
+    return plan(request).plans;
+  } catch (const ConfigError&) {
+    return {};  // the software's rules leave no layout
+  }
+}
+
+}  // namespace
+
+std::vector<std::optional<double>> planned_seconds(
+    const std::vector<RowPrediction>& predictions) {
+  std::map<std::string, std::vector<Plan>> known;
+  std::vector<std::optional<double>> seconds;
+  for (const RowPrediction& one : predictions) {
+    seconds.emplace_back();
+    if (!one.predicted()) continue;
+    const PlanRequest request = request_of(one);
+    const std::string text = text_of(one, request);
+    if (!known.contains(text)) known[text] = plans_of(request);
+    for (const Plan& plan : known[text]) {
+      if (plan.strategy.layout.same_degrees(one.strategy.layout)) {
+        seconds.back() = plan.step.step_seconds;
+      }
+    }
+  }
+  return seconds;
+}
+
+}  // namespace echelon

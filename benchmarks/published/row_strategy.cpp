@@ -1,0 +1,300 @@
+#include "benchmarks/published/row_strategy.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <regex>
+#include <string>
+
+#include "echelon/cost/step_estimate.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) {
+    return static_cast<char>(std::tolower(c));
+  });
+  return text;
+}
+
+bool contains(const std::string& text, const char* word) {
+  return text.find(word) != std::string::npos;
+}
+
+int64_t at_least_1(int64_t degree) { return std::max<int64_t>(degree, 1); }
+
+bool is_nemo(const std::string& stack) {
+  return stack == "nemo-2023" || stack == "megatron-core" ||
+      stack.starts_with("megatron-bridge");
+}
+
+bool is_megatron(const std::string& stack) {
+  return is_nemo(stack) || stack.starts_with("megatron") || stack.starts_with("zero-bubble");
+}
+
+constexpr int64_t kMostStages = 1024;
+
+// Megatron-LM keeps pipeline stages farthest apart: neighbours in rank are tp, then
+// cp, then data, then pp.
+constexpr AxisOrder kMegatronOrder = {
+    Axis::pp, Axis::dp_replicate, Axis::dp_shard,
+    Axis::ep, Axis::cp,           Axis::tp};
+
+int64_t zero_stage(const StepRow& row, const std::string& stack, int64_t data) {
+  if (data == 1) return 0;
+  const std::string cell = lower(row.sharding);
+  for (const int stage : {1, 2, 3}) {
+    if (contains(cell, ("zero" + std::to_string(stage)).c_str()) ||
+        contains(cell, ("zero-" + std::to_string(stage)).c_str())) {
+      return stage;
+    }
+  }
+  if (contains(cell, "fsdp")) return 3;
+  if (contains(cell, "distributed optimizer")) return 1;
+  if (!cell.empty() && cell != "ddp") {
+    throw ConfigError(
+        "zero_or_fsdp \"" + cell.substr(0, 40) +
+        "\" is not understood: zero1, zero2, zero3 or fsdp");
+  }
+  // What the software does when nothing is said.
+  if (stack.starts_with("torchtitan") || stack == "fsdp" || stack == "deepspeed" || stack == "paxml" || stack == "maxtext") {
+    return 3;
+  }
+  return is_nemo(stack) ? 1 : 0;
+}
+
+/// "fsdp 128 x dp 4": 128 of them share the parameters.
+int64_t shard_degree(const StepRow& row, int64_t data) {
+  std::smatch found;
+  const std::string cell = lower(row.sharding);
+  static const std::regex degrees(R"(fsdp (\d{1,6}) x dp (\d{1,6}))");
+  if (!std::regex_search(cell, found, degrees)) return data;
+  const int64_t shard = std::stoll(found[1]);
+  return shard > 0 && data % shard == 0 ? shard : data;
+}
+
+Layout layout_of(const StepRow& row, const std::string& stack, int64_t& zero) {
+  Layout layout;
+  layout.tp = at_least_1(row.tp);
+  layout.pp = at_least_1(row.pp);
+  layout.cp = at_least_1(row.cp);
+  const int64_t inner = layout.tp * layout.pp * layout.cp;
+  const std::string degrees = "tp=" + std::to_string(layout.tp) +
+      " * pp=" + std::to_string(layout.pp) + " * cp=" + std::to_string(layout.cp);
+  if (row.gpus % inner != 0) {
+    throw ConfigError(
+        degrees + " does not divide gpus=" + std::to_string(row.gpus));
+  }
+  const int64_t data = row.gpus / inner;
+  if (row.dp > 0 && row.dp != data) {
+    throw ConfigError(
+        degrees + " * dp=" + std::to_string(row.dp) + " is not gpus=" +
+        std::to_string(row.gpus) + ": dp would be " + std::to_string(data));
+  }
+  layout.ep = at_least_1(row.ep);
+  // Whose kernels exchange tokens: every data rank has experts of its own.
+  if (row.ep == 0 && contains(row.text(), "deepep")) layout.ep = data;
+  if (data % layout.ep != 0) {
+    throw ConfigError(
+        "ep=" + std::to_string(layout.ep) + " does not divide dp=" +
+        std::to_string(data));
+  }
+  zero = zero_stage(row, stack, data * layout.cp);
+  const int64_t rest = data / layout.ep;
+  layout.dp_shard = zero > 0 ? shard_degree(row, rest) : 1;
+  layout.dp_replicate = rest / layout.dp_shard;
+  return layout;
+}
+
+Precision precision_of(const StepRow& row, const std::string& stack) {
+  const std::string cell = lower(row.precision);
+  if (contains(cell, "fp4")) return Precision::fp4;
+  if (contains(cell, "fp8") || contains(cell, "float8")) return Precision::fp8;
+  if (contains(cell, "bf16") || contains(cell, "bfloat16")) return Precision::bf16;
+  if (contains(cell, "fp16") || contains(cell, "float16")) return Precision::fp16;
+  if (contains(cell, "tf32")) return Precision::tf32;
+  if (contains(cell, "fp32") || contains(cell, "float32")) return Precision::fp32;
+  if (!cell.empty()) {
+    throw ConfigError("precision \"" + cell.substr(0, 40) + "\" is not understood");
+  }
+  return contains(lower(row.gpu), "v100") || stack == "megatron-2021" ||
+          stack == "megatron-vtrain" || stack == "megatron-deepspeed"
+      ? Precision::fp16
+      : Precision::bf16;
+}
+
+/// Where neither schedule nor virtual stages are said: NeMo's recipes interleave with
+/// a stage for every block where that divides, torchtitan's with two stages a rank
+/// where its texts say interleaved.
+void usual_schedule(
+    const StepRow& row, const ModelShape& model, Strategy& strategy) {
+  if (row.virtual_stages != 0) return;
+  const int64_t pp = strategy.layout.pp;
+  const int64_t layers = model.transformer->layers;
+  const bool nemo =
+      is_nemo(strategy.stack);
+  const int64_t samples = row.global_batch / strategy.data_ranks();
+  const int64_t count = samples / at_least_1(row.microbatch_size);
+  if (nemo && layers % pp == 0 && layers > pp && count % pp == 0) {
+    strategy.schedule = "interleaved";
+    strategy.stages_per_rank = layers / pp;
+  } else if (strategy.stack.starts_with("torchtitan") &&
+             contains(row.text(), "interleaved")) {
+    strategy.schedule = "interleaved";
+    strategy.stages_per_rank = 2;
+  }
+}
+
+/// Also the stages of a rank: Megatron's virtual stages.
+void read_schedule(const StepRow& row, const ModelShape& model, Strategy& strategy) {
+  const int64_t pp = strategy.layout.pp;
+  const std::string cell = lower(row.schedule);
+  strategy.schedule = row.virtual_stages > 1 ? "interleaved" : "1f1b";
+  strategy.stages_per_rank = row.virtual_stages > 1 ? row.virtual_stages : 0;
+  if (pp == 1) return;
+  if (pp * at_least_1(row.virtual_stages) > kMostStages) {
+    throw ConfigError(
+        "pp=" + std::to_string(pp) + " with " +
+        std::to_string(at_least_1(row.virtual_stages)) + " virtual stages: " +
+        std::to_string(kMostStages) + " stages are the most");
+  }
+  if (cell.empty()) {
+    usual_schedule(row, model, strategy);
+    return;
+  }
+  if (cell == "1f1b-i" || contains(cell, "interleaved")) {
+    strategy.schedule = "interleaved";
+    if (row.virtual_stages > 1) return;
+    // Every block a stage of its own; embedding and head stand for one each.
+    strategy.stages_per_rank =
+        std::max<int64_t>(2, (model.transformer->layers + 2) / pp);
+  } else if (cell.starts_with("1f1b")) {
+    strategy.schedule = "1f1b";
+  } else if (cell.starts_with("gpipe")) {
+    strategy.schedule = "gpipe";
+  } else if (cell.starts_with("zb-1p") || cell.starts_with("zb-h1")) {
+    strategy.schedule = "zb-h1";
+  } else if (cell.starts_with("zb-2p") || cell.starts_with("zb-h2")) {
+    strategy.schedule = "zb-h2";
+  } else if (cell.starts_with("zb-v") || cell.starts_with("zbv")) {
+    strategy.schedule = "zb-v";
+  } else if (cell.starts_with("dualpipe")) {
+    strategy.schedule = "dualpipev";
+  } else if (contains(cell, "breadth")) {
+    strategy.schedule = "breadth_first";
+  } else {
+    throw ConfigError("schedule \"" + cell.substr(0, 40) + "\" is not understood");
+  }
+}
+
+/// False when the cell is empty.
+bool read_recompute(const StepRow& row, const ModelShape& model, Strategy& strategy) {
+  const std::string cell = lower(row.recompute);
+  const int64_t layers = model.transformer->layers / strategy.layout.pp;
+  if (cell.empty()) return false;
+  static const std::regex some(R"(full x(\d{1,4}))");
+  std::smatch found;
+  if (contains(cell, "every 2nd")) {
+    strategy.recompute = Recompute::all;
+    strategy.recompute_layers = std::max<int64_t>(1, layers / 2);
+  } else if (std::regex_search(cell, found, some)) {
+    strategy.recompute = Recompute::all;
+    strategy.recompute_layers = std::stoll(found[1]);
+  } else if (cell.starts_with("full") || cell.starts_with("all")) {
+    strategy.recompute = Recompute::all;
+  } else if (cell.starts_with("sel")) {
+    strategy.recompute = Recompute::selective;
+  } else if (cell == "none" || cell == "no" || cell == "false") {
+    strategy.recompute = Recompute::none;
+  } else {
+    throw ConfigError(
+        "recompute \"" + cell.substr(0, 40) +
+        "\" is not understood: full, selective or none");
+  }
+  return true;
+}
+
+bool fits(const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+  if (!check_strategy(model, strategy, cluster).empty()) return false;
+  return estimate_memory(model, strategy, cluster).peak_bytes() <=
+      usable_bytes(cluster.groups.front().node.device);
+}
+
+/// The least recompute with which it fits, and the most that is usual when none does:
+/// everything, but no more than a part with NeMo, whose recipes say when they do.
+void choose_recompute_for(
+    const ModelShape& model, const Cluster& cluster, Strategy& strategy) {
+  const bool nemo =
+      is_nemo(strategy.stack);
+  for (const Recompute choice : kRecomputes) {
+    if (nemo && choice == Recompute::all) return;
+    strategy.recompute = choice;
+    if (fits(model, strategy, cluster)) return;
+  }
+}
+
+/// Without a pipeline the largest power of two (at most 16 samples) that fits; with
+/// one, a sample; torchtitan cuts a batch into as many as there are stages.
+void choose_microbatch(
+    const StepRow& row, const ModelShape& model, const Cluster& cluster,
+    bool recompute_known, Strategy& strategy) {
+  const int64_t samples = row.global_batch / strategy.data_ranks();
+  strategy.microbatch_size = 1;
+  if (strategy.layout.pp > 1) {
+    if (strategy.stack.starts_with("torchtitan")) {
+      strategy.microbatch_size = at_least_1(samples / strategy.layout.pp);
+    }
+    return;
+  }
+  for (int64_t size = 16; size > 1; size /= 2) {
+    if (samples % size != 0) continue;
+    strategy.microbatch_size = size;
+    if (!recompute_known) strategy.recompute = Recompute::all;
+    if (fits(model, strategy, cluster)) return;
+  }
+  strategy.microbatch_size = 1;
+}
+
+void check_batch(const StepRow& row, const Strategy& strategy) {
+  const int64_t of_step = strategy.data_ranks() * strategy.microbatch_size;
+  if (row.global_batch > 0 && row.global_batch % of_step == 0) return;
+  throw ConfigError(
+      "global_batch=" + std::to_string(row.global_batch) +
+      " is no multiple of dp=" + std::to_string(strategy.data_ranks()) +
+      " * microbatch_size=" + std::to_string(strategy.microbatch_size));
+}
+
+}  // namespace
+
+Strategy strategy_of(
+    const StepRow& row, const ModelShape& model, const Cluster& cluster) {
+  Strategy strategy;
+  strategy.stack = stack_of(row);
+  strategy.layout = layout_of(row, strategy.stack, strategy.zero_stage);
+  if (is_megatron(strategy.stack)) strategy.layout.order = kMegatronOrder;
+  const std::string text = row.text();
+  strategy.gather_once = contains(lower(row.sharding), "no reshard");
+  strategy.global_batch = row.global_batch;
+  strategy.microbatch_size = row.microbatch_size;
+  strategy.seq_len = row.seq;
+  strategy.precision = precision_of(row, strategy.stack);
+  // Composer's PURE: nothing is kept in fp32.
+  if (contains(text, "mp mode pure")) strategy.master = Precision::bf16;
+  strategy.sequence_parallel = strategy.layout.tp > 1 &&
+      (is_nemo(strategy.stack) ||
+       strategy.stack.starts_with("torchtitan") ||
+       lower(row.recompute).starts_with("sel")) &&
+      !contains(text, "no sequence parallel");
+  read_schedule(row, model, strategy);
+  const bool known = read_recompute(row, model, strategy);
+  if (row.microbatch_size == 0) {
+    choose_microbatch(row, model, cluster, known, strategy);
+  }
+  check_batch(row, strategy);
+  if (!known) choose_recompute_for(model, cluster, strategy);
+  return strategy;
+}
+
+}  // namespace echelon

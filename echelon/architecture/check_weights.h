@@ -1,0 +1,47 @@
+// Whether a weights file, or folder, fits a model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "echelon/checkpoint/format/tensor_stream.h"
+#include "echelon/architecture/parameter_list.h"
+#include "echelon/architecture/weights_source.h"
+
+namespace echelon {
+
+/// One line for each tensor that does not fit: names that are missing or too
+/// many, shapes, dtypes. Floating-point tensors may be of a type that the
+/// model's holds exactly (F16, BF16 and F32 in a float64 model). BatchNorm's
+/// num_batches_tracked may be missing: nothing depends on it, and files of old
+/// PyTorch releases do not have it. Of tied parameters one suffices.
+///
+///   expected  whether a tensor of the file that `parameters` does not have may
+///             be there: it is of another slice of the model. Empty: none may.
+std::vector<std::string> weights_differences(
+    const WeightsSource& weights,
+    const std::vector<ParameterInfo>& parameters,
+    const std::function<bool(const std::string& name)>& expected = {});
+std::vector<std::string> weights_differences(
+    const std::vector<TensorFacts>& tensors,
+    const std::vector<ParameterInfo>& parameters,
+    const std::function<bool(const std::string& name)>& expected = {});
+
+/// Throws DataError that lists the first of them, five lines at most, or that
+/// the file is missing or malformed.
+///
+///   path     a safetensors file or a Hugging Face folder
+///   tensors  what there is of it
+///   place    how each message begins, "first.toml:3:11: [model] weights = …"
+void check_weights(
+    const std::string& path,
+    const std::vector<ParameterInfo>& parameters,
+    const std::string& place);
+void check_weights(
+    const std::vector<TensorFacts>& tensors,
+    const std::vector<ParameterInfo>& parameters,
+    const std::string& place);
+
+}  // namespace echelon

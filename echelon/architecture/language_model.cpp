@@ -1,0 +1,386 @@
+#include "echelon/architecture/language_model.h"
+
+#include <array>
+#include <cmath>
+#include <string_view>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using Family = LanguageModelShape::Family;
+using Kind = InitialValue::Kind;
+
+// A size that a name stands for.
+struct Size {
+  std::string_view name;
+  LanguageModelShape shape;
+};
+
+LanguageModelShape gpt2(int64_t layers, int64_t hidden, int64_t heads) {
+  return {
+      .family = Family::gpt,
+      .layers = layers,
+      .hidden_size = hidden,
+      .heads = heads,
+      .kv_heads = heads,
+      .intermediate_size = 4 * hidden,
+      .vocab_size = 50257,
+      .max_positions = 1024,
+      .tie_embeddings = true};
+}
+
+LanguageModelShape
+llama3(int64_t layers, int64_t hidden, int64_t heads, int64_t intermediate) {
+  return {
+      .family = Family::llama,
+      .layers = layers,
+      .hidden_size = hidden,
+      .heads = heads,
+      .kv_heads = 8,
+      .intermediate_size = intermediate,
+      .vocab_size = 128256,
+      .max_positions = 8192,
+      .rope_theta = 500000.0};
+}
+
+LanguageModelShape llama_160m() {
+  return {
+      .family = Family::llama,
+      .layers = 12,
+      .hidden_size = 768,
+      .heads = 12,
+      .kv_heads = 12,
+      .intermediate_size = 3072,
+      .vocab_size = 32000,
+      .max_positions = 2048};
+}
+
+// Llama 3.2's, which has one matrix for words in and out, and reads longer texts.
+LanguageModelShape llama_1b() {
+  auto shape = llama3(16, 2048, 32, 8192);
+  shape.tie_embeddings = true;
+  shape.max_positions = 131072;
+  shape.rope_factor = 32.0;
+  return shape;
+}
+
+const std::array<Size, 8>& sizes() {
+  static const std::array<Size, 8> all = {{
+      {"gpt2", gpt2(12, 768, 12)},
+      {"gpt2-medium", gpt2(24, 1024, 16)},
+      {"gpt2-large", gpt2(36, 1280, 20)},
+      {"gpt2-xl", gpt2(48, 1600, 25)},
+      {"llama-160m", llama_160m()},
+      {"llama-1b", llama_1b()},
+      {"llama-8b", llama3(32, 4096, 32, 14336)},
+      {"llama-70b", llama3(80, 8192, 64, 28672)},
+  }};
+  return all;
+}
+
+const LanguageModelShape* size_of(const std::string& name) {
+  for (const auto& size : sizes()) {
+    if (size.name == name) return &size.shape;
+  }
+  return nullptr;
+}
+
+std::string number(int64_t value) {
+  return std::to_string(value);
+}
+
+std::string place(const ModelOptions& options) {
+  return "[model] name=\"" + options.name + "\"";
+}
+
+int64_t or_else(int64_t value, int64_t otherwise) {
+  return value != 0 ? value : otherwise;
+}
+
+// The numbers as they are set, those of the size where they are not; 0 where
+// neither says.
+LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
+  const auto* size = size_of(options.name);
+  LanguageModelShape base;
+  if (size != nullptr) {
+    base = *size;
+    // What follows from another number, unless that one is set as well.
+    if (options.hidden_size != 0 && base.family == Family::gpt) {
+      base.intermediate_size = 0;
+    }
+    if (options.heads != 0 && base.kv_heads == base.heads) base.kv_heads = 0;
+  } else {
+    base = {
+        .family = options.name == "gpt" ? Family::gpt : Family::llama,
+        .layers = 0,
+        .hidden_size = 0,
+        .heads = 0,
+        .kv_heads = 0,
+        .intermediate_size = 0,
+        .max_positions = 0};
+  }
+  base.layers = or_else(options.layers, base.layers);
+  base.hidden_size = or_else(options.hidden_size, base.hidden_size);
+  base.heads = or_else(options.heads, base.heads);
+  base.kv_heads =
+      or_else(or_else(options.kv_heads, base.kv_heads), base.heads);
+  base.intermediate_size =
+      or_else(options.intermediate_size, base.intermediate_size);
+  if (base.family == Family::gpt && base.intermediate_size == 0) {
+    base.intermediate_size = 4 * base.hidden_size;
+  }
+  base.vocab_size = vocabulary;
+  base.max_positions = or_else(options.max_positions, base.max_positions);
+  if (options.rope_theta > 0) base.rope_theta = options.rope_theta;
+  if (options.rope_factor > 0) {
+    base.rope_factor = options.rope_factor;
+    base.rope_low_freq_factor = options.rope_low_freq_factor;
+    base.rope_high_freq_factor = options.rope_high_freq_factor;
+    base.rope_original_positions = options.rope_original_positions;
+  }
+  if (options.norm_eps > 0) base.norm_eps = options.norm_eps;
+  base.dropout = options.dropout;
+  base.tie_embeddings = base.tie_embeddings || options.tie_embeddings ||
+                        base.family == Family::gpt;
+  return base;
+}
+
+void check_numbers_are_there(
+    const ModelOptions& options, const LanguageModelShape& shape) {
+  std::string missing;
+  const auto need = [&](const char* key, int64_t value) {
+    if (value > 0) return;
+    missing += (missing.empty() ? "" : ", ") + std::string(key);
+  };
+  need("layers", shape.layers);
+  need("hidden_size", shape.hidden_size);
+  need("heads", shape.heads);
+  if (shape.family == Family::llama || shape.hidden_size > 0) {
+    need("intermediate_size", shape.intermediate_size);
+  }
+  need("max_positions", shape.max_positions);
+  if (missing.empty()) return;
+  throw ConfigError(
+      place(options) + " has no numbers of its own: set " + missing +
+      ", or name a size, as in name=\"" +
+      (shape.family == Family::gpt ? "gpt2" : "llama-160m") + "\"");
+}
+
+void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
+  if (shape.hidden_size % shape.heads != 0) {
+    throw ConfigError(
+        place(options) + ": hidden_size=" + number(shape.hidden_size) +
+        " does not divide by heads=" + number(shape.heads) + "; " +
+        number(shape.hidden_size / shape.heads * shape.heads) + " or " +
+        number((shape.hidden_size / shape.heads + 1) * shape.heads) + " does");
+  }
+  if (shape.rope_low_freq_factor >= shape.rope_high_freq_factor) {
+    throw ConfigError(
+        place(options) +
+        ": rope_low_freq_factor is not below rope_high_freq_factor; Llama 3 has "
+        "1 and 4");
+  }
+  if (shape.family == Family::gpt) {
+    if (shape.kv_heads == shape.heads) return;
+    throw ConfigError(
+        place(options) + ": kv_heads=" + number(shape.kv_heads) +
+        ", but each of a gpt's " + number(shape.heads) +
+        " heads has its own keys and values; leave kv_heads out, or use "
+        "name=\"llama\"");
+  }
+  if (shape.kv_heads > shape.heads || shape.heads % shape.kv_heads != 0) {
+    throw ConfigError(
+        place(options) + ": heads=" + number(shape.heads) +
+        " is not a multiple of kv_heads=" + number(shape.kv_heads) +
+        "; as many heads must share each head of keys and values");
+  }
+  if (shape.head_size() % 2 != 0) {
+    throw ConfigError(
+        place(options) + ": hidden_size=" + number(shape.hidden_size) +
+        " / heads=" + number(shape.heads) + " = " +
+        number(shape.head_size()) +
+        ", but rotary positions turn pairs of features; it must be even");
+  }
+}
+
+// Collects the parameters in the order of a state dict.
+class Parameters {
+ public:
+  explicit Parameters(std::string dtype) : dtype_(std::move(dtype)) {}
+
+  void add(std::string name, std::vector<int64_t> shape, InitialValue initial) {
+    list_.push_back(
+        {.name = std::move(name),
+         .shape = std::move(shape),
+         .dtype = dtype_,
+         .initial = initial});
+    if (list_.back().num_elements() >= 0) return;
+    throw ConfigError(
+        "[model] \"" + list_.back().name +
+        "\" would have more elements than can be counted; lower the model's "
+        "numbers");
+  }
+  void matrix(std::string name, int64_t rows, int64_t columns) {
+    add(std::move(name), {rows, columns}, {Kind::normal, kDeviation});
+  }
+  // [in, out] and a bias.
+  void
+  conv1d(const std::string& name, int64_t in, int64_t out, double deviation) {
+    add(name + ".weight", {in, out}, {Kind::normal, deviation});
+    add(name + ".bias", {out}, {Kind::constant, 0});
+  }
+  void norm(const std::string& name, int64_t size, bool bias) {
+    add(name + ".weight", {size}, {Kind::constant, 1});
+    if (bias) add(name + ".bias", {size}, {Kind::constant, 0});
+  }
+  std::vector<ParameterInfo> take() { return std::move(list_); }
+
+  static constexpr double kDeviation = 0.02;
+
+ private:
+  std::string dtype_;
+  std::vector<ParameterInfo> list_;
+};
+
+void list_gpt(Parameters& list, const LanguageModelShape& shape) {
+  const int64_t hidden = shape.hidden_size;
+  const double residual = Parameters::kDeviation /
+                          std::sqrt(2.0 * static_cast<double>(shape.layers));
+  list.matrix("transformer.wte.weight", shape.vocab_size, hidden);
+  list.matrix("transformer.wpe.weight", shape.max_positions, hidden);
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    const std::string block = "transformer.h." + number(i) + ".";
+    list.norm(block + "ln_1", hidden, true);
+    list.conv1d(
+        block + "attn.c_attn", hidden, 3 * hidden, Parameters::kDeviation);
+    list.conv1d(block + "attn.c_proj", hidden, hidden, residual);
+    list.norm(block + "ln_2", hidden, true);
+    list.conv1d(
+        block + "mlp.c_fc",
+        hidden,
+        shape.intermediate_size,
+        Parameters::kDeviation);
+    list.conv1d(
+        block + "mlp.c_proj", shape.intermediate_size, hidden, residual);
+  }
+  list.norm("transformer.ln_f", hidden, true);
+}
+
+void list_llama(Parameters& list, const LanguageModelShape& shape) {
+  const int64_t hidden = shape.hidden_size;
+  const int64_t kv = shape.kv_heads * shape.head_size();
+  list.matrix("model.embed_tokens.weight", shape.vocab_size, hidden);
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    const std::string block = "model.layers." + number(i) + ".";
+    list.matrix(block + "self_attn.q_proj.weight", hidden, hidden);
+    list.matrix(block + "self_attn.k_proj.weight", kv, hidden);
+    list.matrix(block + "self_attn.v_proj.weight", kv, hidden);
+    list.matrix(block + "self_attn.o_proj.weight", hidden, hidden);
+    const int64_t inner = shape.intermediate_size;
+    list.matrix(block + "mlp.gate_proj.weight", inner, hidden);
+    list.matrix(block + "mlp.up_proj.weight", inner, hidden);
+    list.matrix(block + "mlp.down_proj.weight", hidden, inner);
+    list.norm(block + "input_layernorm", hidden, false);
+    list.norm(block + "post_attention_layernorm", hidden, false);
+  }
+  list.norm("model.norm", hidden, false);
+}
+
+}  // namespace
+
+bool is_language_model(const ModelOptions& options) {
+  return options.name == "gpt" || options.name == "llama" ||
+         size_of(options.name) != nullptr;
+}
+
+int64_t vocabulary(const ModelOptions& options, int64_t data_vocabulary) {
+  const auto* size = size_of(options.name);
+  const int64_t known =
+      or_else(options.vocab_size, size != nullptr ? size->vocab_size : 0);
+  if (known == 0 && data_vocabulary < 1) {
+    throw ConfigError(
+        place(options) +
+        ": neither vocab_size nor the data says how many words there are; set "
+        "vocab_size");
+  }
+  if (known != 0 && data_vocabulary > known) {
+    throw ConfigError(
+        place(options) + ": vocab_size=" + number(known) +
+        ", but the data has " + number(data_vocabulary) +
+        " words; set vocab_size=" + number(data_vocabulary) + " or more");
+  }
+  return or_else(known, data_vocabulary);
+}
+
+LanguageModelShape
+language_model_shape(const ModelOptions& options, int64_t vocabulary) {
+  if (!is_language_model(options)) {
+    throw ConfigError(place(options) + " is not a language model");
+  }
+  const auto shape = collected(options, vocabulary);
+  check_numbers_are_there(options, shape);
+  check_heads(options, shape);
+  return shape;
+}
+
+void check_language_model(
+    const ModelOptions& options,
+    int64_t vocabulary,
+    int64_t sequence,
+    int64_t tp) {
+  const auto shape = language_model_shape(options, vocabulary);
+  if (sequence > shape.max_positions) {
+    throw ConfigError(
+        place(options) + ": a sample has " + number(sequence) +
+        " tokens, but max_positions=" + number(shape.max_positions) +
+        "; use shorter samples, or set max_positions=" + number(sequence));
+  }
+  const auto need = [&](const char* what, int64_t count) {
+    if (tp <= count) return;
+    throw ConfigError(
+        place(options) + ": [layout] tp=" + number(tp) + ", but there are " +
+        number(count) + " " + what + " to share out; tp may be " +
+        number(count) + " at most");
+  };
+  need("heads", shape.heads);
+  need("features of the MLP (intermediate_size)", shape.intermediate_size);
+  need("words (vocab_size)", shape.vocab_size);
+}
+
+std::vector<ParameterInfo> list_language_parameters(
+    const LanguageModelShape& shape, const std::string& dtype) {
+  Parameters list(dtype);
+  const bool gpt = shape.family == Family::gpt;
+  if (gpt) {
+    list_gpt(list, shape);
+  } else {
+    list_llama(list, shape);
+  }
+  list.matrix("lm_head.weight", shape.vocab_size, shape.hidden_size);
+  auto parameters = list.take();
+  if (shape.tie_embeddings) {
+    parameters.back().tied_to = parameters.front().name;
+  }
+  return parameters;
+}
+
+std::vector<std::string>
+list_language_layers(const LanguageModelShape& shape) {
+  const bool gpt = shape.family == Family::gpt;
+  std::vector<std::string> names;
+  if (gpt) {
+    names = {"transformer.wte", "transformer.wpe"};
+  } else {
+    names = {"model.embed_tokens"};
+  }
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    names.push_back((gpt ? "transformer.h." : "model.layers.") + number(i));
+  }
+  names.push_back(gpt ? "transformer.ln_f" : "model.norm");
+  names.push_back("lm_head");
+  return names;
+}
+
+}  // namespace echelon

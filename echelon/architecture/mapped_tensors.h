@@ -1,0 +1,28 @@
+// The tensors of a weights file or Hugging Face folder, read piece by piece. Free of
+// LibTorch.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "echelon/checkpoint/format/tensor_stream.h"
+#include "echelon/architecture/weights_source.h"
+
+namespace echelon {
+
+/// What was read leaves the memory again.
+class MappedTensors : public TensorSource {
+ public:
+  explicit MappedTensors(WeightsSource weights);
+
+  const std::string& path() const override { return weights_.path(); }
+  const std::vector<TensorFacts>& tensors() const override { return facts_; }
+  void read(const std::vector<Piece>& pieces) override;
+
+ private:
+  WeightsSource weights_;
+  std::vector<TensorFacts> facts_;
+  std::vector<const WeightsSource::Tensor*> mapped_;  // as facts_
+};
+
+}  // namespace echelon

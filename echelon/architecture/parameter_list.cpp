@@ -1,0 +1,312 @@
+#include "echelon/architecture/parameter_list.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "echelon/error.h"
+#include "echelon/architecture/language_model.h"
+
+namespace echelon {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+std::string to_text(const Shape& shape) {
+  std::string text;
+  for (int64_t size : shape) {
+    text += (text.empty() ? "" : "x") + std::to_string(size);
+  }
+  return text.empty() ? "a single number" : text;
+}
+
+// More elements than this cannot be addressed in bytes, whatever their type.
+constexpr int64_t kMostElements = int64_t{1} << 56;
+
+// Product of sizes that are all 1 or more; -1 when it is over kMostElements.
+int64_t product(const Shape& shape) {
+  int64_t result = 1;
+  for (int64_t size : shape) {
+    if (__builtin_mul_overflow(result, size, &result)) {
+      return -1;
+    }
+  }
+  return result <= kMostElements ? result : -1;
+}
+
+// Collects the tensors of one layer after the other, with the initial values
+// that PyTorch's and torchvision's layers have.
+class ListBuilder {
+ public:
+  ListBuilder(std::string place, std::string dtype)
+      : place_(std::move(place)), dtype_(std::move(dtype)) {}
+
+  void linear(const std::string& name, int64_t in, int64_t out) {
+    weight_and_bias(name, {out, in}, static_cast<double>(in));
+  }
+
+  void conv(const std::string& name, int64_t in, int64_t out, int64_t kernel) {
+    weight_and_bias(
+        name,
+        {out, in, kernel, kernel},
+        static_cast<double>(in) * static_cast<double>(kernel * kernel));
+  }
+
+  // A convolution of a residual network: no bias, He's normal distribution
+  // scaled by the number of outputs.
+  void residual_conv(
+      const std::string& name, int64_t in, int64_t out, int64_t kernel) {
+    const double fan_out = static_cast<double>(out * kernel * kernel);
+    add(name + ".weight",
+        {out, in, kernel, kernel},
+        {InitialValue::Kind::normal, std::sqrt(2.0 / fan_out)});
+  }
+
+  void batch_norm(const std::string& name, int64_t channels) {
+    add(name + ".weight", {channels}, constant(1));
+    add(name + ".bias", {channels}, constant(0));
+    add(name + ".running_mean", {channels}, constant(0), true);
+    add(name + ".running_var", {channels}, constant(1), true);
+    add(name + ".num_batches_tracked", {}, constant(0), true);
+    list_.back().dtype = "int64";
+  }
+
+  std::vector<ParameterInfo> take() { return std::move(list_); }
+
+ private:
+  static InitialValue constant(double value) {
+    return {InitialValue::Kind::constant, value};
+  }
+
+  // The default of torch::nn::Linear and Conv2d: kaiming_uniform with
+  // a = sqrt(5), which is uniform within 1 / sqrt(fan_in); the bias alike.
+  void weight_and_bias(const std::string& name, Shape shape, double fan_in) {
+    const InitialValue uniform{
+        InitialValue::Kind::uniform, 1.0 / std::sqrt(fan_in)};
+    const int64_t out = shape[0];
+    add(name + ".weight", std::move(shape), uniform);
+    add(name + ".bias", {out}, uniform);
+  }
+
+  void
+  add(std::string name,
+      Shape shape,
+      InitialValue initial,
+      bool buffer = false) {
+    if (product(shape) < 0) {
+      throw ConfigError(
+          place_ + ": \"" + name + "\" would be " + to_text(shape) +
+          ", more elements than can be counted; make the input or the layer "
+          "smaller");
+    }
+    list_.push_back(
+        {.name = std::move(name),
+         .shape = std::move(shape),
+         .kind = buffer ? ParameterInfo::Kind::buffer
+                        : ParameterInfo::Kind::parameter,
+         .dtype = dtype_,
+         .initial = initial});
+  }
+
+  std::string place_;
+  std::string dtype_;
+  std::vector<ParameterInfo> list_;
+};
+
+void list_simple_cnn(
+    ListBuilder& builder, const Shape& image, int64_t classes) {
+  builder.conv("conv1", image[0], 16, 3);
+  builder.conv("conv2", 16, 32, 3);
+  // Each pooling halves, dropping an odd row or column.
+  const int64_t features = product({32, image[1] / 4, image[2] / 4});
+  builder.linear("fc", features < 0 ? kMostElements + 1 : features, classes);
+}
+
+void list_mlp(
+    ListBuilder& builder,
+    int64_t features,
+    const Shape& hidden,
+    int64_t classes) {
+  int64_t in = features;
+  int64_t number = 0;
+  for (int64_t width : hidden) {
+    builder.linear("fc" + std::to_string(++number), in, width);
+    in = width;
+  }
+  builder.linear("fc" + std::to_string(++number), in, classes);
+}
+
+void list_resnet(
+    ListBuilder& builder,
+    const ResnetPlan& plan,
+    int64_t channels,
+    int64_t classes) {
+  builder.residual_conv("conv1", channels, 64, 7);
+  builder.batch_norm("bn1", 64);
+  int64_t in = 64;
+  for (size_t group = 0; group < plan.blocks.size(); ++group) {
+    const int64_t width = 64 << group;
+    const int64_t out = plan.bottleneck ? 4 * width : width;
+    for (int64_t index = 0; index < plan.blocks[group]; ++index) {
+      const std::string name = "layer" + std::to_string(group + 1) + "." +
+                               std::to_string(index) + ".";
+      builder.residual_conv(name + "conv1", in, width, plan.bottleneck ? 1 : 3);
+      builder.batch_norm(name + "bn1", width);
+      builder.residual_conv(name + "conv2", width, width, 3);
+      builder.batch_norm(name + "bn2", width);
+      if (plan.bottleneck) {
+        builder.residual_conv(name + "conv3", width, out, 1);
+        builder.batch_norm(name + "bn3", out);
+      }
+      if (in != out || (index == 0 && group > 0)) {
+        builder.residual_conv(name + "downsample.0", in, out, 1);
+        builder.batch_norm(name + "downsample.1", out);
+      }
+      in = out;
+    }
+  }
+  builder.linear("fc", in, classes);
+}
+
+// Throws unless `shape` is channels x height x width of at least `smallest`
+// pixels each way.
+void check_image(
+    const std::string& place, const Shape& shape, int64_t smallest) {
+  if (shape.size() != 3) {
+    throw ConfigError(
+        place + " takes images of channels x height x width, but a sample is " +
+        to_text(shape) + "; for such data use name=\"mlp\"");
+  }
+  if (shape[1] < smallest || shape[2] < smallest) {
+    throw ConfigError(
+        place + ": images of " + std::to_string(shape[1]) + "x" +
+        std::to_string(shape[2]) +
+        " pixels are too small: its two 2x2 "
+        "poolings need " +
+        std::to_string(smallest) + "x" + std::to_string(smallest) +
+        " or more; use larger images or "
+        "name=\"mlp\"");
+  }
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) {
+    text += (text.empty() ? "" : ", ") + word;
+  }
+  return text;
+}
+
+}  // namespace
+
+int64_t ParameterInfo::num_elements() const {
+  return product(shape);
+}
+
+int64_t num_parameters(const std::vector<ParameterInfo>& list) {
+  int64_t sum = 0;
+  for (const auto& info : list) {
+    const bool counts = info.kind == ParameterInfo::Kind::parameter &&
+                        info.tied_to.empty();
+    if (counts) sum += info.num_elements();
+  }
+  return sum;
+}
+
+ResnetPlan resnet_plan(const std::string& name) {
+  if (name == "resnet18") return {false, {2, 2, 2, 2}};
+  if (name == "resnet34") return {false, {3, 4, 6, 3}};
+  if (name == "resnet50") return {true, {3, 4, 6, 3}};
+  if (name == "resnet101") return {true, {3, 4, 23, 3}};
+  if (name == "resnet152") return {true, {3, 8, 36, 3}};
+  throw ConfigError(
+      "[model] name=\"" + name + "\" is not a model; choose one of " +
+      joined(model_names()));
+}
+
+std::vector<ParameterInfo> list_parameters(
+    const ModelOptions& options, const Shape& input_shape, int64_t classes) {
+  const std::string place = "[model] name=\"" + options.name + "\"";
+  if (options.dtype != "float32" && options.dtype != "float64") {
+    throw ConfigError(
+        "[model] dtype=\"" + options.dtype +
+        "\" cannot be trained in; choose float32 or float64");
+  }
+  if (classes < 1) {
+    throw ConfigError(
+        "[model] " +
+        std::string(
+            is_language_model(options) ? "vocab_size=" : "classes=") +
+        std::to_string(classes) + ": a " +
+        (is_language_model(options) ? "language model" : "classifier") +
+        " needs 1 or more");
+  }
+  if (std::any_of(input_shape.begin(), input_shape.end(), [](int64_t size) {
+        return size < 1;
+      })) {
+    throw ConfigError(
+        place + ": a sample of " + to_text(input_shape) +
+        " has no elements; every size must be 1 or more");
+  }
+
+  if (is_language_model(options)) {
+    const auto shape = language_model_shape(options, classes);
+    if (input_shape.size() != 1) {
+      throw ConfigError(
+          place + " takes sequences of tokens, but a sample is " +
+          to_text(input_shape) + "; use text data, or a model of images");
+    }
+    check_language_model(options, classes, input_shape[0], 1);
+    return list_language_parameters(shape, options.dtype);
+  }
+  ListBuilder builder(place, options.dtype);
+  if (options.name == "simple_cnn") {
+    check_image(place, input_shape, 4);
+    list_simple_cnn(builder, input_shape, classes);
+  } else if (options.name == "mlp") {
+    for (int64_t width : options.hidden) {
+      if (width < 1) {
+        throw ConfigError(
+            "[model] hidden has a layer of width " + std::to_string(width) +
+            "; every width must be 1 or more");
+      }
+    }
+    const int64_t features = product(input_shape);
+    if (features < 0) {
+      throw ConfigError(
+          place + ": a sample of " + to_text(input_shape) +
+          " has more elements than can be counted; use smaller samples");
+    }
+    list_mlp(builder, features, options.hidden, classes);
+  } else {
+    const ResnetPlan plan = resnet_plan(options.name);
+    check_image(place, input_shape, 1);
+    list_resnet(builder, plan, input_shape[0], classes);
+  }
+  return builder.take();
+}
+
+std::vector<std::string> list_layers(const ModelOptions& options) {
+  if (options.name == "simple_cnn") return {"conv1", "conv2", "fc"};
+  if (is_language_model(options)) {
+    return list_language_layers(language_model_shape(options, 1));
+  }
+  std::vector<std::string> names;
+  if (options.name == "mlp") {
+    for (size_t i = 0; i <= options.hidden.size(); ++i) {
+      names.push_back("fc" + std::to_string(i + 1));
+    }
+    return names;
+  }
+  names = {"conv1", "bn1"};
+  const ResnetPlan plan = resnet_plan(options.name);
+  for (size_t group = 0; group < plan.blocks.size(); ++group) {
+    for (int64_t i = 0; i < plan.blocks[group]; ++i) {
+      names.push_back(
+          "layer" + std::to_string(group + 1) + "." + std::to_string(i));
+    }
+  }
+  names.push_back("fc");
+  return names;
+}
+
+}  // namespace echelon

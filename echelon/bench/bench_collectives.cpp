@@ -1,0 +1,150 @@
+#include "echelon/bench/bench_collectives.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+
+/// One call of `operation` on tensors that stay the same.
+std::function<void()> make_call(
+    const std::string& operation, const Group& group, int64_t bytes,
+    torch::Device device) {
+  const int64_t size = group.size();
+  const int64_t numel = std::max<int64_t>(size, bytes / 4 / size * size);
+  const auto options = torch::TensorOptions(torch::kFloat32).device(device);
+  // Zeros stay what they are under sums; written once, so the memory is there.
+  const Tensor whole = torch::ones({numel}, options).zero_();
+  const Tensor slice = torch::ones({numel / size}, options).zero_();
+  if (operation == "all_reduce") return [=] { group.all_reduce(whole); };
+  if (operation == "all_gather") {
+    return [=] { group.all_gather(whole, slice); };
+  }
+  if (operation == "reduce_scatter") {
+    return [=] { group.reduce_scatter(slice, whole); };
+  }
+  if (operation == "broadcast") return [=] { group.broadcast(whole, 0); };
+  if (operation == "all_to_all") {
+    const Tensor other = torch::ones({numel}, options).zero_();
+    return [=] { group.all_to_all(other, whole); };
+  }
+  if (operation == "send_recv") {
+    const int next = (group.rank() + 1) % group.size();
+    const int previous = (group.rank() + group.size() - 1) % group.size();
+    const Tensor other = torch::ones({numel}, options).zero_();
+    return [=] {
+      group.batch_send_recv(
+          {{true, whole, next, 0}, {false, other, previous, 0}});
+    };
+  }
+  throw ConfigError(
+      "bench: unknown operation \"" + operation +
+      "\"; there are all_reduce, all_gather, reduce_scatter, broadcast, "
+      "all_to_all and send_recv");
+}
+
+double microseconds_of(const std::function<void()>& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double, std::micro>(
+             std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+std::string name_of(BackendKind kind) {
+  switch (kind) {
+    case BackendKind::local: return "local";
+    case BackendKind::gloo: return "gloo";
+    case BackendKind::nccl: return "nccl";
+    case BackendKind::automatic: return "automatic";
+  }
+  return "?";
+}
+
+}  // namespace
+
+std::vector<BenchRow> bench_collectives(
+    World& world, const BenchOptions& options) {
+  std::vector<int> all;
+  for (int rank = 0; rank < world.size(); ++rank) all.push_back(rank);
+  std::vector<Group> groups;
+  for (BackendKind kind : options.backends) {
+    groups.push_back(world.new_group(name_of(kind), all, kind));
+  }
+  std::vector<BenchRow> rows;
+  for (const auto& operation : options.operations) {
+    for (int64_t bytes : options.bytes) {
+      std::vector<std::function<void()>> calls;
+      std::vector<std::vector<double>> times(groups.size());
+      for (const auto& group : groups) {
+        calls.push_back(make_call(operation, group, bytes, world.device()));
+      }
+      // As many calls as move some 200 MiB a backend, in five rounds.
+      const int64_t per_round =
+          std::clamp<int64_t>((40 << 20) / std::max<int64_t>(bytes, 1), 2, 400);
+      for (int round = 0; round < 5; ++round) {
+        for (size_t i = 0; i < groups.size(); ++i) {
+          groups[i].barrier();
+          calls[i]();
+          for (int64_t call = 0; call < per_round; ++call) {
+            times[i].push_back(microseconds_of(calls[i]));
+          }
+        }
+      }
+      for (size_t i = 0; i < groups.size(); ++i) {
+        std::sort(times[i].begin(), times[i].end());
+        rows.push_back(
+            {.backend = name_of(options.backends[i]),
+             .operation = operation,
+             .ranks = world.size(),
+             .bytes = bytes,
+             .min_microseconds = times[i].front(),
+             .median_microseconds = times[i][times[i].size() / 2],
+             .calls = static_cast<int64_t>(times[i].size())});
+      }
+    }
+  }
+  return rows;
+}
+
+std::string to_text(const std::vector<BenchRow>& rows) {
+  std::string text =
+      "operation        backend  ranks      bytes      median us         min us\n";
+  for (const auto& row : rows) {
+    char line[160];
+    std::snprintf(
+        line, sizeof(line), "%-16s %-8s %5d %10lld %14.1f %14.1f\n",
+        row.operation.c_str(), row.backend.c_str(), row.ranks,
+        static_cast<long long>(row.bytes), row.median_microseconds,
+        row.min_microseconds);
+    text += line;
+  }
+  return text;
+}
+
+std::string to_json(const std::vector<BenchRow>& rows) {
+  auto json = nlohmann::ordered_json::array();
+  for (const auto& row : rows) {
+    json.push_back(
+        {{"backend", row.backend},
+         {"operation", row.operation},
+         {"ranks", row.ranks},
+         {"bytes", row.bytes},
+         {"microseconds", row.median_microseconds},
+         {"min_microseconds", row.min_microseconds},
+         {"calls", row.calls}});
+  }
+  return json.dump();
+}
+
+}  // namespace echelon

@@ -1,0 +1,109 @@
+// One file of a checkpoint: blocks that are what the manifest says, or the sentence
+// that tells what is wrong. Not for others than the readers of this folder.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "echelon/checkpoint/format/manifest.h"
+#include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/format/safetensors.h"
+
+namespace echelon {
+
+class CheckedFile {
+ public:
+  /// A slice that should be in the file.
+  struct Entry {
+    const SavedTensor* tensor;
+    const SavedSlice* slice;
+  };
+
+  /// Borrows the manifest. Opens nothing.
+  CheckedFile(
+      const std::string& folder,
+      const CheckpointManifest& manifest,
+      const SavedFile& file,
+      std::vector<Entry> slices);
+  CheckedFile(const CheckedFile&) = delete;
+  CheckedFile& operator=(const CheckedFile&) = delete;
+  ~CheckedFile();
+
+  int64_t num_blocks() const;
+  int64_t block_bytes(int64_t block) const;
+  int64_t bytes_read() const { return bytes_read_; }
+  /// What the disk has of it. After open().
+  int64_t bytes_there() const { return bytes_there_; }
+  bool is_open() const { return fd_ >= 0; }
+  bool has_head() const { return has_head_; }
+
+  /// What is wrong from outside: missing, unreadable, of another length (then it is
+  /// open all the same).
+  std::optional<Damage> open();
+  void close();
+
+  /// Reads a block, its parts to where they say, and verifies it. Threads may do so
+  /// at once after a head was read.
+  using Parts = std::vector<std::span<std::byte>>;
+  std::optional<Damage> read_block(int64_t block, const Parts& parts);
+
+  /// Parses the header and compares it with the manifest. `block` gives the bytes of
+  /// one; what it throws passes through.
+  using GetBlock = std::function<std::span<const std::byte>(int64_t block)>;
+  std::optional<Damage> read_head(const GetBlock& block);
+  /// The same from bytes that nobody verified: to name tensors, or for who verifies
+  /// all blocks besides.
+  std::optional<Damage> read_unverified_head();
+
+  /// Where the bytes of the slice of that key begin. After read_head().
+  int64_t begin_of(const std::string& key) const { return begins_.at(key); }
+
+ private:
+  struct Place {
+    const std::string* tensor;
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+
+  Damage damage(std::string_view tensor, int64_t offset, const std::string& what)
+      const;
+  /// Of bytes [begin, end): names the tensors that lie there.
+  Damage damage_at(int64_t begin, int64_t end, const std::string& what) const;
+  /// "; it holds 12 parts of tensors, …"
+  std::string contents() const;
+  std::string first_tensor() const;
+  std::string looks_like(const std::string& sum, const Parts& parts) const;
+  /// What went wrong; empty when nothing did.
+  std::string read_at(int64_t offset, std::byte* to, int64_t bytes);
+  std::string compare(const safetensors::Header& header);
+
+  const CheckpointManifest& manifest_;
+  const SavedFile& file_;
+  const std::string path_;
+  const std::vector<Entry> slices_;
+  int fd_ = -1;
+  int64_t bytes_there_ = 0;
+  std::atomic<int64_t> bytes_read_ = 0;
+  bool has_head_ = false;
+  bool tried_head_ = false;
+  std::unordered_map<std::string, int64_t> begins_;  // by key
+  std::vector<Place> places_;                        // by begin
+};
+
+/// The files of a checkpoint, in the manifest's order, which is borrowed.
+std::vector<std::unique_ptr<CheckedFile>>
+checked_files(const std::string& folder, const CheckpointManifest& manifest);
+
+/// FOLDER/manifest.json. Throws CheckpointError.
+CheckpointManifest read_manifest(const std::string& folder);
+
+}  // namespace echelon

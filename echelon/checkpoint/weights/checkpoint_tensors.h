@@ -1,0 +1,39 @@
+// A checkpoint's model, read piece by piece for those who stream it. Free of
+// LibTorch.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/format/tensor_stream.h"
+
+namespace echelon {
+
+/// Parameters and buffers, in the manifest's order; every byte is verified. Memory
+/// for blocks that are needed twice, 64 MiB at most, is the reader's.
+class CheckpointTensors : public TensorSource {
+ public:
+  /// Borrows the reader, or has one of its own.
+  ///
+  ///   way_out  what errors of read() end with: what else there is to read
+  explicit CheckpointTensors(
+      CheckpointReader& reader, std::string way_out = "");
+  explicit CheckpointTensors(
+      std::unique_ptr<CheckpointReader> reader, std::string way_out = "");
+
+  const CheckpointManifest& manifest() const { return reader_.manifest(); }
+  const std::string& path() const override { return reader_.folder(); }
+  const std::vector<TensorFacts>& tensors() const override { return facts_; }
+  void read(const std::vector<Piece>& pieces) override;
+
+ private:
+  std::unique_ptr<CheckpointReader> own_;
+  CheckpointReader& reader_;
+  std::string way_out_;
+  std::vector<TensorFacts> facts_;
+  std::vector<const SavedTensor*> saved_;  // as facts_
+};
+
+}  // namespace echelon

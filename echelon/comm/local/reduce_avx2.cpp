@@ -1,2 +1,0 @@
-#define ECHELON_REDUCE reduce_avx2
-#include "echelon/comm/local/reduce_kernels.h"

@@ -1,2 +1,0 @@
-#define ECHELON_REDUCE reduce_avx512
-#include "echelon/comm/local/reduce_kernels.h"

@@ -1,2 +1,0 @@
-#define ECHELON_REDUCE reduce_baseline
-#include "echelon/comm/local/reduce_kernels.h"

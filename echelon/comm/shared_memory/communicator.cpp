@@ -1,0 +1,434 @@
+#include "echelon/comm/shared_memory/communicator.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "echelon/comm/shared_memory/failure.h"
+
+namespace echelon::local {
+namespace {
+
+std::string seconds(std::chrono::milliseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s", time.count() / 1000.0);
+  return text;
+}
+
+template <class Error>
+std::exception_ptr make(
+    const std::string& text,
+    const Operation& operation,
+    const std::vector<int>& missing) {
+  return std::make_exception_ptr(Error(text, operation.sequence, missing));
+}
+
+}  // namespace
+
+Shape Shape::flat(uint64_t count, Dtype dtype) {
+  Shape shape;
+  shape.num_dims = 1;
+  shape.dims[0] = static_cast<int64_t>(count);
+  shape.count = count;
+  shape.dtype = dtype;
+  return shape;
+}
+
+std::shared_ptr<Communicator> Communicator::create(
+    std::shared_ptr<Host> host,
+    const std::vector<int>& ranks,
+    const std::string& name,
+    std::chrono::milliseconds timeout) {
+  std::vector<int> sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  const bool distinct =
+      std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
+  if (ranks.empty() || !distinct || sorted.front() < 0 ||
+      sorted.back() >= host->size() ||
+      std::count(ranks.begin(), ranks.end(), host->rank()) != 1) {
+    std::string text;
+    for (const int r : ranks) {
+      text += " " + std::to_string(r);
+    }
+    throw ConfigError(
+        "[local] group " + name + " of ranks" + text + " on rank " +
+        std::to_string(host->rank()) + " of " + std::to_string(host->size()) +
+        ": they must be distinct, below " + std::to_string(host->size()) +
+        ", and include the caller");
+  }
+  return std::shared_ptr<Communicator>(
+      new Communicator(std::move(host), ranks, name, timeout));
+}
+
+Communicator::Communicator(
+    std::shared_ptr<Host> host,
+    std::vector<int> ranks,
+    std::string name,
+    std::chrono::milliseconds timeout)
+    : host_(std::move(host)),
+      attachment_(static_cast<Attachment*>(host_.get())),
+      ranks_(std::move(ranks)),
+      name_(std::move(name)),
+      rank_(static_cast<int>(
+          std::find(ranks_.begin(), ranks_.end(), attachment_->rank()) -
+          ranks_.begin())),
+      size_(static_cast<int>(ranks_.size())),
+      memory_(size_),
+      timeout_(timeout),
+      lane_(std::make_shared<Lane>()),
+      sent_(size_),
+      pieces_(size_) {
+  std::string key = name_ + "|";
+  for (const int r : ranks_) {
+    key += std::to_string(r) + ",";
+  }
+  key += "|" + std::to_string(attachment_->next_group(key));
+  auto& segment = attachment_->segment();
+  slot_ = segment.join_group(key, size_, memory_.bytes());
+  memory_.bind(segment.at(slot_.offset));
+  for (int r = 0; r < size_; ++r) {
+    send_lanes_.push_back(std::make_shared<Lane>());
+  }
+  mailbox_ = std::make_unique<Mailbox>(Mailbox::Wire{
+      memory_,
+      segment,
+      *this,
+      rank_,
+      size_,
+      [this](int from, uint64_t offset) { return address(from, offset); },
+      [this](int r) { attachment_->engine().ring(ranks_[r]); }});
+}
+
+Communicator::~Communicator() {
+  auto& segment = attachment_->segment();
+  try {
+    segment.leave_group(slot_, [&] {
+      for (int from = 0; from < size_; ++from) {
+        for (int to = 0; to < size_; ++to) {
+          if (const uint64_t data = memory_.channel(from, to).data) {
+            segment.release(data, kFragments * kFragmentBytes);
+          }
+        }
+      }
+    });
+  } catch (const CommError&) {
+    // The job on this host has failed: its memory goes with it.
+  }
+}
+
+void Communicator::set_timeout(std::chrono::milliseconds timeout) {
+  std::lock_guard lock(mutex_);
+  timeout_ = timeout;
+}
+
+uint64_t Communicator::sequence() const {
+  std::lock_guard lock(mutex_);
+  return sequence_;
+}
+
+void Communicator::abort(const std::string& reason) {
+  memory_.verdict().pass(
+      Verdict::Kind::aborted,
+      sequence(),
+      {},
+      "rank " + std::to_string(rank_) + " aborted the group: " + reason);
+  ring_others();
+  attachment_->engine().ring_self();
+}
+
+void Communicator::hurry() {
+  attachment_->engine().ring(ranks_[rank_], /*urgent=*/true);
+}
+
+int Communicator::carry_on() {
+  return attachment_->engine().carry_on(*this);
+}
+
+void Communicator::ring_others() {
+  for (int r = 0; r < size_; ++r) {
+    if (r != rank_) {
+      attachment_->engine().ring(ranks_[r]);
+    }
+  }
+}
+
+// The arrival that completes a phase wakes the others.
+Until Communicator::arrive(Operation& operation, bool pause) {
+  auto& progress = memory_.progress(rank_);
+  const uint64_t phase = progress.load(std::memory_order_relaxed) + 1;
+  progress.store(phase, std::memory_order_relaxed);
+  operation.phase = phase;
+  auto& arrivals = memory_.arrivals();
+  if (arrivals.fetch_add(1, std::memory_order_seq_cst) + 1 == phase * size_) {
+    ring_others();
+  }
+  return {Readiness::reaches(arrivals, phase * size_), pause};
+}
+
+// Peers that see the verdict stay out; those inside are waited for. One that is
+// dead or stopped never comes out, so a limit.
+void Communicator::quiesce() {
+  const auto begin = Operation::Clock::now();
+  for (int r = 0; r < size_; ++r) {
+    const auto& left = attachment_->segment().rank(ranks_[r]).left;
+    while (r != rank_ && memory_.touching(r).load() != 0 && left.load() == 0 &&
+           Operation::Clock::now() - begin < std::chrono::seconds(1)) {
+      sched_yield();
+    }
+  }
+}
+
+std::string Communicator::list(const std::vector<int>& group_ranks) const {
+  std::string text;
+  for (const int r : group_ranks) {
+    text += (text.empty() ? "" : ", ") + std::to_string(r);
+    if (ranks_[r] != r) {
+      text += " (rank " + std::to_string(ranks_[r]) + " of the host)";
+    }
+  }
+  return text;
+}
+
+std::string Communicator::title(const Operation& operation) const {
+  std::string text = "[local] " + std::string(operation.name) + " #" +
+                     std::to_string(operation.sequence);
+  if (operation.peer >= 0) {
+    text += (operation.outgoing ? " to rank " : " from rank ") +
+            std::to_string(operation.peer);
+  }
+  return text + " of group " + name_;
+}
+
+std::vector<int> Communicator::absent(const Operation& operation) const {
+  std::vector<int> absent;
+  if (operation.message) {
+    for (int r = 0; r < size_; ++r) {
+      if (r == operation.peer || (operation.peer < 0 && r != rank_)) {
+        absent.push_back(r);
+      }
+    }
+    return absent;
+  }
+  for (int r = 0; r < size_; ++r) {
+    if (memory_.progress(r).load() < operation.phase) {
+      absent.push_back(r);
+    }
+  }
+  for (int r = 0; absent.empty() && r < size_; ++r) {
+    if (r != rank_ && memory_.touching(r).load() != 0) {
+      absent = {r};  // stopped in the middle of its work
+    }
+  }
+  return absent;
+}
+
+std::exception_ptr Communicator::failure(const Operation& operation) {
+  Verdict::Kind kind;
+  uint64_t sequence = 0;
+  std::vector<int> missing;
+  std::string why;
+  auto& host_verdict = attachment_->segment().verdict();
+  if (host_verdict.passed()) {
+    std::vector<int> host_ranks;
+    host_verdict.read(kind, sequence, host_ranks, why);
+    for (int r = 0; r < size_; ++r) {
+      if (std::count(host_ranks.begin(), host_ranks.end(), ranks_[r]) > 0) {
+        missing.push_back(r);
+      }
+    }
+  } else {
+    memory_.verdict().read(kind, sequence, missing, why);
+  }
+  const std::string text = title(operation) + ": " + why;
+  switch (kind) {
+    case Verdict::Kind::lost:
+      return make<PeerLost>(text, operation, missing);
+    case Verdict::Kind::timeout:
+      return make<Timeout>(text, operation, missing);
+    default:
+      return make<Aborted>(text, operation, missing);
+  }
+}
+
+// A rank leaves when its own operations are done. So a collective that still
+// waits after a member has left was never joined by it.
+std::exception_ptr Communicator::hopeless(const Operation& operation) {
+  std::vector<int> left;
+  int needed = 0;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_ || (operation.peer >= 0 && r != operation.peer)) {
+      continue;
+    }
+    ++needed;
+    // One that was lost (2) has a verdict of its own, which comes at once.
+    if (attachment_->segment().rank(ranks_[r]).left.load() == 1) {
+      left.push_back(r);
+    }
+  }
+  const bool anyone = operation.message && operation.peer < 0;
+  if (left.empty() || (anyone && static_cast<int>(left.size()) < needed)) {
+    return nullptr;
+  }
+  return make<PeerLost>(
+      title(operation) + ": rank " + list(left) + " has left the job",
+      operation,
+      left);
+}
+
+std::exception_ptr Communicator::expire(const Operation& operation) {
+  const auto missing = absent(operation);
+  std::string why = "timed out after " + seconds(operation.timeout) +
+                    " on rank " + std::to_string(rank_);
+  if (operation.message) {
+    why += operation.outgoing
+               ? ": rank " + std::to_string(operation.peer) + " took no message"
+           : operation.peer < 0 ? ": nobody sent a message"
+                                : ": rank " + std::to_string(operation.peer) +
+                                      " sent no such message";
+  } else {
+    std::vector<int> arrived;
+    for (int r = 0; r < size_; ++r) {
+      if (std::count(missing.begin(), missing.end(), r) == 0) {
+        arrived.push_back(r);
+      }
+    }
+    why += "; not arrived: rank " + list(missing) + "; arrived: rank " +
+           list(arrived);
+  }
+  memory_.verdict().pass(
+      Verdict::Kind::timeout,
+      operation.sequence,
+      missing,
+      std::string(operation.name) + " #" + std::to_string(operation.sequence) +
+          " " + why);
+  ring_others();
+  attachment_->engine().ring_self();
+  return make<Timeout>(title(operation) + " " + why, operation, missing);
+}
+
+OperationPtr Communicator::send(
+    const void* data,
+    const Shape& shape,
+    int destination,
+    int tag,
+    Issue issue) {
+  auto operation = std::make_shared<Operation>();
+  operation->name = "send";
+  operation->message = true;
+  operation->outgoing = true;
+  operation->peer = destination;
+  operation->group = shared_from_this();
+  operation->on_done = std::move(issue.on_done);
+  {
+    std::lock_guard lock(mutex_);
+    operation->timeout = issue.timeout.count() > 0 ? issue.timeout : timeout_;
+    operation->sequence = sent_[destination]++;
+    operation->task =
+        run_send(static_cast<const char*>(data), shape, destination, tag);
+    attachment_->engine().enqueue(send_lanes_[destination], operation);
+  }
+  attachment_->engine().begin(operation, issue.async);
+  return operation;
+}
+
+Task Communicator::run_send(const char* data, Shape shape, int to, int tag) {
+  auto& channel = memory_.channel(rank_, to);
+  auto& segment = attachment_->segment();
+  const uint64_t total = shape.bytes();
+  Fragment piece{};
+  piece.total = total;
+  piece.tag = tag;
+  piece.dtype = static_cast<uint8_t>(shape.dtype);
+  piece.direct =
+      total > kFragmentBytes && attachment_->locate(data, total, piece.offset);
+  if (total > 0 && !piece.direct && channel.data.load() == 0) {
+    channel.data.store(segment.allocate(kFragments * kFragmentBytes));
+  }
+  uint64_t position = 0;
+  do {
+    const uint64_t k = pieces_[to]++;
+    if (k >= kFragments) {
+      if (!Readiness::reaches(channel.tail, k - kFragments + 1).met()) {
+        attachment_->engine().ring(ranks_[to], /*urgent=*/true);
+      }
+      co_await Until{Readiness::reaches(channel.tail, k - kFragments + 1)};
+    }
+    piece.first = position == 0;
+    piece.bytes =
+        piece.direct ? total : std::min(kFragmentBytes, total - position);
+    if (!piece.direct && piece.bytes > 0) {
+      std::copy_n(
+          data + position,
+          piece.bytes,
+          segment.at(channel.data) + k % kFragments * kFragmentBytes);
+    }
+    channel.fragments[k % kFragments] = piece;
+    channel.head.store(k + 1, std::memory_order_seq_cst);
+    if (to == rank_) {
+      attachment_->engine().ring_self();
+    } else {
+      attachment_->engine().ring(ranks_[to], /*urgent=*/piece.direct);
+    }
+    position += piece.bytes;
+    if (piece.direct) {
+      co_await Until{Readiness::reaches(channel.tail, k + 1)};
+    }
+  } while (position < total);
+}
+
+OperationPtr Communicator::receive(
+    void* data, const Shape& shape, int source, int tag, Issue issue) {
+  auto receive = std::make_shared<Receive>();
+  receive->data = static_cast<char*>(data);
+  receive->bytes = shape.bytes();
+  receive->dtype = shape.dtype;
+  receive->source = source;
+  receive->tag = tag;
+  auto operation = std::make_shared<Operation>();
+  operation->name = "recv";
+  operation->message = true;
+  operation->peer = source;
+  operation->group = shared_from_this();
+  operation->on_done = std::move(issue.on_done);
+  operation->task = run_receive(*operation, receive);
+  {
+    std::lock_guard lock(mutex_);
+    operation->timeout = issue.timeout.count() > 0 ? issue.timeout : timeout_;
+    operation->sequence = received_++;
+    mailbox_->post(receive);
+    operation->lazy = receive->bytes <= kFragmentBytes;
+    attachment_->engine().enqueue(std::make_shared<Lane>(), operation);
+  }
+  attachment_->engine().begin(operation, issue.async);
+  return operation;
+}
+
+Task Communicator::run_receive(
+    Operation& operation, std::shared_ptr<Receive> receive) {
+  const Readiness something{
+      [](const void* object, uint64_t) {
+        const auto* receive = static_cast<const Receive*>(object);
+        return receive->done.load(std::memory_order_acquire) ||
+               receive->mailbox->arrived(receive->source);
+      },
+      receive.get(),
+      0};
+  while (!receive->done) {
+    if (mailbox_->pump(*receive)) {
+      attachment_->engine().ring_self();
+    }
+    if (!receive->done) {
+      co_await Until{something};
+    }
+  }
+  operation.source = receive->from;
+  if (!receive->error.empty()) {
+    throw Mismatch(
+        title(operation) + ": " + receive->error,
+        operation.sequence,
+        {receive->from});
+  }
+}
+
+}  // namespace echelon::local

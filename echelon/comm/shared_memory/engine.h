@@ -1,0 +1,169 @@
+// Carries the operations of one rank forward: on the thread that issues them,
+// on the threads that wait for them, and otherwise on the rank's progress
+// thread, which never blocks in one group while another could go on.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "echelon/comm/shared_memory/segment.h"
+#include "echelon/comm/shared_memory/task.h"
+
+namespace echelon::local {
+
+class Engine;
+class Lane;
+class Operation;
+
+/// The group of an operation, as far as the engine needs it.
+class Supervisor {
+ public:
+  virtual ~Supervisor() = default;
+  /// True when nothing of this group may go on. Cheap.
+  virtual bool failed() const = 0;
+  /// The error to give to `operation` once failed().
+  virtual std::exception_ptr failure(const Operation& operation) = 0;
+  /// `operation` can never be completed, since a peer that it needs has left;
+  /// null when it still can. Asked only while it waits.
+  virtual std::exception_ptr hopeless(const Operation& operation) = 0;
+  /// The deadline passed: tells the group, returns the error.
+  virtual std::exception_ptr expire(const Operation& operation) = 0;
+  /// Returns when no peer touches this rank's memory any more.
+  virtual void quiesce() = 0;
+};
+
+/// One collective or message. Thread-safe once issued.
+class Operation : public std::enable_shared_from_this<Operation> {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  bool done() const { return done_.load(std::memory_order_acquire) != 0; }
+  /// After done(): null when it succeeded.
+  std::exception_ptr error() const { return error_; }
+  /// Waits, and helps. Zero: no limit but the operation's own deadline. False:
+  /// the limit passed; the operation goes on. Not to be called on the progress
+  /// thread, unless done().
+  bool wait(std::chrono::milliseconds limit = {});
+  /// Helps once, and does not wait. True: it is done.
+  bool test();
+  /// Lazy no more: somebody waits for it who does not carry it.
+  void hurry();
+
+  uint64_t sequence = 0;
+  const char* name = "";        // "all_reduce"
+  bool message = false;         // not a collective
+  bool outgoing = false;        // a send
+  /// Its peers have all of it that they need as soon as it has begun: its own caller
+  /// carries it on when it waits, and the progress thread, which would take the
+  /// caller's core, looks for it now and then (kDoze), unless others wait behind it.
+  /// Set before it is issued.
+  bool lazy = false;
+  int peer = -1;                // of a message; -1: any
+  std::atomic<int> source{-1};  // whom a message came from
+  uint64_t phase = 0;           // of its group, that a collective waits in
+  std::chrono::milliseconds timeout{0};  // zero: none
+  Task task;
+  std::shared_ptr<Supervisor> group;
+  /// Called once, before done() turns true, on the thread that finished it.
+  std::function<void(Operation&)> on_done;
+
+ private:
+  friend class Engine;
+  std::atomic<uint32_t> done_{0};
+  std::exception_ptr error_;
+  bool started_ = false;
+  Clock::time_point issued_;
+  Engine* engine_ = nullptr;
+  std::shared_ptr<Lane> lane_;
+};
+
+using OperationPtr = std::shared_ptr<Operation>;
+
+/// Operations that run one after another: a group's collectives, the sends to
+/// one peer, one receive.
+class Lane {
+ private:
+  friend class Engine;
+  /// What waits behind the front begins only when somebody carries that on.
+  bool lazy() const { return urgent_ == 0 && queue_.size() < 2; }
+
+  std::mutex mutex_;
+  int urgent_ = 0;         // of the queue, that are not lazy
+  bool had_lazy_ = false;  // since it was empty last
+  std::deque<OperationPtr> queue_;
+  bool busy_ = false;    // some thread runs the front
+  bool listed_ = false;  // the progress thread knows it
+  int helpers_ = 0;      // waiting threads that carry it
+};
+
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  Engine(std::shared_ptr<Segment> segment, int rank);
+  ~Engine();
+
+  /// Starts the progress thread, which keeps the engine alive.
+  void start();
+  /// Ends it. From the progress thread itself: returns, and it ends by itself.
+  void stop();
+
+  Segment& segment() const { return *segment_; }
+  int rank() const { return rank_; }
+
+  /// Puts the operation behind the others of its lane.
+  void
+  enqueue(const std::shared_ptr<Lane>& lane, const OperationPtr& operation);
+  /// Runs it as far as it goes. Not async: returns when it is done.
+  void begin(const OperationPtr& operation, bool async);
+  bool wait(const OperationPtr& operation, std::chrono::milliseconds limit);
+  /// Carries it on as far as it goes, if it is lazy. True: it is done.
+  bool test(const OperationPtr& operation);
+  void hurry(const OperationPtr& operation);
+  /// Carries on what was left to the progress thread of this group's operations.
+  /// Returns how many of them wait for a peer or behind one that does.
+  int carry_on(const Supervisor& group);
+
+  /// Tells rank `r` that something it may wait for has changed. `urgent`: this rank
+  /// waits for what `r` does then, be it lazy.
+  void ring(int r, bool urgent = false);
+  /// Tells this rank's own threads.
+  void ring_self();
+
+  /// True on a progress thread, where waiting would be a deadlock.
+  static bool on_progress_thread();
+
+ private:
+  void run();
+  bool step(Lane& lane, bool look_at_clock, const Operation* until = nullptr);
+  std::exception_ptr obstacle(const Operation& operation, bool look_at_clock);
+  bool resume(Operation& operation, std::exception_ptr& error);
+  bool actionable(Lane& lane);
+  static bool left_over(Lane& lane, bool with_lazy);
+  struct Left {
+    bool any = false;   // that nobody else carries, and that shall not wait
+    bool lazy = false;  // there was a lazy one since the last look
+  };
+  Left look(std::vector<std::shared_ptr<Lane>>& lanes);
+  void finish(const OperationPtr& operation);
+  void list(const std::shared_ptr<Lane>& lane);
+  void wake_engine();
+  void wake_waiters();
+
+  std::shared_ptr<Segment> segment_;
+  int rank_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Lane>> lanes_;  // listed
+  std::atomic<uint64_t> version_{0};          // of lanes_
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace echelon::local

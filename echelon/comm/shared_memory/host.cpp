@@ -1,0 +1,106 @@
+#include "echelon/comm/shared_memory/host.h"
+
+#include <unistd.h>
+
+#include <vector>
+
+#include "echelon/comm/shared_memory/attachment.h"
+#include "echelon/comm/shared_memory/failure.h"
+#include "echelon/comm/shared_memory/keep_memory.h"
+
+namespace echelon::local {
+namespace {
+
+class ThreadHub : public Hub {
+ public:
+  explicit ThreadHub(int size)
+      : segment_(Segment::create(size)), joined_(size) {}
+
+  int size() const override { return segment_->size(); }
+  void abort(const std::string& reason) override {
+    segment_->verdict().pass(Verdict::Kind::aborted, 0, {}, reason);
+    segment_->ring_all();
+  }
+  std::shared_ptr<Host> join(int rank) {
+    if (rank < 0 || rank >= size()) {
+      throw ConfigError(
+          "[local] rank " + std::to_string(rank) + " of a hub of " +
+          std::to_string(size()));
+    }
+    if (joined_[rank].exchange(true)) {
+      throw ConfigError(
+          "[local] rank " + std::to_string(rank) +
+          " has joined this hub already");
+    }
+    return std::make_shared<Attachment>(segment_, rank);
+  }
+
+ private:
+  std::shared_ptr<Segment> segment_;
+  std::vector<std::atomic<bool>> joined_;
+};
+
+}  // namespace
+
+Attachment::Attachment(std::shared_ptr<Segment> segment, int rank)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      engine_(std::make_shared<Engine>(segment_, rank)) {
+  segment_->rank(rank).pid.store(getpid());
+  engine_->start();
+}
+
+Attachment::~Attachment() {
+  segment_->rank(rank_).left.store(1, std::memory_order_seq_cst);
+  segment_->ring_all();
+  engine_->stop();
+  monitor_.reset();
+}
+
+void Attachment::abort(const std::string& reason) {
+  segment_->verdict().pass(
+      Verdict::Kind::aborted,
+      0,
+      {},
+      "rank " + std::to_string(rank_) + " aborted: " + reason);
+  segment_->ring_all();
+}
+
+void Attachment::publish_status(std::string_view status) {
+  std::lock_guard lock(mutex_);
+  segment_->status(rank_).publish(status);
+}
+
+std::string Attachment::read_status(int rank) const {
+  if (rank < 0 || rank >= size()) {
+    throw ConfigError(
+        "[local] no rank " + std::to_string(rank) + " on a host of " +
+        std::to_string(size()));
+  }
+  return segment_->status(rank).read();
+}
+
+uint64_t Attachment::next_group(const std::string& key) {
+  std::lock_guard lock(mutex_);
+  return groups_made_[key]++;
+}
+
+void Attachment::separate(std::vector<MappedArena> arenas) {
+  separate_ = true;
+  arenas_ = std::move(arenas);
+}
+
+void Attachment::watch(std::unique_ptr<Monitor> monitor) {
+  monitor_ = std::move(monitor);
+}
+
+std::shared_ptr<Hub> make_hub(int size) {
+  keep_freed_memory();
+  return std::make_shared<ThreadHub>(size);
+}
+
+std::shared_ptr<Host> join_threads(std::shared_ptr<Hub> hub, int rank) {
+  return static_cast<ThreadHub&>(*hub).join(rank);
+}
+
+}  // namespace echelon::local

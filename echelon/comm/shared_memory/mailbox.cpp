@@ -1,0 +1,181 @@
+#include "echelon/comm/shared_memory/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "echelon/comm/shared_memory/failure.h"
+
+namespace echelon::local {
+
+Touch::Touch(std::atomic<uint64_t>& touching, const Supervisor& group)
+    : touching_(touching) {
+  touching_.fetch_add(1, std::memory_order_seq_cst);
+  if (group.failed()) {
+    touching_.fetch_sub(1, std::memory_order_release);
+    throw CommError("[local] the group has failed");
+  }
+}
+
+Mailbox::Mailbox(Wire wire) : wire_(std::move(wire)), sources_(wire_.size) {}
+
+bool Mailbox::arrived(int source) const {
+  if (source < 0) {
+    for (int r = 0; r < wire_.size; ++r) {
+      if (arrived(r)) {
+        return true;
+      }
+    }
+    return false;
+  }
+  const auto& channel = wire_.memory.channel(source, wire_.rank);
+  return channel.head.load(std::memory_order_acquire) >
+         sources_[source].consumed.load(std::memory_order_acquire);
+}
+
+bool Mailbox::fits(int from, uint64_t bytes, Dtype dtype, Receive& receive) {
+  if (bytes == receive.bytes && dtype == receive.dtype) {
+    return true;
+  }
+  const auto text = [](uint64_t bytes, Dtype dtype) {
+    return std::to_string(bytes / size_of(dtype)) + " elements of " +
+           name_of(dtype);
+  };
+  receive.error = "recv(" + text(receive.bytes, receive.dtype) + ", tag " +
+                  std::to_string(receive.tag) + "), but rank " +
+                  std::to_string(from) + " sent " + text(bytes, dtype) +
+                  "; the message is dropped";
+  return false;
+}
+
+void Mailbox::complete(int from, Receive& receive) {
+  receive.from = from;
+  receive.done.store(true, std::memory_order_release);
+  ++completed_;
+}
+
+bool Mailbox::deliver(int from, Message& message, Receive& receive) {
+  if (!message.complete) {
+    return false;
+  }
+  if (fits(from, message.bytes, message.dtype, receive) && message.bytes > 0) {
+    std::memcpy(receive.data, message.data.get(), message.bytes);
+  }
+  complete(from, receive);
+  return true;
+}
+
+void Mailbox::post(const std::shared_ptr<Receive>& receive) {
+  receive->mailbox = this;
+  std::lock_guard lock(mutex_);
+  const int first = receive->source < 0 ? 0 : receive->source;
+  const int last = receive->source < 0 ? wire_.size - 1 : receive->source;
+  for (int from = first; from <= last; ++from) {
+    auto& aside = sources_[from].set_aside;
+    const auto message =
+        std::find_if(aside.begin(), aside.end(), [&](const Message& m) {
+          return m.taker == nullptr && m.tag == receive->tag;
+        });
+    if (message != aside.end()) {
+      receive->matched = true;
+      if (deliver(from, *message, *receive)) {
+        aside.erase(message);
+      } else {
+        message->taker = receive;
+      }
+      return;
+    }
+  }
+  for (int from = first; from <= last; ++from) {
+    sources_[from].posted.push_back(receive);
+  }
+}
+
+// Whose message is it that begins here?
+void Mailbox::match(int from, const Fragment& fragment) {
+  auto& source = sources_[from];
+  source.position = 0;
+  source.target = nullptr;
+  source.incoming = nullptr;
+  std::erase_if(source.posted, [](const auto& r) { return r->matched; });
+  const auto found = std::find_if(
+      source.posted.begin(), source.posted.end(), [&](const auto& r) {
+        return r->tag == fragment.tag;
+      });
+  const auto dtype = static_cast<Dtype>(fragment.dtype);
+  if (found != source.posted.end()) {
+    source.target = *found;
+    source.target->matched = true;
+    source.posted.erase(found);
+    fits(from, fragment.total, dtype, *source.target);
+    return;
+  }
+  Message& message = source.set_aside.emplace_back();
+  message.tag = fragment.tag;
+  message.dtype = dtype;
+  message.bytes = fragment.total;
+  message.data.reset(new char[fragment.total]);
+  source.incoming = &message;
+}
+
+void Mailbox::take(int from, const Fragment& fragment, const char* piece) {
+  auto& source = sources_[from];
+  if (fragment.first) {
+    match(from, fragment);
+  }
+  char* to = nullptr;
+  if (source.incoming != nullptr) {
+    to = source.incoming->data.get();
+  } else if (source.target->error.empty()) {
+    to = source.target->data;
+  }
+  if (to != nullptr && fragment.bytes > 0) {
+    std::memcpy(to + source.position, piece, fragment.bytes);
+  }
+  source.position += fragment.bytes;
+  if (source.position < fragment.total) {
+    return;
+  }
+  if (auto target = std::move(source.target)) {
+    complete(from, *target);
+  } else {
+    Message& message = *source.incoming;
+    message.complete = true;
+    if (message.taker != nullptr) {
+      deliver(from, message, *message.taker);
+      source.set_aside.remove_if(
+          [&](const Message& m) { return &m == &message; });
+    }
+  }
+}
+
+bool Mailbox::pump(Receive& receive) {
+  std::lock_guard lock(mutex_);
+  const uint64_t before = completed_;
+  const bool was_done = receive.done;
+  const int first = receive.source < 0 ? 0 : receive.source;
+  const int last = receive.source < 0 ? wire_.size - 1 : receive.source;
+  for (int from = first; from <= last; ++from) {
+    auto& channel = wire_.memory.channel(from, wire_.rank);
+    auto& source = sources_[from];
+    while (!receive.done && arrived(from)) {
+      const uint64_t k = source.consumed.load(std::memory_order_relaxed);
+      const Fragment fragment = channel.fragments[k % kFragments];
+      if (fragment.direct) {
+        Touch touch(wire_.memory.touching(wire_.rank), wire_.group);
+        take(from, fragment, wire_.address(from, fragment.offset));
+      } else {
+        take(
+            from,
+            fragment,
+            wire_.segment.at(channel.data.load(std::memory_order_acquire)) +
+                k % kFragments * kFragmentBytes);
+      }
+      source.consumed.store(k + 1, std::memory_order_release);
+      channel.tail.store(k + 1, std::memory_order_seq_cst);
+      wire_.ring(from);
+    }
+  }
+  return completed_ - before > (receive.done && !was_done ? 1u : 0u);
+}
+
+}  // namespace echelon::local

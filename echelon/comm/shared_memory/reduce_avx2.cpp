@@ -1,0 +1,2 @@
+#define ECHELON_REDUCE reduce_avx2
+#include "echelon/comm/shared_memory/reduce_kernels.h"

@@ -1,0 +1,2 @@
+#define ECHELON_REDUCE reduce_baseline
+#include "echelon/comm/shared_memory/reduce_kernels.h"

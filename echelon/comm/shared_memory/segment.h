@@ -1,0 +1,123 @@
+// The memory that the ranks of one host share: doorbells, a status page per
+// rank, the word that ends everything, and blocks for groups that come and go.
+//
+// It is an anonymous file (memfd): never a name in /dev/shm, so that nothing is
+// left behind and a container's small tmpfs does not matter. It is 256 GiB of
+// addresses; memory is taken as it is touched, and given back when a group
+// goes.
+//
+// Processes map it at different addresses, so it holds offsets, never pointers.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "echelon/comm/shared_memory/doorbell.h"
+
+namespace echelon::local {
+
+inline constexpr int kMaxRanks = 1024;
+inline constexpr size_t kPage = 4096;
+
+/// Why nothing can go on: one for the host, one per group. The first one
+/// counts.
+struct alignas(128) Verdict {
+  enum class Kind : uint32_t { none, lost, timeout, aborted };
+
+  std::atomic<uint32_t> state{0};  // 0 none, 1 being written, 2 readable
+  std::atomic<uint32_t> kind{0};
+  std::atomic<uint32_t> length{0};
+  std::atomic<uint64_t> sequence{0};
+  std::atomic<uint64_t> missing[kMaxRanks / 64];  // bits of ranks
+  std::atomic<uint64_t> text[128];
+
+  bool passed() const { return state.load(std::memory_order_seq_cst) != 0; }
+  /// True when this call was the first.
+  bool pass(
+      Kind what,
+      uint64_t at_sequence,
+      const std::vector<int>& missing_ranks,
+      std::string_view why);
+  /// Waits for a verdict that is just being written.
+  void read(
+      Kind& what,
+      uint64_t& at_sequence,
+      std::vector<int>& missing_ranks,
+      std::string& why) const;
+};
+
+/// One rank's line for others to read when it hangs.
+struct alignas(kPage) StatusPage {
+  static constexpr size_t kWords = kPage / 8 - 2;
+  std::atomic<uint64_t> version{0};  // odd while it is written
+  std::atomic<uint64_t> length{0};
+  std::atomic<uint64_t> words[kWords];
+
+  void publish(std::string_view text);  // one writer at a time
+  std::string read() const;
+};
+
+struct alignas(128) RankBlock {
+  Doorbell engine;   // the progress thread sleeps here
+  Doorbell waiters;  // threads in Operation::wait sleep here
+  std::atomic<int64_t> pid{0};
+  std::atomic<uint64_t> pid_namespace{0};  // of processes
+  std::atomic<uint32_t> left{0};           // 1: on purpose, 2: lost
+  /// Of processes: the kernel marks it when the owner dies.
+  alignas(128) std::atomic<uint32_t> alive{0};
+};
+
+/// A group's place in the segment.
+struct GroupSlot {
+  uint64_t offset = 0;
+  int index = 0;
+};
+
+class Segment {
+ public:
+  /// For `size` ranks; the memory file is this process's.
+  static std::shared_ptr<Segment> create(int size);
+  /// Maps a peer's; takes the descriptor over.
+  static std::shared_ptr<Segment> attach(int descriptor);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  int size() const;
+  int descriptor() const { return descriptor_; }
+  RankBlock& rank(int r) const;
+  StatusPage& status(int r) const;
+  Verdict& verdict() const;
+  char* at(uint64_t offset) const { return base_ + offset; }
+
+  /// Wakes everything that sleeps, on every rank.
+  void ring_all() const;
+
+  /// The block of the group named `key` (the same on its `members` ranks): the
+  /// first to ask makes it, zeroed; the last to leave gives it back.
+  GroupSlot join_group(const std::string& key, int members, size_t bytes);
+  /// `on_last` runs on the last one, before the block goes.
+  void leave_group(const GroupSlot& slot, const std::function<void()>& on_last);
+
+  /// Zeroed memory of the segment, a multiple of a page.
+  uint64_t allocate(size_t bytes);
+  void release(uint64_t offset, size_t bytes);
+
+ private:
+  struct Header;
+  Segment(int descriptor, char* base) : descriptor_(descriptor), base_(base) {}
+  Header& header() const;
+  class Lock;
+  uint64_t take(size_t bytes);  // with the lock held
+
+  int descriptor_;
+  char* base_;
+};
+
+}  // namespace echelon::local

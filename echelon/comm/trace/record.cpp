@@ -1,0 +1,79 @@
+#include "echelon/comm/trace/record.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace echelon {
+namespace {
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+uint64_t History::begin(CollectiveRecord record) {
+  std::lock_guard lock(mutex_);
+  record.begin_ns = now_ns();
+  record.end_ns = 0;
+  if (ring_.size() < kCapacity) {
+    ring_.push_back(std::move(record));
+  } else {
+    ring_[next_ % kCapacity] = std::move(record);
+  }
+  return next_++;
+}
+
+void History::end(uint64_t ticket, bool failed) {
+  std::shared_ptr<std::function<void(const CollectiveRecord&)>> listener;
+  CollectiveRecord copy;
+  {
+    std::lock_guard lock(mutex_);
+    if (ticket + kCapacity < next_ || ticket >= next_) return;
+    CollectiveRecord& record = ring_[ticket % kCapacity];
+    if (record.end_ns != 0) return;
+    record.end_ns = now_ns();
+    record.failed = failed;
+    listener = listener_;
+    if (listener) copy = record;
+  }
+  if (listener) (*listener)(copy);
+}
+
+void History::begin_wait(uint64_t ticket) {
+  std::lock_guard lock(mutex_);
+  if (ticket + kCapacity < next_ || ticket >= next_) return;
+  CollectiveRecord& record = ring_[ticket % kCapacity];
+  if (record.end_ns == 0 && record.wait_begin_ns == 0) {
+    record.wait_begin_ns = now_ns();
+  }
+}
+
+std::vector<CollectiveRecord> History::snapshot() const {
+  std::lock_guard lock(mutex_);
+  std::vector<CollectiveRecord> records;
+  records.reserve(ring_.size());
+  const uint64_t first = next_ - ring_.size();
+  for (uint64_t i = first; i < next_; ++i) {
+    records.push_back(ring_[i % kCapacity]);
+  }
+  return records;
+}
+
+uint64_t History::count() const {
+  std::lock_guard lock(mutex_);
+  return next_;
+}
+
+void History::on_end(std::function<void(const CollectiveRecord&)> listener) {
+  std::lock_guard lock(mutex_);
+  listener_ = listener
+      ? std::make_shared<std::function<void(const CollectiveRecord&)>>(
+            std::move(listener))
+      : nullptr;
+}
+
+}  // namespace echelon

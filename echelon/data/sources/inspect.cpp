@@ -1,0 +1,292 @@
+#include "echelon/data/sources/inspect.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "echelon/checkpoint/format/safetensors.h"
+#include "echelon/data/sources/digits.h"
+#include "echelon/data/sources/image_folder.h"
+#include "echelon/data/sources/order.h"
+#include "echelon/data/sources/text.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+using safetensors::shape_string;
+
+void require_positive(int64_t value, const std::string& key) {
+  if (value < 1) {
+    throw ConfigError(
+        "[data] " + key + "=" + std::to_string(value) + ": must be 1 or more");
+  }
+}
+
+void require_path(const DataOptions& options, const std::string& what) {
+  if (options.path.empty()) {
+    throw ConfigError(
+        "[data] name=\"" + options.name + "\" needs path: " + what);
+  }
+}
+
+void check_loading(const DataOptions& options) {
+  require_positive(options.workers, "workers");
+  require_positive(options.prefetch, "prefetch");
+  num_holdout(2, options.holdout);  // throws when it is out of range
+}
+
+void check_images(const DataOptions& options) {
+  require_positive(options.image_size, "image_size");
+  require_positive(options.max_image_pixels, "max_image_pixels");
+  constexpr int64_t kMaxSize = 16384;
+  if (options.image_size > kMaxSize) {
+    throw ConfigError(
+        "[data] image_size=" + std::to_string(options.image_size) +
+        ": must be " + std::to_string(kMaxSize) + " or less");
+  }
+  if (options.mean.size() != 3 || options.std.size() != 3) {
+    throw ConfigError(
+        "[data] mean has " + std::to_string(options.mean.size()) + " and std " +
+        std::to_string(options.std.size()) +
+        " numbers; images have 3 channels, so each needs 3");
+  }
+  for (const double value : options.mean) {
+    if (!std::isfinite(value)) {
+      throw ConfigError("[data] mean holds a number that is not finite");
+    }
+  }
+  for (const double value : options.std) {
+    if (!(value > 0.0 && std::isfinite(value))) {
+      throw ConfigError(
+          "[data] std holds " + std::to_string(value) +
+          "; each must be more than 0");
+    }
+  }
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t dim : shape) {
+    if (!text.empty()) text += 'x';
+    text += std::to_string(dim);
+  }
+  return text.empty() ? "scalars" : text;
+}
+
+std::string
+counted(int64_t number, const std::string& one, const std::string& many) {
+  return std::to_string(number) + " " + (number == 1 ? one : many);
+}
+
+DataFacts dummy_facts(const DataOptions& options) {
+  require_positive(options.samples, "samples");
+  require_positive(options.classes, "classes");
+  if (options.shape.empty()) {
+    throw ConfigError("[data] shape=[]: needs one number or more");
+  }
+  int64_t elements = 1;
+  for (const int64_t dim : options.shape) {
+    require_positive(dim, "shape");
+    if (__builtin_mul_overflow(elements, dim, &elements) ||
+        elements > std::numeric_limits<int32_t>::max()) {
+      throw ConfigError(
+          "[data] shape=" + shape_string(options.shape) +
+          ": a sample must have fewer than 2^31 elements");
+    }
+  }
+  DataFacts facts;
+  facts.num_samples = options.samples;
+  facts.sample_shape = options.shape;
+  facts.classes = options.classes;
+  facts.describe = counted(options.samples, "random image", "random images");
+  return facts;
+}
+
+/// Largest target plus one.
+template <typename Int>
+int64_t
+count_classes(std::span<const std::byte> bytes, const std::string& path) {
+  int64_t largest = -1;
+  for (size_t i = 0; i < bytes.size() / sizeof(Int); ++i) {
+    Int value;
+    std::memcpy(&value, bytes.data() + i * sizeof(Int), sizeof(Int));
+    // A negative one is huge as an unsigned number.
+    if (static_cast<uint64_t>(value) >= uint64_t{1} << 31) {
+      throw DataError(
+          path + ": targets holds " + std::to_string(value) + " (element " +
+          std::to_string(i) + "); classes are 0 or more and below 2^31");
+    }
+    largest = std::max(largest, static_cast<int64_t>(value));
+  }
+  return largest + 1;
+}
+
+int64_t count_classes(
+    const safetensors::File& file, const safetensors::TensorInfo& targets) {
+  const auto bytes = file.bytes(targets);
+  const std::string& dtype = targets.dtype;
+  if (dtype == "I64") return count_classes<int64_t>(bytes, file.path());
+  if (dtype == "I32") return count_classes<int32_t>(bytes, file.path());
+  if (dtype == "I16") return count_classes<int16_t>(bytes, file.path());
+  if (dtype == "I8") return count_classes<int8_t>(bytes, file.path());
+  if (dtype == "U8") return count_classes<uint8_t>(bytes, file.path());
+  throw DataError(
+      file.path() + ": targets are " + dtype +
+      "; classes are integers: I64, I32, I16, I8 or U8");
+}
+
+DataFacts tensors_facts(const std::string& path) {
+  try {
+    const safetensors::File file(path);
+    const auto& inputs = file.at("inputs");
+    const auto& targets = file.at("targets");
+    for (const auto* tensor : {&inputs, &targets}) {
+      if (tensor->shape.empty()) {
+        throw DataError(
+            path + ": " + tensor->name +
+            " is a scalar; its first dimension must count the samples");
+      }
+    }
+    if (inputs.shape[0] != targets.shape[0]) {
+      throw DataError(
+          path + ": inputs " + shape_string(inputs.shape) + " has " +
+          std::to_string(inputs.shape[0]) + " samples, targets " +
+          shape_string(targets.shape) + " has " +
+          std::to_string(targets.shape[0]) + "; they must be as many");
+    }
+    if (inputs.shape[0] == 0) {
+      throw DataError(path + ": inputs and targets are empty");
+    }
+    if (inputs.dtype == "BOOL" || inputs.dtype == "C64" ||
+        inputs.dtype.starts_with("F8")) {
+      throw DataError(
+          path + ": inputs are " + inputs.dtype +
+          "; use F32, F64, F16, BF16 or integers");
+    }
+    DataFacts facts;
+    facts.num_samples = inputs.shape[0];
+    facts.sample_shape.assign(inputs.shape.begin() + 1, inputs.shape.end());
+    facts.classes = count_classes(file, targets);
+    facts.describe = counted(facts.num_samples, "sample", "samples");
+    return facts;
+  } catch (const CheckpointError& error) {
+    throw DataError(error.what());
+  }
+}
+
+DataFacts image_facts(const std::string& path, int64_t image_size) {
+  const ImageFolder folder = scan_image_folder(path);
+  DataFacts facts;
+  facts.num_samples = static_cast<int64_t>(folder.images.size());
+  facts.sample_shape = {3, image_size, image_size};
+  facts.classes = static_cast<int64_t>(folder.classes.size());
+  facts.describe = counted(facts.num_samples, "image", "images");
+  return facts;
+}
+
+void check_same_classes(const DataOptions& options) {
+  const auto train = scan_image_folder(options.path);
+  const auto holdout = scan_image_folder(options.holdout_path);
+  for (const auto& name : holdout.classes) {
+    if (!std::binary_search(train.classes.begin(), train.classes.end(), name)) {
+      throw DataError(
+          options.holdout_path + "/" + name + ": " + options.path +
+          " has no class of that name; both folders must use the same names");
+    }
+  }
+}
+
+DataFacts main_facts(const DataOptions& options) {
+  if (options.name == "digits") {
+    DataFacts facts;
+    facts.num_samples = Digits::kSamples;
+    facts.sample_shape = {1, Digits::kSize, Digits::kSize};
+    facts.classes = Digits::kClasses;
+    facts.describe = "1797 digits";
+    return facts;
+  }
+  if (options.name == "dummy") return dummy_facts(options);
+  if (options.name == "tensors") {
+    require_path(options, "a .safetensors file with inputs and targets");
+    return tensors_facts(options.path);
+  }
+  if (options.name == "images") {
+    check_images(options);
+    require_path(options, "a folder with one folder of images per class");
+    return image_facts(options.path, options.image_size);
+  }
+  throw ConfigError(
+      "[data] name=\"" + options.name +
+      "\": must be digits, dummy, tensors, images or text");
+}
+
+DataFacts text_facts(const DataOptions& options) {
+  const TextCorpus corpus(options);
+  DataFacts facts;
+  facts.num_samples = corpus.num_samples();
+  facts.sample_shape = {corpus.sequence()};
+  facts.classes = corpus.vocabulary();
+  if (options.holdout_path.empty()) {
+    const Split split = corpus.split(options.holdout, 0);
+    facts.num_train = static_cast<int64_t>(split.train.size());
+    facts.num_holdout = static_cast<int64_t>(split.holdout.size());
+  } else {
+    facts.num_train = facts.num_samples;
+    facts.num_holdout = TextCorpus(options, corpus).num_samples();
+  }
+  facts.describe = corpus.describe() + ", vocabulary " +
+                   std::to_string(facts.classes) + ", " +
+                   counted(facts.num_samples, "sample", "samples") + " of " +
+                   std::to_string(corpus.sequence());
+  return facts;
+}
+
+/// Held-out samples from a file or folder of their own.
+int64_t holdout_samples(const DataOptions& options, const DataFacts& facts) {
+  DataFacts other;
+  if (options.name == "tensors") {
+    other = tensors_facts(options.holdout_path);
+  } else if (options.name == "images") {
+    other = image_facts(options.holdout_path, options.image_size);
+    check_same_classes(options);
+  } else {
+    throw ConfigError(
+        "[data] holdout_path is for tensors, images and text; name=\"" +
+        options.name + "\" holds out a part of its own: use holdout");
+  }
+  if (other.sample_shape != facts.sample_shape) {
+    throw DataError(
+        options.holdout_path + ": its samples are " +
+        shape_string(other.sample_shape) + ", those of " + options.path +
+        " are " + shape_string(facts.sample_shape) + "; they must be equal");
+  }
+  if (other.classes > facts.classes) {
+    throw DataError(
+        options.holdout_path + ": holds class " +
+        std::to_string(other.classes - 1) + ", but " + options.path +
+        " has classes 0 to " + std::to_string(facts.classes - 1));
+  }
+  return other.num_samples;
+}
+
+}  // namespace
+
+DataFacts inspect_data(const DataOptions& options) {
+  check_loading(options);
+  if (options.name == "text") return text_facts(options);
+  DataFacts facts = main_facts(options);
+  if (options.holdout_path.empty()) {
+    facts.num_holdout = num_holdout(facts.num_samples, options.holdout);
+    facts.num_train = facts.num_samples - facts.num_holdout;
+  } else {
+    facts.num_holdout = holdout_samples(options, facts);
+    facts.num_train = facts.num_samples;
+  }
+  facts.describe += ", " + counted(facts.classes, "class", "classes") + ", " +
+                    shape_text(facts.sample_shape);
+  return facts;
+}
+
+}  // namespace echelon

@@ -1,0 +1,398 @@
+#include "echelon/data/sources/text.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include "echelon/data/sources/token_cache.h"
+#include "echelon/data/tokenizer/tokenizer.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kIgnored = -100;
+constexpr int64_t kCheckedBytes = int64_t{256} << 20;
+constexpr int64_t kLargestVocabulary = std::numeric_limits<int32_t>::max();
+
+[[noreturn]] void fail(
+    const std::string& key, const std::string& value, const std::string& rule) {
+  throw ConfigError("[data] " + key + "=" + value + ": " + rule);
+}
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+/// "1234567" -> "1,234,567"
+std::string with_commas(int64_t value) {
+  std::string digits = std::to_string(value);
+  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) {
+    digits.insert(static_cast<size_t>(at), ",");
+  }
+  return digits;
+}
+
+void check_weights(const DataOptions& options, size_t sources) {
+  if (options.weights.empty()) return;
+  if (options.weights.size() != sources) {
+    throw ConfigError(
+        "[data] weights has " + std::to_string(options.weights.size()) +
+        " numbers for " + std::to_string(sources) +
+        (sources == 1 ? " source" : " sources") +
+        "; give one for each, or none");
+  }
+  for (const double weight : options.weights) {
+    if (!(weight > 0 && std::isfinite(weight))) {
+      throw ConfigError(
+          "[data] weights holds " + std::to_string(weight) +
+          "; each must be more than 0");
+    }
+  }
+}
+
+std::vector<std::string> source_names(const DataOptions& options) {
+  if (!options.path.empty() && !options.sources.empty()) {
+    throw ConfigError(
+        "[data] path and sources are both set; use sources = [\"" +
+        options.path + "\", ...] for all");
+  }
+  if (!options.path.empty()) return {options.path};
+  if (options.sources.empty()) {
+    throw ConfigError(
+        "[data] name=\"text\" needs path or sources: text files, or tokens in "
+        ".bin files");
+  }
+  return options.sources;
+}
+
+void check_options(const DataOptions& options) {
+  if (options.sequence < 1) {
+    fail("sequence", std::to_string(options.sequence), "must be 1 or more");
+  }
+  if (options.token_bytes != 0 && options.token_bytes != 2 &&
+      options.token_bytes != 4) {
+    fail(
+        "token_bytes",
+        std::to_string(options.token_bytes),
+        "must be 2 (uint16) or 4 (uint32)");
+  }
+  if (options.vocab_size < 0 || options.vocab_size > kLargestVocabulary) {
+    fail(
+        "vocab_size",
+        std::to_string(options.vocab_size),
+        "must be 0 (the tokenizer's) to 2147483647");
+  }
+}
+
+enum class FileKind { text, flat, indexed };
+
+struct Files {
+  FileKind kind = FileKind::text;
+  std::string bin;
+  std::string idx;
+};
+
+Files files_of(const std::string& name, TextFormat format) {
+  const bool bin = name.ends_with(".bin");
+  const bool idx = name.ends_with(".idx");
+  const std::string stem = bin || idx ? name.substr(0, name.size() - 4) : name;
+  const Files indexed{FileKind::indexed, stem + ".bin", stem + ".idx"};
+  switch (format) {
+    case TextFormat::text:
+      return {};
+    case TextFormat::tokens:
+      return {FileKind::flat, name, ""};
+    case TextFormat::indexed:
+      return indexed;
+    case TextFormat::by_suffix:
+      break;
+  }
+  if (idx || (bin && exists(indexed.idx))) return indexed;
+  if (bin) return {FileKind::flat, name, ""};
+  // The name that both files of a pair begin with.
+  if (!exists(name) && exists(indexed.idx)) return indexed;
+  return {};
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options) {
+  if (!options.tokenizer.empty()) return load_tokenizer(options.tokenizer);
+  const auto names = source_names(options);
+  const bool has_text =
+      std::any_of(names.begin(), names.end(), [&](const auto& name) {
+        return files_of(name, options.format).kind == FileKind::text;
+      });
+  if (has_text) return load_tokenizer("bytes");
+  throw ConfigError(
+      "[data] tokenizer is not set, and " + names.front() +
+      " has tokens, not text; name the tokenizer that they were made with");
+}
+
+std::vector<std::string> expand_source(const std::string& name) {
+  if (name.find_first_of("*?[") == std::string::npos || exists(name)) {
+    return {name};
+  }
+  glob_t found = {};
+  const int result =
+      ::glob(name.c_str(), GLOB_NOSORT | GLOB_ERR, nullptr, &found);
+  std::vector<std::string> files;
+  if (result == 0)
+    files.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  const int reason = errno;
+  ::globfree(&found);
+  if (result == GLOB_ABORTED) {
+    throw DataError(name + ": cannot be read: " + std::strerror(reason));
+  }
+  std::erase_if(files, [](const auto& file) {
+    std::error_code ignored;
+    return fs::is_directory(file, ignored);
+  });
+  if (files.empty()) throw DataError(name + ": no file matches");
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+TextCorpus::TextCorpus(const DataOptions& options) : options_(options) {
+  check_options(options_);
+  const auto names = source_names(options_);
+  check_weights(options_, names.size());
+  open(names);
+  find_vocabulary();
+}
+
+TextCorpus::TextCorpus(const DataOptions& options, const TextCorpus& train)
+    : options_(options), vocabulary_(train.vocabulary_) {
+  options_.weights.clear();
+  open({options_.holdout_path});
+}
+
+const Tokenizer& TextCorpus::tokenizer() {
+  if (!tokenizer_) tokenizer_ = open_tokenizer(options_);
+  return *tokenizer_;
+}
+
+void TextCorpus::open(const std::vector<std::string>& names) {
+  end_of_text_ = options_.end_of_text_id;
+  if (!options_.tokenizer.empty()) {
+    const auto own = tokenizer().end_of_text();
+    if (end_of_text_ < 0 && own) end_of_text_ = *own;
+  }
+  for (const auto& name : names) sources_.push_back({name, open_source(name)});
+  number_samples();
+}
+
+TokenFile TextCorpus::open_source(const std::string& name) {
+  const Files files = files_of(name, options_.format);
+  if (files.kind == FileKind::indexed) return TokenFile(files.bin, files.idx);
+  if (files.kind == FileKind::flat) {
+    if (respects_documents() && end_of_text_ < 0) {
+      throw ConfigError(
+          "[data] documents=\"respected\": " + name +
+          " does not say where documents end; set end_of_text_id, the token "
+          "that ends one, or use a file with an .idx");
+    }
+    const auto type =
+        options_.token_bytes == 4 ? TokenType::u32 : TokenType::u16;
+    return TokenFile(files.bin, type);
+  }
+  TextRecipe recipe;
+  if (!options_.tokenizer.empty()) recipe.tokenizer = options_.tokenizer;
+  recipe.separator = options_.document_separator;
+  recipe.end_of_text = options_.end_of_text_id;
+  const auto own = tokenizer().end_of_text();
+  if (recipe.end_of_text < 0 && own) recipe.end_of_text = *own;
+  if (recipe.end_of_text >= tokenizer().vocab_size()) {
+    fail(
+        "end_of_text_id",
+        std::to_string(recipe.end_of_text),
+        "the tokenizer has " + std::to_string(tokenizer().vocab_size()) +
+            " tokens; ids are below that");
+  }
+  return tokenise(expand_source(name), recipe, tokenizer());
+}
+
+void TextCorpus::number_samples() {
+  const int64_t sequence = options_.sequence;
+  for (auto& source : sources_) {
+    const int64_t tokens = source.tokens.size();
+    if (tokens == 0) {
+      throw DataError(source.name + ": is empty; there is nothing to train on");
+    }
+    source.first_sample = num_samples_;
+    source.num_samples = (tokens - 1) / sequence;
+    if (source.num_samples == 0) {
+      throw DataError(
+          source.name + ": has " + with_commas(tokens) +
+          " tokens; one sample of [data] sequence=" + std::to_string(sequence) +
+          " takes " + std::to_string(sequence + 1) +
+          "; lower sequence to at most " +
+          std::to_string(std::max<int64_t>(tokens - 1, 1)) + " or add text");
+    }
+    num_samples_ += source.num_samples;
+    num_tokens_ += tokens;
+  }
+}
+
+/// The vocabulary is the one that is set, or the tokenizer's, or, of small
+/// files that come without one, their largest id and those below.
+void TextCorpus::find_vocabulary() {
+  int64_t token_file_bytes = 0;
+  for (const auto& source : sources_) {
+    const auto kind = files_of(source.name, options_.format).kind;
+    if (kind == FileKind::text) continue;
+    token_file_bytes += source.tokens.size() *
+                        static_cast<int64_t>(token_bytes(source.tokens.type()));
+  }
+  const bool check = token_file_bytes <= kCheckedBytes;
+  // Set by a tokenizer that was asked for, or that plain text needed.
+  const int64_t known = tokenizer_ ? tokenizer_->vocab_size() : 0;
+  if (options_.vocab_size > 0 && options_.vocab_size < known) {
+    fail(
+        "vocab_size",
+        std::to_string(options_.vocab_size),
+        "the tokenizer has " + std::to_string(known) +
+            " tokens; set at least as many, or 0 to take them");
+  }
+  vocabulary_ = std::max(options_.vocab_size, known);
+  if (vocabulary_ == 0 && !check) {
+    throw ConfigError(
+        "[data] neither tokenizer nor vocab_size says how many tokens there "
+        "are, and the files are too large to look (more than 256 MiB); set "
+        "one of them");
+  }
+  int64_t largest = -1;
+  for (const auto& source : sources_) {
+    if (!check) break;
+    if (files_of(source.name, options_.format).kind == FileKind::text) continue;
+    largest = std::max(
+        largest,
+        source.tokens.largest(
+            vocabulary_ > 0 ? vocabulary_ : kLargestVocabulary));
+  }
+  if (vocabulary_ == 0) vocabulary_ = largest + 1;
+  if (end_of_text_ >= vocabulary_) {
+    fail(
+        "end_of_text_id",
+        std::to_string(end_of_text_),
+        "the vocabulary has " + std::to_string(vocabulary_) +
+            " tokens; ids are below that");
+  }
+}
+
+std::string TextCorpus::describe() const {
+  return with_commas(num_tokens_) + " tokens" +
+         (sources_.size() > 1
+              ? " of " + std::to_string(sources_.size()) + " sources"
+              : "");
+}
+
+size_t TextCorpus::source_of(int64_t sample) const {
+  const auto after = std::upper_bound(
+      sources_.begin(),
+      sources_.end(),
+      sample,
+      [](int64_t number, const auto& source) {
+        return number < source.first_sample;
+      });
+  return static_cast<size_t>(after - sources_.begin()) - 1;
+}
+
+void TextCorpus::read(
+    int64_t sample,
+    int64_t* inputs,
+    int64_t* targets,
+    int64_t* documents) const {
+  const Source& source = sources_[source_of(sample)];
+  const int64_t sequence = options_.sequence;
+  const int64_t begin = (sample - source.first_sample) * sequence;
+  thread_local std::vector<int64_t> tokens;
+  tokens.resize(static_cast<size_t>(sequence) + 1);
+  source.tokens.read(begin, sequence + 1, vocabulary_, tokens.data());
+  const size_t bytes = static_cast<size_t>(sequence) * sizeof(int64_t);
+  std::memcpy(inputs, tokens.data(), bytes);
+  std::memcpy(targets, tokens.data() + 1, bytes);
+  if (documents == nullptr) return;
+  write_documents(source, begin, tokens.data(), targets, documents);
+}
+
+void TextCorpus::write_documents(
+    const Source& source,
+    int64_t begin,
+    const int64_t* tokens,
+    int64_t* targets,
+    int64_t* documents) const {
+  const int64_t sequence = options_.sequence;
+  // Places in the window, after the first, where a document begins.
+  std::vector<int64_t> borders;
+  if (source.tokens.has_documents()) {
+    for (const int64_t at :
+         source.tokens.borders(begin, begin + sequence + 1)) {
+      borders.push_back(at - begin);
+    }
+  } else {
+    for (int64_t i = 0; i < sequence; ++i) {
+      if (tokens[i] == end_of_text_) borders.push_back(i + 1);
+    }
+  }
+  int64_t document = 0;
+  auto next = borders.begin();
+  for (int64_t i = 0; i < sequence; ++i) {
+    if (next != borders.end() && *next == i) {
+      ++document;
+      ++next;
+    }
+    documents[i] = document;
+  }
+  for (const int64_t at : borders) targets[at - 1] = kIgnored;
+}
+
+Split TextCorpus::split(double holdout, uint64_t seed) const {
+  Split all;
+  for (const auto& source : sources_) {
+    const Split part = split_samples(source.num_samples, holdout, seed);
+    const auto append = [&](const auto& from, auto& to) {
+      for (const int64_t sample : from)
+        to.push_back(source.first_sample + sample);
+    };
+    append(part.train, all.train);
+    append(part.holdout, all.holdout);
+  }
+  return all;
+}
+
+std::vector<int64_t> TextCorpus::training_order(
+    std::vector<int64_t> samples,
+    uint64_t seed,
+    int64_t epoch,
+    bool shuffle) const {
+  const auto total = static_cast<int64_t>(samples.size());
+  if (sources_.size() == 1 || total == 0) {
+    return epoch_order(std::move(samples), seed, epoch, shuffle);
+  }
+  std::vector<std::vector<int64_t>> parts(sources_.size());
+  for (const int64_t sample : samples) {
+    parts[source_of(sample)].push_back(sample);
+  }
+  std::vector<double> weights;
+  for (size_t s = 0; s < parts.size(); ++s) {
+    if (parts[s].empty()) continue;
+    weights.push_back(
+        options_.weights.empty() ? static_cast<double>(parts[s].size())
+                                 : options_.weights[s]);
+  }
+  std::erase_if(parts, [](const auto& part) { return part.empty(); });
+  return blend_order(parts, blend_counts(total, weights), seed, epoch, shuffle);
+}
+
+}  // namespace echelon

@@ -1,0 +1,103 @@
+// Text to train on: windows of tokens from one source or a blend of several.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "echelon/options/data.h"
+#include "echelon/data/sources/order.h"
+#include "echelon/data/sources/token_file.h"
+
+namespace echelon {
+
+class Tokenizer;
+
+/// The tokenizer of options.tokenizer; that of bytes when it is "" and some
+/// source is plain text. Throws ConfigError when sources are tokens and nothing
+/// says what they mean, else as load_tokenizer().
+std::unique_ptr<Tokenizer> open_tokenizer(const DataOptions& options);
+
+/// The windows of all sources, numbered source by source. A source of t tokens
+/// has floor((t - 1) / sequence) of them; window i of it reads the tokens
+/// [i * sequence, (i + 1) * sequence] of the source: inputs, and targets that
+/// are one token ahead. Immutable once made; any thread may read.
+class TextCorpus {
+ public:
+  /// Opens the files; plain text is tokenised first (token_cache.h). Throws
+  /// ConfigError for a setting that is wrong by itself and DataError for a file
+  /// that is missing, broken, empty, too short, or has ids outside of the
+  /// vocabulary: all ids of token files that make up at most 256 MiB are
+  /// checked here, other ids as they are read.
+  explicit TextCorpus(const DataOptions& options);
+  /// A corpus of held-out text, with the vocabulary of `train`.
+  TextCorpus(const DataOptions& options, const TextCorpus& train);
+
+  int64_t num_samples() const { return num_samples_; }
+  int64_t num_tokens() const { return num_tokens_; }
+  int64_t sequence() const { return options_.sequence; }
+  int64_t vocabulary() const { return vocabulary_; }
+  bool respects_documents() const {
+    return options_.documents == Documents::respected;
+  }
+  /// "12,345 tokens of 2 sources"
+  std::string describe() const;
+
+  /// Window `sample`: `sequence` numbers each. With `documents` (not null) the
+  /// documents of the inputs, counted from 0 within the window, are written,
+  /// and a target that begins another document is -100: it is not to be
+  /// predicted. Throws DataError: a token outside of the vocabulary, by file
+  /// and offset.
+  void read(
+      int64_t sample,
+      int64_t* inputs,
+      int64_t* targets,
+      int64_t* documents) const;
+
+  /// split_samples() of each source by itself.
+  Split split(double holdout, uint64_t seed) const;
+
+  /// An epoch over `samples` (as split() gives them): blend_order() by the
+  /// weights, epoch_order() for a single source.
+  std::vector<int64_t> training_order(
+      std::vector<int64_t> samples,
+      uint64_t seed,
+      int64_t epoch,
+      bool shuffle) const;
+
+ private:
+  struct Source {
+    std::string name;  // as the settings have it
+    TokenFile tokens;
+    int64_t first_sample = 0;
+    int64_t num_samples = 0;
+  };
+
+  void open(const std::vector<std::string>& names);
+  TokenFile open_source(const std::string& name);
+  void find_vocabulary();
+  void number_samples();
+  const Tokenizer& tokenizer();
+  size_t source_of(int64_t sample) const;
+  void write_documents(
+      const Source& source,
+      int64_t begin,
+      const int64_t* tokens,
+      int64_t* targets,
+      int64_t* documents) const;
+
+  DataOptions options_;
+  std::shared_ptr<const Tokenizer> tokenizer_;  // once it is needed
+  std::vector<Source> sources_;
+  int64_t end_of_text_ = -1;  // parts documents of plain token files; -1: none
+  int64_t vocabulary_ = 0;
+  int64_t num_samples_ = 0;
+  int64_t num_tokens_ = 0;
+};
+
+/// The files that a source names: itself, or those that match, ascending by
+/// their bytes, where it has one of * ? [. Throws DataError when none does.
+std::vector<std::string> expand_source(const std::string& name);
+
+}  // namespace echelon

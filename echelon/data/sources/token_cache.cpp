@@ -1,0 +1,240 @@
+#include "echelon/data/sources/token_cache.h"
+
+#include <sys/stat.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr size_t kHashedWhole = size_t{64} << 20;
+constexpr size_t kEndsBytes = size_t{1} << 20;
+constexpr size_t kToldBytes = size_t{64} << 20;
+/// Raised when the same text and recipe give other tokens than before.
+constexpr uint64_t kVersion = 1;
+
+class Key {
+ public:
+  Key() { XXH3_128bits_reset(&state_); }
+
+  void add(std::span<const std::byte> bytes) {
+    add(uint64_t{bytes.size()});
+    XXH3_128bits_update(&state_, bytes.data(), bytes.size());
+  }
+  void add(std::string_view text) { add(std::as_bytes(std::span(text))); }
+  void add(uint64_t number) {
+    XXH3_128bits_update(&state_, &number, sizeof(number));
+  }
+  std::string text() const {
+    const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
+    std::array<char, 33> digits;
+    std::snprintf(
+        digits.data(),
+        digits.size(),
+        "%016llx%016llx",
+        static_cast<unsigned long long>(hash.high64),
+        static_cast<unsigned long long>(hash.low64));
+    return digits.data();
+  }
+
+ private:
+  XXH3_state_t state_;
+};
+
+/// `file` is mapped already: it exists.
+void add_file(Key& key, const MappedFile& file) {
+  const auto bytes = file.bytes();
+  if (bytes.size() <= kHashedWhole) {
+    key.add(bytes);
+    return;
+  }
+  struct stat status = {};
+  ::stat(file.path().c_str(), &status);
+  key.add(fs::absolute(file.path()).string());
+  key.add(uint64_t{bytes.size()});
+  key.add(static_cast<uint64_t>(status.st_mtim.tv_sec));
+  key.add(static_cast<uint64_t>(status.st_mtim.tv_nsec));
+  key.add(bytes.first(kEndsBytes));
+  key.add(bytes.last(kEndsBytes));
+}
+
+std::string cache_key(
+    const std::vector<std::unique_ptr<MappedFile>>& files,
+    const TextRecipe& recipe) {
+  Key key;
+  key.add(kVersion);
+  key.add(recipe.separator);
+  key.add(static_cast<uint64_t>(recipe.end_of_text));
+  key.add(recipe.tokenizer == "bytes" ? "bytes" : "file");
+  if (recipe.tokenizer != "bytes")
+    key.add(MappedFile(recipe.tokenizer).bytes());
+  for (const auto& file : files) add_file(key, *file);
+  return key.text();
+}
+
+std::string_view text_of(const MappedFile& file) {
+  const auto bytes = file.bytes();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+class Encoding {
+ public:
+  Encoding(
+      const Tokenizer& tokenizer, const TextRecipe& recipe, TokenWriter& writer)
+      : tokenizer_(tokenizer),
+        recipe_(recipe),
+        writer_(writer),
+        cut_(find_text_cut(tokenizer)) {}
+
+  void add_file(const MappedFile& file) {
+    std::string_view rest = text_of(file);
+    file_ = &file;
+    if (recipe_.separator.empty()) {
+      add_document(rest);
+      return;
+    }
+    while (true) {
+      const size_t end = rest.find(recipe_.separator);
+      add_document(rest.substr(0, end));
+      if (end == std::string_view::npos) return;
+      rest.remove_prefix(end + recipe_.separator.size());
+    }
+  }
+
+ private:
+  void add_document(std::string_view rest) {
+    if (rest.empty()) return;
+    while (!rest.empty()) {
+      const size_t end = rest.size() <= kPieceBytes
+                             ? rest.size()
+                             : find_cut(rest, kPieceBytes, cut_);
+      add_piece(rest.substr(0, end));
+      rest.remove_prefix(end);
+      if (cut_ == TextCut::at_space && !rest.empty()) rest.remove_prefix(1);
+    }
+    if (recipe_.end_of_text >= 0) {
+      const auto end = static_cast<TokenId>(recipe_.end_of_text);
+      writer_.add({&end, 1});
+    }
+    writer_.end_document();
+  }
+
+  void add_piece(std::string_view piece) {
+    try {
+      writer_.add(tokenizer_.encode(piece));
+    } catch (const DataError& error) {
+      throw DataError(
+          file_->path() + ": byte " +
+          std::to_string(piece.data() - text_of(*file_).data()) +
+          " and on: " + error.what());
+    }
+  }
+
+  const Tokenizer& tokenizer_;
+  const TextRecipe& recipe_;
+  TokenWriter& writer_;
+  TextCut cut_;
+  const MappedFile* file_ = nullptr;
+};
+
+void tell(const std::vector<std::unique_ptr<MappedFile>>& files) {
+  size_t bytes = 0;
+  for (const auto& file : files) bytes += file->bytes().size();
+  if (bytes < kToldBytes) return;
+  std::fprintf(
+      stderr,
+      "tokenising %zu MiB of %s%s, this once\n",
+      bytes >> 20,
+      files.front()->path().c_str(),
+      files.size() > 1 ? " …" : "");
+}
+
+/// A pair that is there and whole.
+std::unique_ptr<TokenFile> find_cached(const std::string& prefix) {
+  std::error_code ignored;
+  if (!fs::exists(prefix + ".idx", ignored)) return nullptr;
+  try {
+    return std::make_unique<TokenFile>(prefix + ".bin", prefix + ".idx");
+  } catch (const DataError&) {
+    return nullptr;  // damaged
+  }
+}
+
+}  // namespace
+
+std::string token_cache_folder() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  std::string cache = variable("ECHELON_CACHE");
+  if (!cache.empty()) return cache + "/tokens";
+  cache = variable("XDG_CACHE_HOME");
+  if (!cache.empty()) return cache + "/echelon/tokens";
+  cache = variable("HOME");
+  if (!cache.empty()) return cache + "/.cache/echelon/tokens";
+  throw ConfigError(
+      "neither ECHELON_CACHE, XDG_CACHE_HOME nor HOME is set; set "
+      "ECHELON_CACHE to a folder where tokens may be kept");
+}
+
+size_t find_cut(std::string_view text, size_t near, TextCut cut) {
+  if (cut == TextCut::anywhere) return near;
+  if (cut == TextCut::nowhere) return text.size();
+  const auto letter = [&](size_t i) {
+    return std::isalpha(static_cast<unsigned char>(text[i])) != 0;
+  };
+  const auto good = [&](size_t i) {
+    return text[i] == ' ' && letter(i - 1) && letter(i + 1);
+  };
+  for (size_t i = near; i > near / 2 && i > 0; --i) {
+    if (i + 1 < text.size() && good(i)) return i;
+  }
+  for (size_t i = near; i + 1 < text.size(); ++i) {
+    if (good(i)) return i;
+  }
+  return text.size();
+}
+
+TokenFile tokenise(
+    const std::vector<std::string>& files,
+    const TextRecipe& recipe,
+    const Tokenizer& tokenizer) {
+  std::vector<std::unique_ptr<MappedFile>> mapped;
+  for (const auto& file : files) {
+    mapped.push_back(std::make_unique<MappedFile>(file));
+  }
+  const std::string folder = token_cache_folder();
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    throw DataError(
+        folder + ": cannot be made: " + error.message() +
+        "; set ECHELON_CACHE to a folder where tokens may be kept");
+  }
+  const std::string prefix = folder + "/" + cache_key(mapped, recipe);
+  if (auto cached = find_cached(prefix)) return std::move(*cached);
+  tell(mapped);
+  TokenWriter writer(prefix, tokenizer.vocab_size());
+  Encoding encoding(tokenizer, recipe, writer);
+  for (const auto& file : mapped) encoding.add_file(*file);
+  writer.finish();
+  return TokenFile(prefix + ".bin", prefix + ".idx");
+}
+
+}  // namespace echelon

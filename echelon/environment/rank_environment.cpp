@@ -1,0 +1,205 @@
+#include "echelon/environment/rank_environment.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+int number(const GetVariable& get, const char* name) {
+  const auto text = get(name);
+  if (!text) {
+    throw ConfigError(
+        std::string("environment: ") + name +
+        " is not set, but other variables of the same launcher are; start the "
+        "program with `echelon run`, torchrun, srun or mpirun");
+  }
+  int value = 0;
+  const char* end = text->data() + text->size();
+  const auto [rest, error] = std::from_chars(text->data(), end, value);
+  if (error != std::errc() || rest != end || value < 0) {
+    throw ConfigError(std::string("environment: ") + name + "=\"" + *text +
+                      "\" must be a whole number, 0 or more");
+  }
+  return value;
+}
+
+int number_or(const GetVariable& get, const char* name, int otherwise) {
+  return get(name) ? number(get, name) : otherwise;
+}
+
+/// A port that all ranks of a job derive alike from what they share.
+int port_from(const std::string& text) {
+  uint64_t hash = 1469598103934665603ull;
+  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
+  return static_cast<int>(20000 + hash % 20000);
+}
+
+/// First host of Slurm's "node[03-07,11],gpu2" -> "node03".
+std::string first_host(const std::string& list) {
+  const size_t bracket = list.find('[');
+  const size_t comma = list.find(',');
+  if (bracket == std::string::npos || comma < bracket) {
+    return list.substr(0, comma);
+  }
+  const size_t end = list.find_first_of("-,]", bracket + 1);
+  return list.substr(0, bracket) +
+         list.substr(bracket + 1, end - bracket - 1);
+}
+
+/// The address in Open MPI's "1234.0;tcp://10.0.0.1,10.1.0.1:40123".
+std::string address_of(const std::string& uri) {
+  const size_t begin = uri.find("tcp://");
+  if (begin == std::string::npos) return "127.0.0.1";
+  const size_t end = uri.find_first_of(",:", begin + 6);
+  return uri.substr(begin + 6, end - begin - 6);
+}
+
+void apply_master(const GetVariable& get, RankEnvironment& env) {
+  if (auto address = get("MASTER_ADDR")) env.master_addr = *address;
+  if (get("MASTER_PORT")) env.master_port = number(get, "MASTER_PORT");
+}
+
+RankEnvironment from_torchrun(const GetVariable& get) {
+  RankEnvironment env;
+  env.launcher = get("ECHELON_JOB") ? "echelon" : "torchrun";
+  env.rank = number(get, "RANK");
+  env.world_size = number(get, "WORLD_SIZE");
+  env.local_rank = number_or(get, "LOCAL_RANK", env.rank);
+  env.local_world_size =
+      number_or(get, "LOCAL_WORLD_SIZE", env.world_size);
+  env.node_rank = number_or(get, "GROUP_RANK", 0);
+  if (env.world_size > 1) {
+    if (!get("MASTER_ADDR")) {
+      throw ConfigError(
+          "environment: WORLD_SIZE=" + std::to_string(env.world_size) +
+          " but MASTER_ADDR is not set; it is the host of rank 0");
+    }
+    number(get, "MASTER_PORT");
+  }
+  apply_master(get, env);
+  if (get("ECHELON_MASTER_FD") && env.rank == 0) {
+    env.master_fd = number(get, "ECHELON_MASTER_FD");
+  }
+  env.store_is_served = get("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  env.job = get("ECHELON_JOB").value_or(
+      get("TORCHELASTIC_RUN_ID").value_or("job"));
+  env.generation = number_or(
+      get,
+      get("ECHELON_GENERATION") ? "ECHELON_GENERATION"
+                                : "TORCHELASTIC_RESTART_COUNT",
+      0);
+  return env;
+}
+
+/// The number of the daemon of this host, from "job.NUMBER;tcp://…": Open MPI
+/// counts hosts nowhere else (its NODE_RANK is the rank among this host's).
+int node_of(const std::string& daemon_uri) {
+  const auto dot = daemon_uri.find('.');
+  return dot == std::string::npos ? 0 : std::atoi(daemon_uri.c_str() + dot + 1);
+}
+
+RankEnvironment from_mpirun(const GetVariable& get) {
+  RankEnvironment env;
+  env.launcher = "mpirun";
+  env.rank = number(get, "OMPI_COMM_WORLD_RANK");
+  env.world_size = number(get, "OMPI_COMM_WORLD_SIZE");
+  env.local_rank = number_or(get, "OMPI_COMM_WORLD_LOCAL_RANK", env.rank);
+  env.local_world_size =
+      number_or(get, "OMPI_COMM_WORLD_LOCAL_SIZE", env.world_size);
+  env.node_rank = node_of(get("OMPI_MCA_orte_local_daemon_uri").value_or(""));
+  const std::string job = get("PMIX_NAMESPACE")
+                              .value_or(get("OMPI_MCA_ess_base_jobid")
+                                            .value_or("mpirun"));
+  env.job = job;
+  env.master_port = port_from(job);
+  if (env.local_world_size != env.world_size) {
+    const auto uri = get("OMPI_MCA_orte_hnp_uri");
+    env.master_addr = uri ? address_of(*uri) : "127.0.0.1";
+  }
+  apply_master(get, env);
+  return env;
+}
+
+RankEnvironment from_srun(const GetVariable& get) {
+  RankEnvironment env;
+  env.launcher = "srun";
+  env.rank = number(get, "SLURM_PROCID");
+  env.world_size = number(
+      get, get("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS"
+                                       : "SLURM_NTASKS");
+  env.local_rank = number_or(get, "SLURM_LOCALID", 0);
+  env.node_rank = number_or(get, "SLURM_NODEID", 0);
+  const int nodes = number_or(
+      get, get("SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES"
+                                       : "SLURM_NNODES", 1);
+  env.local_world_size = nodes == 1
+      ? env.world_size
+      : number_or(get, "SLURM_NTASKS_PER_NODE",
+                  (env.world_size + nodes - 1) / nodes);
+  const std::string id = get("SLURM_JOB_ID").value_or("0") + "." +
+                         get("SLURM_STEP_ID").value_or("0");
+  env.job = "slurm-" + id;
+  env.master_port = port_from(env.job);
+  if (nodes > 1) {
+    const auto list = get("SLURM_STEP_NODELIST");
+    env.master_addr =
+        first_host(list ? *list : get("SLURM_NODELIST").value_or(""));
+  }
+  apply_master(get, env);
+  return env;
+}
+
+void check(const RankEnvironment& env) {
+  const auto in_range = [](const char* name, int value, int size) {
+    if (value >= size) {
+      throw ConfigError(std::string("environment: ") + name + "=" +
+                        std::to_string(value) + " must be below " +
+                        std::to_string(size));
+    }
+  };
+  if (env.world_size < 1 || env.local_world_size < 1) {
+    throw ConfigError("environment: WORLD_SIZE must be 1 or more");
+  }
+  in_range("RANK", env.rank, env.world_size);
+  in_range("LOCAL_RANK", env.local_rank, env.local_world_size);
+  if (env.master_port > 65535) {
+    throw ConfigError("environment: MASTER_PORT=" +
+                      std::to_string(env.master_port) +
+                      " must be below 65536");
+  }
+}
+
+}  // namespace
+
+RankEnvironment read_environment(const GetVariable& get) {
+  RankEnvironment env;
+  if (get("RANK") || get("WORLD_SIZE")) {
+    env = from_torchrun(get);
+  } else if (get("OMPI_COMM_WORLD_RANK")) {
+    env = from_mpirun(get);
+  } else if (get("SLURM_STEP_ID") && get("SLURM_PROCID")) {
+    env = from_srun(get);
+  }
+  check(env);
+  return env;
+}
+
+RankEnvironment read_environment() {
+  return read_environment([](const char* name) -> std::optional<std::string> {
+    const char* value = std::getenv(name);
+    return value == nullptr ? std::nullopt
+                            : std::optional<std::string>(value);
+  });
+}
+
+int threads_of_rank(const RankEnvironment& env, int available, int online) {
+  const bool bound = env.launcher == "srun" || env.launcher == "mpirun";
+  const int share = (bound ? online : available) / std::max(1, env.local_world_size);
+  return std::max(1, std::min(available, share));
+}
+
+}  // namespace echelon

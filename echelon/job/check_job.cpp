@@ -1,0 +1,552 @@
+#include "echelon/job/check_job.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "echelon/cluster/host.h"
+#include "echelon/error.h"
+#include "echelon/layout/layout.h"
+#include "echelon/layout/partition.h"
+#include "echelon/architecture/check_weights.h"
+#include "echelon/architecture/language_model.h"
+#include "echelon/architecture/parameter_list.h"
+#include "echelon/job/pipeline_schedule.h"
+#include "echelon/job/unused_settings.h"
+
+namespace echelon {
+namespace {
+
+std::string number(int64_t value) {
+  return std::to_string(value);
+}
+
+// The rules, each a function that throws. `where` tells how a message begins.
+class Checker {
+ public:
+  Checker(const Job& job, int64_t num_ranks)
+      : job_(job), num_ranks_(num_ranks), document_(job.document) {
+    if (document_.entries().empty()) document_ = describe(job);
+  }
+
+  // `data`: what is known of it; else it is looked at.
+  JobFacts run(const std::optional<DataFacts>& data) {
+    check_layout();
+    if (job_.layout.tp > 1) check_tensor_parallel();
+    if (shards_parameters(job_)) check_shards();
+    check_memory();
+    if (job_.layout.pp > 1) check_pipeline();
+    if (!job_.model.devices.empty()) check_devices();
+    if (job_.precision.compute != "same") check_precision();
+    check_batch();
+    check_length();
+    check_optimizer();
+    check_comm();
+    JobFacts facts;
+    facts.warnings = find_unused_settings(job_);
+    facts.data = data ? *data : inspect();
+    check_samples(facts);
+    check_kind_of_data();
+    facts.classes = classes(facts.data);
+    facts.steps = steps(facts.data);
+    check_schedule(facts.steps);
+    facts.num_parameters = check_model(facts);
+    check_threads(facts);
+    return facts;
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& key, const std::string& rule) {
+    throw ConfigError(document_.where(key) + ": " + rule);
+  }
+
+  // Where a key was set, without its value.
+  std::string place(const std::string& key) const {
+    const auto& place = document_.entry(key).place;
+    if (!place.is_default()) return place.text() + ": ";
+    return document_.name().empty() ? "" : document_.name() + ": ";
+  }
+
+  void check_layout() {
+    for (const char* axis : {"cp", "ep"}) {
+      const std::string key = std::string("layout.") + axis;
+      if (document_.entry(key).value != "1") {
+        fail(
+            key,
+            "this version has data, sharded, pipeline and tensor parallelism; use "
+            "dp, fsdp, pp or tp instead");
+      }
+    }
+    if (num_ranks_ < 1) {
+      throw ConfigError("-n " + number(num_ranks_) + ": must be at least 1");
+    }
+    try {
+      check_world_size(job_.layout, num_ranks_);
+    } catch (const ConfigError& error) {
+      throw ConfigError(place("layout.dp") + error.what());
+    }
+  }
+
+  void check_tensor_parallel() {
+    if (job_.model.devices.empty()) return;
+    fail(
+        "model.devices",
+        "a rank that computes each layer with others drives one device; set "
+        "either [layout] tp or devices");
+  }
+
+  // The setting that puts parameters into shards.
+  std::string shards_key() const {
+    if (job_.layout.dp_shard > 1) return "layout.fsdp";
+    if (job_.precision.compute != "same") return "precision.compute";
+    if (job_.precision.reduce != "same") return "precision.reduce";
+    return "memory.offload";
+  }
+
+  void check_shards() {
+    const std::string key = shards_key();
+    const size_t dot = key.find('.');
+    const std::string name = key.substr(dot + 1);
+    if (!job_.model.devices.empty()) {
+      fail(
+          key,
+          "is for ranks that drive one device, and [model] devices has " +
+              number(static_cast<int64_t>(job_.model.devices.size())) +
+              "; leave devices out, with [layout] pp to cut the list of layers, "
+              "or leave " + name + " out");
+    }
+    if (job_.train.compress != "none") {
+      fail(
+          "train.compress",
+          "is for gradients that are averaged whole, and with [" +
+              key.substr(0, dot) + "] " + name +
+              " they are not; set [precision] reduce = \"bf16\" instead, which "
+              "sends half of the bytes");
+    }
+  }
+
+  void check_memory() {
+    const auto& memory = job_.memory;
+    if (memory.recompute == "budget" && memory.activation_bytes == 0) {
+      fail(
+          "memory.recompute",
+          "needs activation_bytes, what a rank may keep for backward; set it, or "
+          "recompute = \"selective\"");
+    }
+  }
+
+  void check_pipeline() {
+    if (job_.train.accumulate > 1) {
+      fail(
+          "train.accumulate",
+          "a pipeline accumulates over its microbatches; leave it out and set "
+          "[layout] microbatches");
+    }
+    if (!job_.model.devices.empty()) {
+      fail(
+          "model.devices",
+          "a rank of a pipeline drives one device; set either [layout] pp or "
+          "devices");
+    }
+    Schedule schedule;
+    try {
+      schedule = pipeline_schedule(job_);
+    } catch (const ConfigError& error) {
+      throw ConfigError(
+          place(
+              job_.pipeline.schedule_file.empty() ? "layout.schedule"
+                                                  : "layout.schedule_file") +
+          error.what());
+    }
+    microbatches_ = schedule.num_microbatches;
+    check_device_bytes(job_.layout.pp, "pipeline ranks");
+    check_cut(
+        "layout.pp",
+        schedule.num_stages(),
+        schedule.num_stages() == job_.layout.pp
+            ? "stages"
+            : "stages, " + number(schedule.num_stages() / job_.layout.pp) +
+                  " on each rank");
+  }
+
+  // Whether the model's layers can be cut into so many slices.
+  void check_cut(
+      const std::string& key, int64_t slices, const std::string& what) {
+    const auto layers = list_layers(job_.model);
+    const auto count = static_cast<int64_t>(layers.size());
+    if (slices > count) {
+      fail(
+          key,
+          "makes " + number(slices) + " " + what + ", but " + job_.model.name +
+              " has " + number(count) + " layers; at most " + number(count));
+    }
+    if (job_.model.cut.empty()) return;
+    try {
+      cut_at(layers, job_.model.cut, static_cast<size_t>(slices));
+    } catch (const ConfigError& error) {
+      throw ConfigError(place("model.cut") + "[model] " + error.what());
+    }
+  }
+
+  void check_device_bytes(int64_t count, const std::string& what) {
+    const auto entries = static_cast<int64_t>(job_.model.device_bytes.size());
+    if (entries == 0 || entries == count) return;
+    fail(
+        "model.device_bytes",
+        "must have an entry for each of the " + number(count) + " " + what +
+            ", or none");
+  }
+
+  void check_devices() {
+    const auto& model = job_.model;
+    const bool gpus = ::access("/dev/nvidiactl", F_OK) == 0;
+    for (const auto& device : model.devices) {
+      const bool cuda = device.rfind("cuda:", 0) == 0 && device.size() > 5 &&
+                        device.size() < 9 &&
+                        device.find_first_not_of("0123456789", 5) ==
+                            std::string::npos;
+      if (device != "cpu" && !cuda) {
+        fail(
+            "model.devices",
+            "\"" + device + "\" is not a device; write \"cpu\" or \"cuda:0\"");
+      }
+      if (cuda && !gpus) {
+        fail(
+            "model.devices",
+            "this machine shows no NVIDIA GPU; use \"cpu\", as often as the "
+            "model is to be cut");
+      }
+    }
+    check_device_bytes(static_cast<int64_t>(model.devices.size()), "devices");
+    check_cut(
+        "model.devices", static_cast<int64_t>(model.devices.size()), "slices");
+  }
+
+  void check_precision() {
+    if (job_.model.dtype == "float64") {
+      fail(
+          "precision.compute",
+          "[model] dtype = \"float64\" would be rounded to it in each layer; set "
+          "dtype = \"float32\", or compute = \"same\"");
+    }
+  }
+
+  // Passes of one step over the parameters, each with its part of the batch.
+  int64_t passes_per_step() const {
+    return job_.layout.pp > 1 ? microbatches_ : job_.train.accumulate;
+  }
+
+  void check_batch() {
+    const auto& train = job_.train;
+    const int64_t degree = job_.layout.data_degree();
+    if (!train.rank_batch.empty()) {
+      check_rank_batch();
+      return;
+    }
+    int64_t divisor = 0;
+    if (__builtin_mul_overflow(degree, passes_per_step(), &divisor) ||
+        divisor > train.batch) {
+      const std::string rule =
+          "is less than 1 sample for each of " + shares(degree) + "; ";
+      fail(
+          "train.batch",
+          rule + (divisor > 0 && divisor <= 1 << 30
+                      ? "the smallest batch is " + number(divisor)
+                      : "lower " + passes_name()));
+    }
+    if (train.batch % divisor == 0) return;
+    const int64_t below = train.batch / divisor * divisor;
+    fail(
+        "train.batch",
+        "does not divide by " + shares(degree) +
+            (degree > 1 && passes_per_step() > 1 ? " = " + number(divisor)
+                                                 : "") +
+            "; " +
+            number(below) + " or " + number(below + divisor) + " does");
+  }
+
+  static std::string ranks(int64_t degree) {
+    return number(degree) + (degree == 1 ? " rank" : " ranks");
+  }
+  // "2 ranks * microbatches 4", "microbatches 4"
+  std::string shares(int64_t degree) const {
+    const int64_t passes = passes_per_step();
+    if (passes == 1) return ranks(degree);
+    const std::string name = passes_name() + " " + number(passes);
+    return degree == 1 ? name : ranks(degree) + " * " + name;
+  }
+  std::string passes_name() const {
+    return job_.layout.pp > 1 ? "microbatches" : "accumulate";
+  }
+
+  void check_rank_batch() {
+    const auto& train = job_.train;
+    const int64_t degree = job_.layout.data_degree();
+    const auto entries = static_cast<int64_t>(train.rank_batch.size());
+    if (entries != degree) {
+      fail(
+          "train.rank_batch",
+          "has " + number(entries) + " entries for " + ranks(degree) +
+              "; give one for each");
+    }
+    int64_t sum = 0;
+    for (int64_t batch : train.rank_batch) {
+      if (__builtin_add_overflow(sum, batch, &sum)) {
+        fail("train.rank_batch", "its sum is larger than a whole number is");
+      }
+    }
+    if (sum != train.batch) {
+      fail(
+          "train.rank_batch",
+          "sums to " + number(sum) + ", but batch is " + number(train.batch) +
+              "; set batch = " + number(sum) + " or change the entries");
+    }
+    for (int64_t batch : train.rank_batch) {
+      if (batch % passes_per_step() != 0) {
+        fail(
+            "train.rank_batch",
+            number(batch) + " does not divide by " + passes_name() + " " +
+                number(passes_per_step()) + "; each entry must");
+      }
+    }
+  }
+
+  void check_length() {
+    const auto& train = job_.train;
+    if (train.steps > 0 && train.epochs > 0) {
+      fail(
+          "train.epochs",
+          "steps = " + number(train.steps) +
+              " is set too; exactly one of the two says how "
+              "long the run is");
+    }
+    if (train.steps == 0 && train.epochs == 0) {
+      fail(
+          "train.steps",
+          "neither steps nor epochs says how long the run is; set one, as in "
+          "steps = 100");
+    }
+  }
+
+  void check_optimizer() {
+    const auto& optimizer = job_.optimizer;
+    if (optimizer.name == "sgd" && optimizer.nesterov &&
+        optimizer.momentum == 0) {
+      fail(
+          "optimizer.nesterov",
+          "needs momentum above 0; set momentum = 0.9 or leave nesterov out");
+    }
+    if (optimizer.schedule == "step" && optimizer.step_every == 0) {
+      fail(
+          "optimizer.schedule",
+          "needs step_every, the steps between two drops; set it to 1 or more");
+    }
+  }
+
+  void check_comm() {
+    if (job_.comm.backend == BackendKind::nccl &&
+        ::access("/dev/nvidiactl", F_OK) != 0) {
+      fail(
+          "comm.backend",
+          "this machine shows no NVIDIA GPU; use \"local\", \"gloo\" or "
+          "\"auto\"");
+    }
+  }
+
+  DataFacts inspect() {
+    const auto& data = job_.data;
+    const bool from_disk = data.name == "tensors" || data.name == "images";
+    if (from_disk && data.path.empty()) {
+      fail(
+          "data.name",
+          data.name == "images"
+              ? "needs path, a folder of class folders"
+              : "needs path, a .safetensors file with inputs and "
+                "targets");
+    }
+    try {
+      return inspect_data(data);
+    } catch (const DataError& error) {
+      throw DataError(data_place(error.what()) + error.what());
+    } catch (const ConfigError& error) {
+      throw ConfigError(settings_place(error.what()) + error.what());
+    }
+  }
+
+  // Messages about settings of texts begin with the key; tell who set it.
+  std::string settings_place(const std::string& message) const {
+    const auto& data = job_.data;
+    if (data.name == "text") {
+      for (const char* key :
+           {"weights", "sequence", "token_bytes", "tokenizer", "vocab_size",
+            "documents", "end_of_text_id", "path"}) {
+        if (message.rfind(std::string("[data] ") + key, 0) != 0) continue;
+        if (document_.entry(std::string("data.") + key).place.is_default()) {
+          continue;
+        }
+        return place(std::string("data.") + key);
+      }
+      return place("data.name");
+    }
+    const bool from_disk = data.name == "tensors" || data.name == "images";
+    return place(
+        data.holdout_path.empty() || from_disk ? "data.name"
+                                               : "data.holdout_path");
+  }
+
+  // Messages about files begin with the path; tell who named it.
+  std::string data_place(const std::string& message) const {
+    const auto& data = job_.data;
+    const auto begins_with = [&](const std::string& path) {
+      return !path.empty() && message.rfind(path, 0) == 0;
+    };
+    const bool holdout = begins_with(data.holdout_path) &&
+                         data.holdout_path.size() >= data.path.size();
+    if (data.name == "text" && !holdout) {
+      if (begins_with(data.tokenizer)) return place("data.tokenizer");
+      if (data.path.empty()) return place("data.sources");
+    }
+    return document_.where(holdout ? "data.holdout_path" : "data.path") + ": ";
+  }
+
+  void check_samples(const JobFacts& facts) {
+    const auto& data = facts.data;
+    if (data.num_train < job_.train.batch) {
+      fail(
+          "train.batch",
+          "there are " + number(data.num_train) + " samples to train on (" +
+              number(data.num_holdout) +
+              " held out); a batch must not be larger");
+    }
+  }
+
+  void check_kind_of_data() {
+    // The reverse is for list_parameters to say.
+    if (job_.data.name != "text" || is_language_model(job_.model)) return;
+    fail(
+        "data.name",
+        "is for models that say the next token, and model \"" +
+            job_.model.name +
+            "\" tells classes apart; set [model] name = \"gpt2\", say, or use "
+            "other data");
+  }
+
+  int64_t classes(const DataFacts& data) {
+    if (is_language_model(job_.model)) {
+      try {
+        return vocabulary(job_.model, data.classes);
+      } catch (const ConfigError& error) {
+        throw ConfigError(place("model.vocab_size") + error.what());
+      }
+    }
+    const int64_t classes = job_.model.classes;
+    if (classes == 0) return data.classes;
+    if (classes < data.classes) {
+      fail(
+          "model.classes",
+          "the data has " + number(data.classes) +
+              " classes; set at least as many, or 0 to take "
+              "the data's");
+    }
+    return classes;
+  }
+
+  int64_t steps(const DataFacts& data) const {
+    if (job_.train.steps > 0) return job_.train.steps;
+    const int64_t batches = batches_per_epoch(
+        data.num_train, job_.train.batch, job_.data.drop_last);
+    int64_t steps = 0;
+    if (__builtin_mul_overflow(batches, job_.train.epochs, &steps)) {
+      throw ConfigError(
+          document_.where("train.epochs") +
+          ": is more steps than can be counted; lower it");
+    }
+    return steps;
+  }
+
+  void check_schedule(int64_t steps) {
+    const auto& optimizer = job_.optimizer;
+    if (optimizer.warmup_steps > 0 && optimizer.warmup_steps >= steps) {
+      fail(
+          "optimizer.warmup_steps",
+          "the run has " + number(steps) +
+              " steps, so the warm-up would never end; lower it");
+    }
+  }
+
+  int64_t check_model(const JobFacts& facts) {
+    std::vector<ParameterInfo> parameters;
+    try {
+      parameters =
+          list_parameters(job_.model, facts.data.sample_shape, facts.classes);
+    } catch (const ConfigError& error) {
+      throw ConfigError(place("model.name") + error.what());
+    }
+    if (is_language_model(job_.model)) {
+      check_text_model(facts, 1, "model.name");
+      check_text_model(facts, job_.layout.tp, "layout.tp");
+    } else {
+      check_widths(parameters);
+    }
+    if (!job_.model.weights.empty()) {
+      check_weights(
+          job_.model.weights, parameters, document_.where("model.weights"));
+    }
+    return num_parameters(parameters);
+  }
+
+  // Each rank computes some of a layer's outputs; the last layer, which gives
+  // the scores, is cut by its inputs.
+  void check_widths(const std::vector<ParameterInfo>& parameters) {
+    std::vector<int64_t> widths;
+    for (const auto& parameter : parameters) {
+      if (parameter.shape.size() > 1) widths.push_back(parameter.shape[0]);
+    }
+    if (widths.size() < 2) return;
+    const int64_t least = *std::min_element(widths.begin(), widths.end() - 1);
+    if (job_.layout.tp <= least) return;
+    fail(
+        "layout.tp",
+        "the narrowest layer of " + job_.model.name + " has " + number(least) +
+            " outputs to share out; tp may be " + number(least) + " at most");
+  }
+
+  // `key`: who is to blame when it does not fit.
+  void check_text_model(
+      const JobFacts& facts, int64_t tp, const std::string& key) {
+    try {
+      check_language_model(
+          job_.model, facts.classes, facts.data.sample_shape[0], tp);
+    } catch (const ConfigError& error) {
+      throw ConfigError(place(key) + error.what());
+    }
+  }
+
+  void check_threads(JobFacts& facts) {
+    const int64_t cores = available_cores();
+    if (job_.train.threads > cores) {
+      facts.warnings.push_back(
+          document_.where("train.threads") + ": more than the " +
+          number(cores) + " cores that it may use here; it will be slower");
+    }
+  }
+
+  const Job& job_;
+  int64_t num_ranks_;
+  config::Document document_;
+  int64_t microbatches_ = 1;
+};
+
+}  // namespace
+
+JobFacts check_job(const Job& job, int64_t num_ranks) {
+  return Checker(job, num_ranks).run({});
+}
+
+JobFacts check_job(const Job& job, int64_t num_ranks, const DataFacts& data) {
+  return Checker(job, num_ranks).run(data);
+}
+
+}  // namespace echelon

@@ -1,0 +1,133 @@
+#include "echelon/job/job.h"
+
+#include "echelon/config/section.h"
+#include "echelon/error.h"
+#include "echelon/options/layout.h"
+
+namespace echelon {
+namespace {
+
+void bind_all(config::Document& document, Job& job) {
+  const auto table = [&](const char* name, const char* help, auto& options) {
+    auto section = document.section(name, help);
+    bind(section, options);
+  };
+  table("model", "what is trained", job.model);
+  table("data", "what it is trained on", job.data);
+  auto layout = document.section(
+      "layout", "how many ranks along each axis of the mesh, and the pipeline");
+  bind(layout, job.layout);
+  bind(layout, job.pipeline);
+  bind(layout, job.tensor);
+  table("shard", "what the ranks of fsdp share out, and when it is whole",
+        job.shard);
+  table("memory", "what is kept for backward, and where", job.memory);
+  table("precision", "number types of forward, backward and sums",
+        job.precision);
+  table("optimizer", "how the parameters change", job.optimizer);
+  table("train", "the loop", job.train);
+  table("checkpoint", "when training is saved, and taken up again",
+        job.checkpoint);
+  table("comm", "how ranks talk to each other", job.comm);
+}
+
+void set_layout(config::Document& document, const std::string& text) {
+  const Layout layout = parse_layout(text);
+  const std::string flag = "--layout " + text;
+  document.clear("layout", degree_keys());
+  document.clear("layout", {"order"});
+  const auto set = [&](const char* key, int64_t degree) {
+    if (degree != 1) {
+      document.set("layout", key, std::to_string(degree), flag);
+    }
+  };
+  // dp says who set the layout, also when it is 1.
+  document.set("layout", "dp", std::to_string(layout.dp_replicate), flag);
+  set("fsdp", layout.dp_shard);
+  set("tp", layout.tp);
+  set("pp", layout.pp);
+  set("cp", layout.cp);
+  set("ep", layout.ep);
+  if (layout.order != kAxes) {
+    std::string names;
+    for (const auto& name : order_names(layout.order)) {
+      names += (names.empty() ? "[\"" : ", \"") + name + "\"";
+    }
+    document.set("layout", "order", names + "]", flag);
+  }
+}
+
+void apply(config::Document& document, const Overrides& overrides) {
+  for (const auto& assignment : overrides.set) document.set(assignment);
+  if (!overrides.layout.empty()) set_layout(document, overrides.layout);
+  if (overrides.num_ranks > 0 && !document.has_keys("layout", degree_keys())) {
+    const std::string ranks = std::to_string(overrides.num_ranks);
+    document.set("layout", "dp", ranks, "-n " + ranks);
+  }
+  if (!overrides.ranks.empty()) {
+    document.set(
+        "train",
+        "ranks",
+        config::toml_text(std::string_view(overrides.ranks)),
+        "--ranks " + overrides.ranks);
+  }
+  if (overrides.overwrite) {
+    document.set("train", "overwrite", "true", "--overwrite");
+  }
+  if (!overrides.resume.empty()) {
+    document.set(
+        "checkpoint",
+        "resume",
+        config::toml_text(std::string_view(overrides.resume)),
+        "--resume " + overrides.resume);
+  }
+}
+
+}  // namespace
+
+bool shards_parameters(const Job& job) {
+  return job.layout.dp_shard > 1 || job.precision.compute != "same" ||
+         job.memory.offload != "none" ||
+         (job.precision.reduce != "same" && job.layout.data_degree() > 1);
+}
+
+bool adds_gradients(const Job& job) {
+  const bool low = job.precision.compute != "same";
+  const bool passes = job.train.accumulate > 1 || job.layout.pp > 1;
+  return job.layout.data_degree() > 1 || (low && passes);
+}
+
+namespace {
+
+Job bound(config::Document document) {
+  Job job;
+  bind_all(document, job);
+  document.finish();
+  job.document = std::move(document);
+  return job;
+}
+
+}  // namespace
+
+Job load_job(const std::string& path, const Overrides& overrides) {
+  auto document = config::Document::read(path);
+  apply(document, overrides);
+  return bound(std::move(document));
+}
+
+Job parse_job(const std::string& text, const std::string& name) {
+  return bound(config::Document::parse(text, name));
+}
+
+config::Document describe(Job job) {
+  config::Document document;
+  bind_all(document, job);
+  document.finish();
+  return document;
+}
+
+std::string to_toml(const Job& job) {
+  return describe(job).to_toml();
+}
+
+}  // namespace echelon

@@ -1,0 +1,76 @@
+// A job: every component's options, from one configuration file and the command
+// line. Free of LibTorch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/options/checkpoint.h"
+#include "echelon/options/comm.h"
+#include "echelon/config/document.h"
+#include "echelon/options/data.h"
+#include "echelon/layout/layout.h"
+#include "echelon/options/memory.h"
+#include "echelon/options/model.h"
+#include "echelon/options/optimizer.h"
+#include "echelon/options/precision.h"
+#include "echelon/options/shard.h"
+#include "echelon/options/tensor.h"
+#include "echelon/schedule/pipeline_layout.h"
+#include "echelon/options/train.h"
+
+namespace echelon {
+
+struct Job {
+  ModelOptions model;
+  DataOptions data;
+  Layout layout;
+  PipelineLayout pipeline;  // of [layout] too; read when layout.pp > 1
+  TensorParallelOptions tensor;  // of [layout] too; read when layout.tp > 1
+  ShardOptions shard;  // read when layout.dp_shard > 1
+  MemoryOptions memory;
+  PrecisionOptions precision;
+  OptimizerOptions optimizer;
+  TrainOptions train;
+  CheckpointOptions checkpoint;
+  CommOptions comm;
+  /// Who set what: errors and `config show` ask it. Empty when a program filled
+  /// the options by itself.
+  config::Document document;
+};
+
+/// Whether parameters lie in flat shards with a master copy of their own
+/// (parallel/shard): they are cut over dp_shard, are computed with in another
+/// dtype, are summed in another one, or are kept in the host's memory.
+bool shards_parameters(const Job& job);
+
+/// Whether gradients are added up, over ranks or, in low precision, over the passes
+/// of a step: then precision.reduce says in what.
+bool adds_gradients(const Job& job);
+
+/// What the command line sets over the file.
+struct Overrides {
+  std::vector<std::string> set;  // "train.steps=100"
+  std::string layout;            // "dp=2"; replaces the degrees of [layout]
+  int64_t num_ranks = 0;         // -n; without any degree, dp is this many
+  std::string ranks;             // --ranks, "processes" or "threads"
+  bool overwrite = false;        // --overwrite
+  std::string resume;            // --resume
+};
+
+/// Reads and checks each value by itself (check_job checks them together).
+/// Throws ConfigError with file, line and column, five lines at most.
+Job load_job(const std::string& path, const Overrides& overrides = {});
+/// The same of a configuration's text; errors call it `name`.
+Job parse_job(const std::string& text, const std::string& name);
+
+/// The tables of a configuration with the options' current values, all of them
+/// `default`: the reference, and the base of to_toml.
+config::Document describe(Job job);
+
+/// The complete configuration; load_job reads it back identically.
+/// Throws ConfigError when a value is out of range.
+std::string to_toml(const Job& job);
+
+}  // namespace echelon

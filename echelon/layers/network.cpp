@@ -1,0 +1,415 @@
+#include "echelon/layers/network.h"
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <set>
+#include <string>
+#include <utility>
+
+#include "echelon/error.h"
+#include "echelon/profiling/memory_meter.h"
+#include "echelon/layers/layer_modules.h"
+#include "echelon/layers/seeded_build.h"
+#include "echelon/layers/sharded_module.h"
+#include "echelon/layers/shared_parameters.h"
+
+namespace echelon {
+namespace {
+
+bool is_finite(const torch::Tensor& tensor) {
+  return !tensor.is_floating_point() || tensor.numel() == 0 ||
+         at::isfinite(tensor).all().item<bool>();
+}
+
+bool is_finite(const Tensors& tensors) {
+  for (const auto& tensor : tensors) {
+    if (!is_finite(tensor)) return false;
+  }
+  return true;
+}
+
+BuiltLayer build_layer(
+    const LayerDefinition& layer, std::optional<uint64_t> seed) {
+  try {
+    std::optional<SeededBuild> generator;
+    if (seed) generator.emplace(*seed, layer.name);
+    return layer.build();
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    throw ConfigError(
+        "layer \"" + layer.name +
+        "\" cannot be built: " + text.substr(0, text.find('\n')));
+  }
+}
+
+BuiltLayer initialized_layer(
+    const LayerDefinition& layer, std::optional<uint64_t> seed) {
+  BuiltLayer built = build_layer(layer, seed);
+  if (seed && built.module != nullptr) {
+    if (layer.initialize) {
+      layer.initialize(*built.module, *seed);
+    } else {
+      initialize_shards(*built.module, layer.name + ".", *seed);
+    }
+  }
+  return built;
+}
+
+// Buffers as they were, when it is gone; while it lives BatchNorm2d modules
+// compute by themselves.
+class Diagnosis {
+ public:
+  explicit Diagnosis(Network& network) : buffers_(network.buffers()) {
+    for (const auto& buffer : buffers_) values_.push_back(buffer.clone());
+    for (const auto& module : network.modules(/*include_self=*/false)) {
+      if (auto* norm = dynamic_cast<BatchNorm2d*>(module.get())) {
+        functions_.emplace_back(norm, std::exchange(norm->function, nullptr));
+      }
+    }
+  }
+  ~Diagnosis() {
+    for (auto& [norm, function] : functions_) {
+      norm->function = std::move(function);
+    }
+    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(values_[i]);
+  }
+  Diagnosis(const Diagnosis&) = delete;
+  Diagnosis& operator=(const Diagnosis&) = delete;
+
+ private:
+  torch::NoGradGuard no_grad_;
+  std::vector<torch::Tensor> buffers_;
+  std::vector<torch::Tensor> values_;
+  std::vector<std::pair<BatchNorm2d*, BatchNormFunction>> functions_;
+};
+
+// Batch statistics of this rank alone while it lives, whoever would take them
+// over ranks.
+class OwnStatistics {
+ public:
+  explicit OwnStatistics(torch::nn::Module* layer) {
+    if (layer == nullptr) return;
+    for (const auto& module : layer->modules()) {
+      hide_norm<torch::nn::BatchNorm1dImpl>(*module);
+      hide_norm<torch::nn::BatchNorm2dImpl>(*module);
+      hide_norm<torch::nn::BatchNorm3dImpl>(*module);
+    }
+  }
+  ~OwnStatistics() {
+    for (auto& [member, tensor] : hidden_) *member = std::move(tensor);
+  }
+  OwnStatistics(const OwnStatistics&) = delete;
+  OwnStatistics& operator=(const OwnStatistics&) = delete;
+
+ private:
+  // convert_sync_batch_norm knows a module by these tensors: copies are not
+  // converted.
+  template <class Norm>
+  void hide_norm(torch::nn::Module& module) {
+    auto* norm = dynamic_cast<Norm*>(&module);
+    if (norm == nullptr) return;
+    for (auto* member :
+         {&norm->weight, &norm->running_mean, &norm->running_var}) {
+      if (!member->defined()) continue;
+      hidden_.emplace_back(member, *member);
+      *member = member->detach().clone();
+    }
+  }
+
+  std::vector<std::pair<torch::Tensor*, torch::Tensor>> hidden_;
+};
+
+using NamedTensors = torch::OrderedDict<std::string, torch::Tensor>;
+
+const torch::Tensor&
+parameter_to_tie(const NamedTensors& parameters, const std::string& name) {
+  const auto* tensor = parameters.find(name);
+  if (tensor == nullptr) {
+    detail::no_parameter_to_tie(name, parameters.keys());
+  }
+  return *tensor;
+}
+
+// The first value of `parameter`, under name number `use` of a group whose
+// first is in another slice.
+void copy_first_value(
+    const LayerList& list,
+    const TiedGroup& group,
+    size_t use,
+    torch::Tensor parameter,
+    uint64_t seed) {
+  const auto& layer = list[group.layers[0]];
+  const BuiltLayer built = initialized_layer(layer, seed);
+  NamedTensors theirs;
+  if (built.module != nullptr) {
+    for (const auto& item : built.module->named_parameters()) {
+      theirs.insert(layer.name + "." + item.key(), item.value());
+    }
+  }
+  const auto& source = parameter_to_tie(theirs, group.names[0]);
+  detail::check_tied_shapes(
+      group.names[0], source.sizes(), group.names[use], parameter.sizes());
+  const torch::NoGradGuard no_grad;
+  parameter.copy_(source);
+}
+
+void copy_tensors(
+    const NamedTensors& from,
+    const NamedTensors& to,
+    const std::optional<torch::Device>& device) {
+  for (const auto& item : from) {
+    const auto& source = item.value();
+    auto target = to[item.key()];
+    if (target.is_same(source)) {
+      throw Error(
+          "\"" + item.key() +
+          "\" cannot be copied: the layer's build returns the same tensor each "
+          "time; let it make a new module");
+    }
+    target.set_data(source.detach().to(
+        source.options().device(device.value_or(source.device())),
+        /*non_blocking=*/false,
+        /*copy=*/true));
+    target.set_requires_grad(source.requires_grad());
+  }
+}
+
+}  // namespace
+
+// What is known of a network while its layers are built one after the other.
+struct Network::Builder {
+  Network& network;
+  std::optional<uint64_t> seed;
+  const OnNewLayer& on_new_layer;
+  std::vector<TiedGroup> groups;
+  std::vector<std::optional<size_t>> first;  // of each group's names, here
+  NamedTensors parameters;  // under all of their names
+  std::set<const c10::TensorImpl*> seen;
+
+  void add(size_t index) {
+    const auto& definition = network.list_[index];
+    auto [module, forward] = initialized_layer(definition, seed);
+    network.layers_.push_back(
+        {definition.name, std::move(module), std::move(forward)});
+    NewLayer built{index, network.layers_.back(), {}, {}};
+    if (built.layer.module != nullptr) {
+      register_under(network, definition.name, built.layer.module);
+      take_parameters(built);
+      list_each_parameter_once(network);
+    }
+    share_ties(built);
+    if (on_new_layer) on_new_layer(built);
+    name_what_is_kept(network.layers_.back());
+  }
+
+  // For who measures memory.
+  static void name_what_is_kept(Layer& layer) {
+    layer.forward = [inner = std::move(layer.forward)](const Tensors& inputs) {
+      Tensors outputs = inner(inputs);
+      if (torch::GradMode::is_enabled()) keep_as_activations();
+      return outputs;
+    };
+  }
+
+  void take_parameters(NewLayer& built) {
+    std::set<const c10::TensorImpl*> own;
+    for (const auto& item : built.layer.module->named_parameters()) {
+      const auto* tensor = item.value().unsafeGetTensorImpl();
+      const std::string name = built.layer.name + "." + item.key();
+      parameters.insert(name, item.value());
+      if (!own.insert(tensor).second) continue;
+      if (seen.insert(tensor).second) {
+        built.parameters.emplace_back(name, item.value());
+      } else {
+        built.shared.push_back(item.value());
+      }
+    }
+  }
+
+  void share_ties(NewLayer& built) {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t i = 0; i < groups[g].names.size(); ++i) {
+        if (groups[g].layers[i] == built.index) share_tie(built, g, i);
+      }
+    }
+  }
+
+  void share_tie(NewLayer& built, size_t group_index, size_t use) {
+    const auto& group = groups[group_index];
+    const auto& name = group.names[use];
+    const auto tensor = parameter_to_tie(parameters, name);
+    auto& owner_use = first[group_index];
+    if (!owner_use) {
+      owner_use = use;
+      if (use > 0 && seed) {
+        copy_first_value(network.list_, group, use, tensor, *seed);
+      }
+      return;
+    }
+    const auto& owner_name = group.names[*owner_use];
+    const auto owner = parameters[owner_name];
+    detail::check_tied_shapes(
+        owner_name, owner.sizes(), name, tensor.sizes());
+    if (tensor.is_same(owner)) return;
+    network.share(owner, tensor, name);
+    std::erase_if(built.parameters, [&](const auto& one) {
+      return one.second.is_same(tensor);
+    });
+    built.shared.push_back(owner);
+  }
+};
+
+Network::Network(
+    const LayerList& list,
+    size_t begin,
+    size_t end,
+    std::optional<uint64_t> seed,
+    const OnNewLayer& on_new_layer)
+    : torch::nn::Module("Network"), list_(list), begin_(begin) {
+  if (begin >= end || end > list.size()) {
+    throw ConfigError(
+        "layers " + std::to_string(begin) + " to " + std::to_string(end) +
+        " are to be built of a list of " + std::to_string(list.size()) +
+        "; the first is at most the last, and the last at most " +
+        std::to_string(list.size()));
+  }
+  layers_.reserve(end - begin);  // the callback keeps references to layers
+  Builder builder{
+      *this, seed, on_new_layer, tied_groups(list_), {}, NamedTensors(), {}};
+  builder.first.resize(builder.groups.size());
+  for (size_t i = begin; i < end; ++i) builder.add(i);
+}
+
+void Network::share(
+    const torch::Tensor& parameter,
+    const torch::Tensor& use,
+    const std::string& name) {
+  unlist_parameter(*this, name);
+  auto& layer = layers_[list_.layer_of_parameter(name) - begin_];
+  layer.forward = [shared = SharedParameter(parameter, use),
+                   forward = std::move(layer.forward)](const Tensors& inputs) {
+    shared.refresh();
+    return forward(inputs);
+  };
+}
+
+const std::string& Network::giver_of(size_t layer) const {
+  static const std::string input;
+  if (layer > 0) return layers_[layer - 1].name;
+  return begin_ > 0 ? list_[begin_ - 1].name : input;
+}
+
+Tensors Network::run(Tensors values) {
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    values =
+        run_layer(layers_[i].name, layers_[i].forward, values, giver_of(i));
+  }
+  return values;
+}
+
+Tensors Network::forward(const Tensors& inputs) {
+  return run(inputs);
+}
+
+torch::Tensor Network::forward(torch::Tensor x) {
+  Tensors values;
+  values.push_back(std::move(x));
+  Tensors outputs = run(std::move(values));
+  if (outputs.size() != 1) {
+    throw ConfigError(
+        "layer \"" + layers_.back().name + "\" is the last and returns " +
+        describe(outputs) + "; call forward with Tensors to have them all");
+  }
+  return std::move(outputs[0]);
+}
+
+void Network::wrap_forwards(
+    const std::function<LayerForward(const Layer& layer)>& wrap) {
+  for (auto& layer : layers_) layer.forward = wrap(layer);
+}
+
+void Network::set_gather(
+    std::function<std::shared_ptr<void>(size_t layer)> gather) {
+  gather_ = std::move(gather);
+}
+
+void Network::set_batch_norm(BatchNormFunction function) {
+  batch_norm_ = std::move(function);
+  for (const auto& module : modules(/*include_self=*/false)) {
+    auto* norm = dynamic_cast<BatchNorm2d*>(module.get());
+    if (norm != nullptr) norm->function = batch_norm_;
+  }
+}
+
+std::optional<NonFinite>
+Network::first_nonfinite_layer(const torch::Tensor& x) {
+  return first_nonfinite_layer(Tensors{x});
+}
+
+std::optional<NonFinite>
+Network::first_nonfinite_layer(const Tensors& inputs) {
+  const Diagnosis guard(*this);
+  if (!is_finite(inputs)) {
+    return NonFinite{"input", "input"};
+  }
+  const auto parameters = named_parameters();
+  Tensors values = inputs;
+  std::optional<NonFinite> found;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const auto& layer = layers_[i];
+    const auto gathered = gather_ ? gather_(i) : nullptr;
+    const OwnStatistics statistics(layer.module.get());
+    for (const auto& parameter : parameters) {
+      if (!found && parameter.key().starts_with(layer.name + ".") &&
+          !is_finite(parameter.value())) {
+        found = NonFinite{layer.name, "parameter " + parameter.key()};
+      }
+    }
+    // To the end: ranks that compute with this one wait in every layer.
+    values = run_layer(layer.name, layer.forward, values, giver_of(i));
+    if (!found && !is_finite(values)) {
+      found = NonFinite{layer.name, "output"};
+    }
+  }
+  return found;
+}
+
+std::shared_ptr<torch::nn::Module>
+Network::clone(const std::optional<torch::Device>& device) const {
+  const torch::NoGradGuard no_grad;
+  const SeededBuild generator(0, "");  // leaves torch's own where it is
+  auto copy = build_network(list_, begin_, end());
+  copy_tensors(named_parameters(), copy->named_parameters(), device);
+  copy_tensors(named_buffers(), copy->named_buffers(), device);
+  const auto modules = copy->named_modules();
+  for (const auto& item : named_modules()) {  // outer ones before inner ones
+    modules[item.key()]->train(item.value()->is_training());
+  }
+  copy->set_batch_norm(batch_norm_);
+  return copy;
+}
+
+std::shared_ptr<Network> build_network(
+    const LayerList& list,
+    size_t begin,
+    size_t end,
+    const OnNewLayer& on_new_layer) {
+  return std::make_shared<Network>(
+      list, begin, end, std::nullopt, on_new_layer);
+}
+
+std::shared_ptr<Network> build_network(
+    const LayerList& list,
+    size_t begin,
+    size_t end,
+    uint64_t seed,
+    const OnNewLayer& on_new_layer) {
+  return std::make_shared<Network>(list, begin, end, seed, on_new_layer);
+}
+
+}  // namespace echelon

@@ -1,0 +1,298 @@
+#include "echelon/memory_plan/memory_plan.h"
+
+#include <algorithm>
+#include <functional>
+#include <set>
+#include <utility>
+
+#include "echelon/layout/mesh.h"
+#include "echelon/text/units.h"
+#include "echelon/memory_plan/memory_walk.h"
+
+namespace echelon {
+namespace {
+
+RankPlan plan_rank(
+    const MemoryModel& model, const Job& job, int pipeline_rank, bool once) {
+  RankPlan plan = detail::walk_step(
+      model, job,
+      {.pipeline_rank = pipeline_rank, .gather_once = once});
+  const Mesh mesh(job.layout);
+  for (int64_t rank = 0; rank < mesh.size(); ++rank) {
+    if (mesh.coordinate(rank, Axis::pp) == pipeline_rank) {
+      plan.ranks.push_back(static_cast<int>(rank));
+    }
+  }
+  return plan;
+}
+
+int64_t largest_peak(const MemoryModel& model, const Job& job, bool once) {
+  int64_t most = 0;
+  for (int rank = 0; rank < model.schedule.num_ranks(); ++rank) {
+    most = std::max(most, plan_rank(model, job, rank, once).peak.total());
+  }
+  return most;
+}
+
+// Bytes of everything that grows with the samples of a microbatch.
+MemoryModel with_batch(MemoryModel model, double factor) {
+  const auto scale = [&](int64_t& bytes) {
+    bytes = static_cast<int64_t>(static_cast<double>(bytes) * factor);
+  };
+  for (auto& layer : model.layers) {
+    scale(layer.input_bytes);
+    scale(layer.output_bytes);
+    for (auto& use : layer.use) {
+      scale(use.kept_bytes);
+      scale(use.repeated_bytes);
+      scale(use.forward_peak_bytes);
+      use.backward_peak_bytes -= use.backward_peak_gradient_bytes;
+      scale(use.backward_peak_bytes);
+      use.backward_peak_bytes += use.backward_peak_gradient_bytes;
+      scale(use.backward_working_bytes);
+    }
+  }
+  return model;
+}
+
+struct Change {
+  std::string setting;
+  std::function<bool(Job&)> apply;  // false: it is so already
+};
+
+bool set(std::string& value, const std::string& to) {
+  return std::exchange(value, to) != to;
+}
+
+std::vector<Change> changes() {
+  std::vector<Change> list;
+  const auto recompute = [&](const std::string& how) {
+    list.push_back(
+        {"memory.recompute = \"" + how + "\"",
+         [how](Job& job) { return set(job.memory.recompute, how); }});
+  };
+  recompute("selective");
+  recompute("all");
+  for (const std::string how : {"bf16", "offload"}) {
+    list.push_back(
+        {"memory.activations = \"" + how + "\"",
+         [how](Job& job) { return set(job.memory.activations, how); }});
+  }
+  for (const std::string what : {"optimizer", "parameters"}) {
+    list.push_back(
+        {"memory.offload = \"" + what + "\"",
+         [what](Job& job) { return set(job.memory.offload, what); }});
+  }
+  for (const int64_t stage : {2, 3}) {
+    list.push_back(
+        {"shard.stage = " + std::to_string(stage), [stage](Job& job) {
+           if (job.layout.dp_shard == 1 || job.shard.stage >= stage) {
+             return false;
+           }
+           job.shard.stage = stage;
+           return true;
+         }});
+  }
+  list.push_back({"shard.prefetch = 0", [](Job& job) {
+                    return job.layout.dp_shard > 1 &&
+                           std::exchange(job.shard.prefetch, 0) > 0;
+                  }});
+  list.push_back({"shard.gather = \"use\"", [](Job& job) {
+                    return job.layout.dp_shard > 1 && job.layout.pp > 1 &&
+                           set(job.shard.gather, "use");
+                  }});
+  return list;
+}
+
+// The layout with the copies of the model cut over their ranks.
+std::string cut_copies(Job& job) {
+  if (job.layout.dp_replicate == 1) return {};
+  job.layout.dp_shard *= job.layout.dp_replicate;
+  job.layout.dp_replicate = 1;
+  return "--layout " + to_string(job.layout);
+}
+
+// A line for each of the best.
+std::string help_of(const std::vector<Advice>& list, int64_t limit_bytes) {
+  constexpr size_t kShown = 6;
+  std::string text;
+  for (size_t i = 0; i < std::min(list.size(), kShown); ++i) {
+    const auto& advice = list[i];
+    const bool fits = limit_bytes > 0 && advice.peak_bytes <= limit_bytes;
+    text += "\n  " + advice.setting + " saves " +
+            format_bytes(advice.saves_bytes) + ": " +
+            format_bytes(advice.peak_bytes) + (fits ? ", which fits" : "");
+  }
+  return text.empty() ? "\n  no single setting makes it smaller; use more ranks"
+                      : text;
+}
+
+void sort_by_saving(std::vector<Advice>& list) {
+  std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) {
+    return a.saves_bytes > b.saves_bytes;
+  });
+}
+
+}  // namespace
+
+const RankPlan& MemoryPlan::largest() const {
+  return *std::max_element(
+      ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
+        return a.peak.total() < b.peak.total();
+      });
+}
+
+std::vector<RecomputeCost> recompute_costs(const MemoryModel& model) {
+  std::vector<RecomputeCost> costs;
+  std::vector<int64_t> repeated;
+  for (size_t i = 0; i + 1 < model.layers.size(); ++i) {
+    const auto& layer = model.layers[i];
+    RecomputeCost cost{.name = layer.name, .again_flops = layer.again_flops};
+    for (const auto choice : kRecomputes) {
+      const auto number = static_cast<size_t>(choice);
+      cost.kept_bytes[number] = layer.use[number].kept_bytes;
+    }
+    costs.push_back(std::move(cost));
+    repeated.push_back(layer.use[0].repeated_bytes);
+  }
+  keep_for_the_next(costs, repeated);
+  return costs;
+}
+
+bool gathers_once(const MemoryModel& model, const Job& job) {
+  const bool cut = job.layout.dp_shard > 1 && job.shard.stage == 3;
+  if (!cut && job.memory.offload != "parameters") return false;
+  if (job.shard.gather != "auto") return job.shard.gather == "step";
+  if (job.layout.pp == 1) return false;
+  const int64_t limit = job.memory.limit_bytes;
+  return limit == 0 || largest_peak(model, job, true) <= limit;
+}
+
+MemoryPlan plan_memory(const MemoryModel& model, const Job& job) {
+  MemoryPlan plan{.notes = model.notes};
+  const bool once = gathers_once(model, job);
+  for (int rank = 0; rank < model.schedule.num_ranks(); ++rank) {
+    plan.ranks.push_back(plan_rank(model, job, rank, once));
+  }
+  return plan;
+}
+
+std::vector<Advice> advise(const MemoryModel& model, const Job& job) {
+  const int64_t now = plan_memory(model, job).largest().peak.total();
+  std::vector<Advice> list;
+  const auto add = [&](const std::string& setting, const MemoryModel& with,
+                       const Job& changed) {
+    const int64_t then = plan_memory(with, changed).largest().peak.total();
+    if (now - then < now / 100) return;
+    list.push_back({setting, then, now - then});
+  };
+  for (const auto& change : changes()) {
+    Job changed = job;
+    if (change.apply(changed)) add(change.setting, model, changed);
+  }
+  Job changed = job;
+  if (const auto setting = cut_copies(changed); !setting.empty()) {
+    add(setting, model, changed);
+  }
+  if (job.layout.pp == 1) {
+    changed = job;
+    changed.train.accumulate *= 2;
+    MemoryModel halved = with_batch(model, 0.5);
+    auto& actions = halved.schedule.ranks[0];
+    const auto count = halved.schedule.num_microbatches;
+    for (int32_t i = count; i < 2 * count; ++i) {
+      actions.push_back({ActionKind::forward, 0, i});
+      actions.push_back({ActionKind::backward, 0, i});
+    }
+    halved.schedule.num_microbatches = 2 * count;
+    add("train.accumulate = " + std::to_string(changed.train.accumulate),
+        halved, changed);
+  }
+  sort_by_saving(list);
+  return list;
+}
+
+std::string explain_shortage(
+    const MemoryModel& model,
+    const Job& job,
+    int pipeline_rank,
+    const MemoryByKind& held,
+    int64_t limit_bytes) {
+  const MemoryPlan plan = plan_memory(model, job);
+  const RankPlan& own = plan.ranks.at(static_cast<size_t>(pipeline_rank));
+  const auto above = [&](MemoryKind kind) {
+    return held[kind] - own.peak[kind];
+  };
+  const auto grown = *std::max_element(
+      kMemoryKinds.begin(), kMemoryKinds.end(),
+      [&](MemoryKind a, MemoryKind b) { return above(a) < above(b); });
+  const auto most = *std::max_element(
+      kMemoryKinds.begin(), kMemoryKinds.end(),
+      [&](MemoryKind a, MemoryKind b) { return held[a] < held[b]; });
+  const bool exceeds = above(grown) > own.peak.total() / 20;
+  const MemoryKind named = exceeds ? grown : most;
+  std::string text = "it holds " + format_bytes(held.total()) + ", of which " +
+      format_bytes(held[named]) + " are " + std::string(to_string(named)) +
+      (exceeds ? " (planned: " + format_bytes(own.peak[named]) + ")" : "") +
+      "; the plan (--dry-run) says a peak of " +
+      format_bytes(own.peak.total()) + " in the " + own.moment;
+  if (limit_bytes > 0) {
+    text += ", the limit is " + format_bytes(limit_bytes);
+  }
+  return text + help_of(advise(model, job), limit_bytes);
+}
+
+std::string
+explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes) {
+  const MemoryPlan plan = plan_memory(model, job);
+  const RankPlan& rank = plan.largest();
+  if (limit_bytes <= 0 || rank.peak.total() <= limit_bytes) return {};
+  const auto kind = *std::max_element(
+      kMemoryKinds.begin(), kMemoryKinds.end(),
+      [&](MemoryKind a, MemoryKind b) { return rank.peak[a] < rank.peak[b]; });
+  std::string text = "rank " + std::to_string(rank.ranks.front()) + " needs " +
+      format_bytes(rank.peak.total()) + " in the " + rank.moment + ", " +
+      format_bytes(rank.peak.total() - limit_bytes) +
+      " more than the limit of " + format_bytes(limit_bytes) +
+      "; most of it are " + std::string(to_string(kind)) + ", " +
+      format_bytes(rank.peak[kind]);
+  return text + help_of(advise(model, job), limit_bytes);
+}
+
+std::string explain_host_memory(
+    const MemoryModel& model,
+    const Job& job,
+    const std::vector<int>& ranks,
+    int64_t available_bytes) {
+  const bool activations = job.memory.activations == "offload";
+  if (job.memory.offload == "none" && !activations) return {};
+  const std::set<int> here(ranks.begin(), ranks.end());
+  int64_t needed = 0;
+  int64_t copied = 0;
+  for (const auto& plan : plan_memory(model, job).ranks) {
+    const int64_t each = plan.host_bytes + plan.snapshot_bytes +
+                         (model.host_is_device ? plan.peak.total() : 0);
+    const int64_t number = std::count_if(
+        plan.ranks.begin(), plan.ranks.end(),
+        [&](int rank) { return here.contains(rank); });
+    needed += each * number;
+    copied += plan.snapshot_bytes * number;
+  }
+  if (needed <= available_bytes) return {};
+  const std::string what = job.memory.offload == "none"
+      ? "activations = \"offload\""
+      : "offload = \"" + job.memory.offload + "\"";
+  return "[memory] " + what + ": " +
+         (ranks.size() == 1 ? "rank " + std::to_string(ranks.front()) + " needs "
+                            : "the " + std::to_string(ranks.size()) +
+                                  " ranks of this host need ") +
+         format_bytes(needed) + " of its memory, " +
+         (copied > 0 ? format_bytes(copied) + " of them for what checkpoints "
+                                              "are written from, "
+                     : "") +
+         format_bytes(available_bytes) +
+         " are available; offload less, let fewer ranks share a host, or cut the "
+         "parameters over more of them (--layout fsdp=N)";
+}
+
+}  // namespace echelon

@@ -1,0 +1,367 @@
+#include "echelon/memory_plan/memory_plan_text.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "echelon/text/units.h"
+
+namespace echelon {
+namespace {
+
+using Rows = std::vector<std::vector<std::string>>;
+
+// One character and one colour (of a terminal) for each kind.
+constexpr std::array<char, 7> kLetters = {'p', 'g', 'o', 'a', 'G', 'c', 'w'};
+constexpr std::array<int, 7> kColours = {34, 31, 33, 32, 35, 36, 90};
+
+size_t columns_of(const std::string& text) {
+  return static_cast<size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+// Numbers to the right, words to the left.
+std::string aligned(const Rows& rows, const std::vector<bool>& right) {
+  std::vector<size_t> widths(right.size());
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], columns_of(row[i]));
+    }
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line = " ";
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string space(widths[i] - columns_of(row[i]), ' ');
+      line += " " + (right[i] ? space + row[i] : row[i] + space) + " ";
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+// "0 to 3", "0 and 2", "0, 2, 4 to 7"
+std::string list_of(const std::vector<int>& ranks) {
+  std::vector<std::string> parts;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (end - i > 2) {
+      parts.push_back(
+          std::to_string(ranks[i]) + " to " + std::to_string(ranks[end - 1]));
+    } else {
+      for (size_t k = i; k < end; ++k) parts.push_back(std::to_string(ranks[k]));
+    }
+    i = end;
+  }
+  constexpr size_t kShown = 4;
+  std::string text;
+  for (size_t i = 0; i < std::min(parts.size(), kShown); ++i) {
+    text += (i == 0 ? "" : ", ") + parts[i];
+  }
+  return parts.size() > kShown ? text + ", …" : text;
+}
+
+bool alike(const RankPlan& a, const RankPlan& b) {
+  return a.peak.bytes == b.peak.bytes && a.host_bytes == b.host_bytes &&
+         a.snapshot_bytes == b.snapshot_bytes &&
+         a.resting.bytes == b.resting.bytes && a.calls == b.calls;
+}
+
+std::vector<RankPlan> folded(const std::vector<RankPlan>& ranks) {
+  std::vector<RankPlan> groups;
+  for (const auto& rank : ranks) {
+    const auto found = std::find_if(
+        groups.begin(), groups.end(),
+        [&](const auto& group) { return alike(group, rank); });
+    if (found == groups.end()) {
+      groups.push_back(rank);
+      continue;
+    }
+    auto& all = found->ranks;
+    all.insert(all.end(), rank.ranks.begin(), rank.ranks.end());
+    std::sort(all.begin(), all.end());
+  }
+  return groups;
+}
+
+struct Unit {
+  int64_t bytes = 1;
+  std::string name = "B";
+};
+
+Unit unit_for(int64_t most) {
+  constexpr std::array<const char*, 4> kNames = {"KiB", "MiB", "GiB", "TiB"};
+  Unit unit{1024, "KiB"};
+  for (size_t i = 1; i < kNames.size() && most / unit.bytes >= 10'000; ++i) {
+    unit = {unit.bytes * 1024, kNames[i]};
+  }
+  return unit;
+}
+
+std::string number(int64_t bytes, const Unit& unit) {
+  if (bytes == 0) return "-";
+  const double value =
+      static_cast<double>(bytes) / static_cast<double>(unit.bytes);
+  char text[40];
+  std::snprintf(text, sizeof text, value < 9.95 ? "%.1f" : "%.0f", value);
+  return value < 0.05 ? "< 0.1" : text;
+}
+
+// A stacked bar, `width` wide for `most` bytes.
+std::string bar(
+    const MemoryByKind& memory, int64_t most, size_t width, bool colours) {
+  std::string text;
+  int64_t sum = 0;
+  size_t drawn = 0;
+  for (const MemoryKind kind : kMemoryKinds) {
+    sum += memory[kind];
+    const auto end = static_cast<size_t>(
+        static_cast<double>(sum) / static_cast<double>(std::max<int64_t>(1, most)) *
+            static_cast<double>(width) + 0.5);
+    if (end <= drawn) continue;
+    const auto index = static_cast<size_t>(kind);
+    if (colours) text += "\x1b[" + std::to_string(kColours[index]) + "m";
+    for (; drawn < end; ++drawn) {
+      text += colours ? "█" : std::string(1, kLetters[index]);
+    }
+    if (colours) text += "\x1b[0m";
+  }
+  return text;
+}
+
+std::string count_text(int64_t value, const std::string& one) {
+  return format_count(static_cast<double>(value)) + " " + one +
+         (value == 1 ? "" : "s");
+}
+
+std::string headline(const MemoryModel& model, const Job& job) {
+  const auto& layout = job.layout;
+  std::string text = job.model.name + ", " +
+      format_count(static_cast<double>(model.num_parameters)) +
+      " parameters, on " + to_string(layout) + ": " +
+      count_text(layout.num_ranks(), "rank") + "\n";
+  std::vector<std::string> said = {
+      "batch " + std::to_string(job.train.batch)};
+  const int64_t passes = model.schedule.num_microbatches;
+  if (passes > 1) {
+    said.push_back(std::to_string(passes) +
+                   (layout.pp > 1 ? " microbatches" : " passes"));
+  }
+  if (layout.pp > 1) said.push_back(model.schedule.name);
+  if (layout.dp_shard > 1) {
+    said.push_back("shard stage " + std::to_string(job.shard.stage));
+  }
+  const auto add = [&](const std::string& what, const std::string& value,
+                       const std::string& usual) {
+    if (value != usual) said.push_back(what + " " + value);
+  };
+  add("recompute", job.memory.recompute, "none");
+  add("activations", job.memory.activations, "keep");
+  add("offload", job.memory.offload, "none");
+  add("computes in", job.precision.compute, "same");
+  said.push_back(job.optimizer.name);
+  std::string list;
+  for (const auto& one : said) list += (list.empty() ? "" : ", ") + one;
+  return text + list + "\n";
+}
+
+std::string peaks(
+    const std::vector<RankPlan>& groups, const PlanTextOptions& options,
+    int64_t limit) {
+  int64_t most = 0;
+  bool host = false;
+  bool copies = false;
+  std::set<size_t> kinds;
+  for (const auto& group : groups) {
+    most = std::max(most, group.peak.total());
+    host |= group.host_bytes > 0;
+    copies |= group.snapshot_bytes > 0;
+    for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
+      if (group.peak.bytes[i] != 0) kinds.insert(i);
+    }
+  }
+  const Unit unit = unit_for(most);
+  Rows rows = {{"rank"}};
+  std::vector<bool> right = {false};
+  for (const size_t kind : kinds) {
+    std::string name(to_string(kMemoryKinds[kind]));
+    if (name == "optimizer state") name = "optimizer";
+    if (name == "communication") name = "comm";
+    rows[0].push_back(name);
+    right.push_back(true);
+  }
+  rows[0].insert(rows[0].end(), {"peak", "at rest"});
+  right.insert(right.end(), {true, true});
+  if (host) {
+    rows[0].push_back("host");
+    right.push_back(true);
+  }
+  if (copies) {
+    rows[0].push_back("snapshot");
+    right.push_back(true);
+  }
+  for (const auto& group : groups) {
+    auto& row = rows.emplace_back();
+    row.push_back(list_of(group.ranks));
+    for (const size_t kind : kinds) {
+      row.push_back(number(group.peak.bytes[kind], unit));
+    }
+    row.push_back(number(group.peak.total(), unit));
+    row.push_back(number(group.resting.total(), unit));
+    if (host) row.push_back(number(group.host_bytes, unit));
+    if (copies) row.push_back(number(group.snapshot_bytes, unit));
+  }
+  std::string text =
+      "\nPeak of each rank, by kind, in " + unit.name + "\n\n" +
+      aligned(rows, right) + "\n";
+  const int64_t scale = std::max(most, limit);
+  const size_t width = options.columns > 50 ? options.columns - 4 : 46;
+  for (const auto& group : groups) {
+    text += "  " + bar(group.peak, scale, width, options.colours) + "\n";
+    text += "  rank " + list_of(group.ranks) + ", fullest in the " +
+            group.moment + "\n";
+  }
+  text += "\n ";
+  for (const size_t kind : kinds) {
+    const std::string name(to_string(kMemoryKinds[kind]));
+    text += " " + (options.colours
+                       ? "\x1b[" + std::to_string(kColours[kind]) + "m█\x1b[0m"
+                       : std::string(1, kLetters[kind])) +
+            " " + name;
+  }
+  return text + "\n";
+}
+
+// Calls for parts of one thing as one line: "parameters of 14 layers".
+std::vector<PlannedCalls> joined(const std::vector<PlannedCalls>& calls) {
+  std::vector<PlannedCalls> lines;
+  std::vector<int64_t> parts;
+  for (const auto& call : calls) {
+    const auto of = call.what.find(" of ");
+    const std::string what = call.what.substr(0, of);
+    const auto found =
+        std::find_if(lines.begin(), lines.end(), [&](const auto& line) {
+          return line.operation == call.operation && line.axis == call.axis &&
+                 line.what == what;
+        });
+    if (found == lines.end()) {
+      lines.push_back(call);
+      lines.back().what = what;
+      parts.push_back(of == std::string::npos ? 0 : 1);
+      continue;
+    }
+    found->count += call.count;
+    found->bytes += call.bytes;
+    ++parts[static_cast<size_t>(found - lines.begin())];
+  }
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (parts[i] > 0) {
+      lines[i].what += " of " + count_text(parts[i], "layer");
+    }
+  }
+  return lines;
+}
+
+std::string collectives(const std::vector<RankPlan>& groups) {
+  int64_t most = 0;
+  for (const auto& group : groups) {
+    for (const auto& call : joined(group.calls)) {
+      most = std::max(most, call.bytes);
+    }
+  }
+  if (most == 0) return "\nNo collectives in a step.\n";
+  const Unit unit = unit_for(most);
+  Rows rows = {{"rank", "operation", "axis", "calls", unit.name, "of"}};
+  for (const auto& group : groups) {
+    std::string ranks = list_of(group.ranks);
+    for (const auto& call : joined(group.calls)) {
+      rows.push_back(
+          {std::exchange(ranks, ""), call.operation, call.axis,
+           format_count(static_cast<double>(call.count)),
+           number(call.bytes, unit), call.what});
+    }
+  }
+  return "\nWhat each rank gives to the collectives of a step\n\n" +
+         aligned(rows, {false, false, false, true, true, false});
+}
+
+nlohmann::json by_kind(const MemoryByKind& memory) {
+  nlohmann::json bytes;
+  for (const MemoryKind kind : kMemoryKinds) {
+    std::string name(to_string(kind));
+    std::replace(name.begin(), name.end(), ' ', '_');
+    bytes[name] = memory[kind];
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::string to_text(
+    const MemoryPlan& plan,
+    const MemoryModel& model,
+    const Job& job,
+    const PlanTextOptions& options) {
+  const auto groups = folded(plan.ranks);
+  const int64_t limit = job.memory.limit_bytes;
+  std::string text = headline(model, job) + peaks(groups, options, limit) +
+                     collectives(groups);
+  if (limit > 0) {
+    const std::string excess = explain_limit(model, job, limit);
+    text += excess.empty()
+        ? "\nFits the limit of " + format_bytes(limit) + ".\n"
+        : "\nDoes not fit: " + excess + "\n";
+  }
+  for (const auto& note : plan.notes) text += "\nnote: " + note + "\n";
+  return text;
+}
+
+std::string
+to_json(const MemoryPlan& plan, const MemoryModel& model, const Job& job) {
+  nlohmann::json json;
+  json["parameters"] = model.num_parameters;
+  json["layout"] = to_string(job.layout);
+  json["ranks"] = nlohmann::json::array();
+  for (const auto& group : folded(plan.ranks)) {
+    nlohmann::json one;
+    one["ranks"] = group.ranks;
+    one["pipeline_rank"] = group.pipeline_rank;
+    one["peak_bytes"] = group.peak.total();
+    one["bytes"] = by_kind(group.peak);
+    one["moment"] = group.moment;
+    one["resting_bytes"] = group.resting.total();
+    one["host_bytes"] = group.host_bytes;
+    one["snapshot_bytes"] = group.snapshot_bytes;
+    one["collectives"] = nlohmann::json::array();
+    for (const auto& call : group.calls) {
+      one["collectives"].push_back(
+          {{"operation", call.operation},
+           {"axis", call.axis},
+           {"of", call.what},
+           {"calls", call.count},
+           {"bytes", call.bytes}});
+    }
+    json["ranks"].push_back(std::move(one));
+  }
+  json["limit_bytes"] = job.memory.limit_bytes;
+  const int64_t limit = job.memory.limit_bytes;
+  json["fits"] =
+      limit == 0 || plan.largest().peak.total() <= limit;
+  json["advice"] = nlohmann::json::array();
+  for (const auto& advice : advise(model, job)) {
+    json["advice"].push_back(
+        {{"setting", advice.setting},
+         {"peak_bytes", advice.peak_bytes},
+         {"saves_bytes", advice.saves_bytes}});
+  }
+  json["notes"] = plan.notes;
+  return json.dump(2);
+}
+
+}  // namespace echelon

@@ -1,0 +1,303 @@
+#include "echelon/memory_plan/memory_units.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace echelon::detail {
+namespace {
+
+// As parallel/shard/flat_buffer.h has it.
+constexpr int64_t kAlignment = 16;
+
+int64_t round_up(int64_t value, int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+// The parameters that train, or those that do not.
+PlannedUnits::Flat flat_of(
+    const std::vector<PlannedParameter>& list, bool training, int64_t ranks) {
+  PlannedUnits::Flat flat{.trains = training};
+  int64_t end = 0;
+  for (const bool decays : {true, false}) {
+    for (const auto& one : list) {
+      if (one.decays != decays || one.trains != training) continue;
+      end = round_up(end, kAlignment) + one.numel;
+    }
+  }
+  if (end == 0) return flat;
+  flat.slot = round_up(round_up(end, ranks) / ranks, kAlignment);
+  flat.whole = flat.slot * ranks;
+  return flat;
+}
+
+bool contains(const std::vector<size_t>& list, size_t value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+}  // namespace
+
+bool cuts_state(const Job& job) {
+  return job.layout.dp_shard > 1 || job.precision.compute != "same" ||
+         job.memory.offload != "none";
+}
+
+int64_t optimizer_copies(const OptimizerOptions& options) {
+  if (options.name == "sgd") return options.momentum > 0 ? 1 : 0;
+  return 2;
+}
+
+PlannedUnits::PlannedUnits(
+    const MemoryModel& model,
+    const Job& job,
+    bool gather_once,
+    MemoryTally& tally,
+    CallList& calls)
+    : model_(model),
+      job_(job),
+      gather_once_(gather_once),
+      tally_(tally),
+      calls_(calls),
+      pool_(tally),
+      shards_(job.layout.dp_shard),
+      replicas_(job.layout.dp_replicate),
+      offloads_(job.memory.offload != "none"),
+      offload_shards_(job.memory.offload == "parameters"),
+      keeps_whole_(!offload_shards_ && (job.shard.stage < 3 || shards_ == 1)),
+      reduce_bytes_(
+          job.precision.reduce == "float32"    ? 4
+              : job.precision.reduce == "bf16" ? 2
+                                               : model.compute_bytes) {}
+
+void PlannedUnits::make(size_t layer) {
+  const auto& planned = model_.layers[layer];
+  Unit unit;
+  unit.name = planned.name;
+  for (const bool trains : {true, false}) {
+    const auto flat = flat_of(planned.parameters, trains, shards_);
+    if (flat.whole > 0) unit.flats.push_back(flat);
+  }
+  unit_of_layer_[layer] = units_.size();
+  for (const auto& flat : unit.flats) make_flat(flat);
+  units_.push_back(std::move(unit));
+}
+
+void PlannedUnits::make_flat(const Flat& flat) {
+  const int64_t shard = flat.slot * model_.master_bytes;
+  const int64_t whole = flat.whole * model_.compute_bytes;
+  const bool shares = keeps_whole_ && !offloads_ &&
+                      model_.compute_bytes == model_.master_bytes;
+  if (shares) {
+    tally_.hold(MemoryKind::parameters, whole);
+  } else {
+    if (keeps_whole_) tally_.hold(MemoryKind::gathered, whole);
+    hold_state(MemoryKind::parameters, shard);
+    if (!keeps_whole_ && offloads_ && !offload_shards_) {
+      tally_.hold(MemoryKind::parameters, flat.slot * model_.compute_bytes);
+    }
+  }
+  if (!flat.trains) return;
+  hold_state(
+      MemoryKind::optimizer_state, optimizer_copies(job_.optimizer) * shard);
+  if (!gradient_is_whole()) hold_state(MemoryKind::gradients, shard);
+}
+
+void PlannedUnits::hold_state(MemoryKind kind, int64_t bytes) {
+  if (offloads_ && !model_.host_is_device) {
+    tally_.hold_on_host(bytes);
+  } else {
+    tally_.hold(kind, bytes);
+  }
+}
+
+bool PlannedUnits::gradient_is_whole() const {
+  return shards_ == 1 && !offloads_ && reduce_bytes_ == model_.master_bytes;
+}
+
+// The unit of the layer, and of the parameters that it uses of others.
+std::vector<size_t> PlannedUnits::units_of(size_t layer) const {
+  std::vector<size_t> units;
+  const auto add = [&](size_t of) {
+    const auto found = unit_of_layer_.find(of);
+    if (found == unit_of_layer_.end()) return;  // on another stage
+    if (units_[found->second].flats.empty()) return;
+    units.push_back(found->second);
+  };
+  add(layer);
+  for (const size_t other : model_.layers[layer].tied_to) add(other);
+  return units;
+}
+
+void PlannedUnits::will_use(size_t layer) {
+  if (auto units = units_of(layer); !units.empty()) {
+    uses_.push_back(std::move(units));
+  }
+}
+
+void PlannedUnits::begin_step() {
+  position_ = 0;
+  started_.clear();
+}
+
+void PlannedUnits::start_gather(size_t index) {
+  Unit& unit = units_[index];
+  if (unit.gathered) return;
+  unit.gathered = true;
+  for (const auto& flat : unit.flats) {
+    pool_.take(flat.whole * model_.compute_bytes, MemoryKind::gathered);
+    if (shards_ > 1) {
+      calls_.add(
+          "all_gather", "dp_shard", "parameters of " + unit.name,
+          flat.slot * model_.compute_bytes);
+    }
+  }
+}
+
+void PlannedUnits::release(Unit& unit, bool always) {
+  if (!unit.gathered || (gather_once_ && !always)) return;
+  unit.gathered = false;
+  for (const auto& flat : unit.flats) {
+    pool_.give(flat.whole * model_.compute_bytes, MemoryKind::gathered);
+  }
+}
+
+// What GatheredUnits does when a layer is used.
+void PlannedUnits::use(size_t layer) {
+  const auto units = units_of(layer);
+  if (units.empty()) return;
+  const size_t at = position_++;
+  if (keeps_whole_) return;
+  std::vector<size_t> ahead;
+  int64_t bytes = 0;
+  for (size_t next = at + 1; next < uses_.size(); ++next) {
+    if (static_cast<int64_t>(ahead.size()) >= job_.shard.prefetch) break;
+    for (const size_t unit : uses_[next]) {
+      if (contains(units, unit) || contains(ahead, unit)) continue;
+      for (const auto& flat : units_[unit].flats) {
+        bytes += flat.whole * model_.compute_bytes;
+      }
+      if (job_.shard.prefetch_bytes > 0 &&
+          bytes > job_.shard.prefetch_bytes) {
+        next = uses_.size();
+        break;
+      }
+      ahead.push_back(unit);
+    }
+  }
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (!contains(units, i) && !contains(ahead, i)) release(units_[i]);
+  }
+  for (const size_t unit : units) start_gather(unit);
+  for (const size_t unit : ahead) start_gather(unit);
+}
+
+void PlannedUnits::fill_gradients(size_t layer) {
+  for (const size_t index : units_of(layer)) {
+    Unit& unit = units_[index];
+    if (std::exchange(unit.filling, true)) continue;
+    for (const auto& flat : unit.flats) {
+      if (flat.trains) {
+        pool_.take(flat.whole * reduce_bytes_, MemoryKind::gradients);
+      }
+    }
+  }
+}
+
+void PlannedUnits::begin_round() {
+  drain();
+  complete_.clear();
+  started_.clear();
+}
+
+// A unit is reduced when its own layer's gradients came, which are the last,
+// and the later units of the stage were.
+void PlannedUnits::complete_gradients(
+    size_t layer, size_t begin, size_t end, bool last) {
+  const auto own = unit_of_layer_.find(layer);
+  if (own != unit_of_layer_.end()) complete_.insert(own->second);
+  // A pipeline that gathers once keeps gradients whole as well.
+  const bool once = gather_once_ && job_.layout.pp > 1;
+  if (!last && (job_.shard.stage < 2 || shards_ == 1 || once)) return;
+  for (size_t i = end; i-- > begin;) {
+    const size_t unit = unit_of_layer_.at(i);
+    if (started_.contains(unit) || units_[unit].flats.empty()) continue;
+    if (!complete_.contains(unit)) break;
+    launch(unit);
+    release(units_[unit]);
+  }
+}
+
+void PlannedUnits::launch(size_t index) {
+  Unit& unit = units_[index];
+  drain();
+  started_.insert(index);
+  for (const auto& flat : unit.flats) {
+    if (!flat.trains) continue;
+    const int64_t whole = flat.whole * reduce_bytes_;
+    if (shards_ > 1) {
+      calls_.add(
+          "reduce_scatter", "dp_shard", "gradients of " + unit.name, whole);
+    }
+    if (replicas_ > 1) {
+      calls_.add(
+          "all_reduce", "dp_replicate", "gradients of " + unit.name,
+          whole / shards_);
+    }
+  }
+  in_flight_.push_back(index);
+}
+
+void PlannedUnits::drain() {
+  while (!in_flight_.empty()) {
+    end_reduction(units_[in_flight_.front()]);
+    in_flight_.pop_front();
+  }
+}
+
+void PlannedUnits::end_reduction(Unit& unit) {
+  if (!std::exchange(unit.filling, false)) return;
+  if (gradient_is_whole()) {
+    whole_.push_back(&unit);
+    return;
+  }
+  give_gradients(unit);
+}
+
+void PlannedUnits::give_gradients(const Unit& unit) {
+  for (const auto& flat : unit.flats) {
+    if (flat.trains) {
+      pool_.give(flat.whole * reduce_bytes_, MemoryKind::gradients);
+    }
+  }
+}
+
+void PlannedUnits::finish() {
+  for (size_t i = units_.size(); i-- > 0;) {
+    if (units_[i].filling && !started_.contains(i)) launch(i);
+  }
+  drain();
+  for (const Unit* unit : whole_) give_gradients(*unit);
+  whole_.clear();
+  complete_.clear();
+  started_.clear();
+  if (!gather_once_) {
+    for (auto& unit : units_) release(unit);
+  }
+}
+
+void PlannedUnits::end_step() {
+  if (keeps_whole_ && shards_ > 1) {
+    for (const auto& unit : units_) {
+      for (const auto& flat : unit.flats) {
+        calls_.add(
+            "all_gather", "dp_shard", "parameters of " + unit.name,
+            flat.slot * model_.compute_bytes);
+      }
+    }
+  }
+  if (gather_once_) {
+    for (auto& unit : units_) release(unit, true);
+  }
+  pool_.trim();
+}
+
+}  // namespace echelon::detail

@@ -1,0 +1,196 @@
+#include "echelon/predict/configured.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "echelon/cost/convolution_shapes.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/cost/stage_cut.h"
+#include "echelon/error.h"
+#include "echelon/layout/partition.h"
+#include "echelon/architecture/language_model.h"
+#include "echelon/architecture/parameter_list.h"
+#include "echelon/job/pipeline_schedule.h"
+
+namespace echelon {
+namespace {
+
+bool is_one_of(const std::string& name, const std::vector<std::string>& names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Fields that are not set are those of the size that the name stands for.
+void set(int64_t& field, int64_t value) {
+  if (value > 0) field = value;
+}
+
+ModelShape transformer(const ModelOptions& options, const JobFacts& facts) {
+  ModelShape model;
+  if (is_one_of(options.name, catalogue_names())) {
+    model = find_model(options.name);
+  } else {
+    model.name = options.name;
+    model.transformer.emplace();
+  }
+  if (!model.transformer) {
+    throw ConfigError(
+        "[model] name = \"" + options.name +
+        "\": its cost is not known; simulate takes gpt, llama, their sizes, mlp, "
+        "simple_cnn and the resnets");
+  }
+  TransformerShape& shape = *model.transformer;
+  const bool llama = options.name.rfind("llama", 0) == 0;
+  if (options.name == "gpt" || options.name == "llama") {
+    shape.gated = llama;
+    shape.rms_norm = llama;
+    shape.biases = !llama;
+    shape.tied = !llama;
+    if (!llama) shape.positions = options.max_positions;
+  }
+  if (options.tie_embeddings) shape.tied = true;
+  set(shape.layers, options.layers);
+  set(shape.hidden, options.hidden_size);
+  set(shape.heads, options.heads);
+  set(shape.kv_heads, options.kv_heads);
+  set(shape.ffn, options.intermediate_size);
+  set(shape.vocab, options.vocab_size);
+  if (shape.vocab == 0) shape.vocab = facts.classes;
+  if (!facts.data.sample_shape.empty()) {
+    model.seq_len = facts.data.sample_shape.front();
+  }
+  return model;
+}
+
+// Linear layers, each with its activation.
+ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
+  ModelShape model{.name = "mlp"};
+  int64_t inner = 1;
+  for (const int64_t size : facts.data.sample_shape) inner *= size;
+  std::vector<int64_t> widths = options.hidden;
+  widths.push_back(facts.classes);
+  for (const int64_t width : widths) {
+    const auto in = static_cast<double>(inner), out = static_cast<double>(width);
+    CountedLayer layer;
+    const bool first = model.layers.empty();
+    const bool last = model.layers.size() + 1 == widths.size();
+    layer.name = "fc" + std::to_string(model.layers.size() + 1);
+    layer.forward_flops = 2 * in * out;
+    layer.backward_flops = (first ? 2 : 4) * in * out;  // the batch needs none
+    layer.parameters = (in + 1) * out;
+    layer.kept_elements = (first ? in : 0) + (last ? 0 : out);
+    layer.moved_elements = 3 * out;
+    layer.output_elements = out;
+    layer.inner = inner;
+    layer.columns = width;
+    layer.rows = 1;
+    model.layers.push_back(layer);
+    inner = width;
+  }
+  return model;
+}
+
+ModelShape model_of(const Job& job, const JobFacts& facts) {
+  if (job.model.name == "mlp") return mlp(job.model, facts);
+  if (!is_one_of(job.model.name, convolution_names())) {
+    return transformer(job.model, facts);
+  }
+  ImageShape image;
+  if (const auto& sizes = facts.data.sample_shape; sizes.size() == 3) {
+    image = {sizes[0], sizes[1], sizes[2]};
+  }
+  return convolution_shape(job.model.name, image, facts.classes);
+}
+
+Precision precision_of(const Job& job) {
+  if (job.precision.compute == "bf16") return Precision::bf16;
+  if (job.precision.compute == "fp16") return Precision::fp16;
+  return job.model.dtype == "float64" ? Precision::fp64 : Precision::fp32;
+}
+
+// Blocks of each stage where the configuration says where they begin; embeddings and
+// the last norm and head go with their neighbours.
+std::vector<int64_t> stage_layers_of(const Job& job, size_t stages) {
+  if (job.layout.pp == 1 || job.model.cut.empty()) return {};
+  const auto names = list_layers(job.model);
+  const bool language = is_language_model(job.model);
+  const bool gpt = job.model.name.rfind("gpt", 0) == 0;
+  const int64_t before = !language ? 0 : gpt ? 2 : 1;  // words, positions
+  const int64_t after = language ? 2 : 0;              // norm, head
+  const int64_t blocks = static_cast<int64_t>(names.size()) - before - after;
+  std::vector<int64_t> layers;
+  int64_t begin = 0;
+  for (const size_t boundary : cut_at(names, job.model.cut, stages)) {
+    const int64_t end =
+        std::clamp<int64_t>(static_cast<int64_t>(boundary) - before, 0, blocks);
+    if (boundary > 0) layers.push_back(end - begin);
+    begin = end;
+  }
+  return layers;
+}
+
+int64_t num_layers_of(const ModelShape& model) {
+  return model.transformer ? model.transformer->layers
+                           : static_cast<int64_t>(model.layers.size());
+}
+
+Recompute recompute_of(const Job& job) {
+  if (job.memory.recompute == "all") return Recompute::all;
+  if (job.memory.recompute == "selective") return Recompute::selective;
+  return Recompute::none;
+}
+
+}  // namespace
+
+Configured configured(const Job& job, const JobFacts& facts) {
+  Configured made{
+      .model = model_of(job, facts), .strategy = configured_strategy(job)};
+  auto layers =
+      stage_layers_of(job, static_cast<size_t>(num_stages(made.strategy)));
+  // A stage of embeddings alone is none of the formulas'.
+  if (std::count(layers.begin(), layers.end(), 0) > 0) return made;
+  if (std::accumulate(layers.begin(), layers.end(), int64_t{0}) ==
+      num_layers_of(made.model)) {
+    made.strategy.stage_layers = std::move(layers);
+  }
+  return made;
+}
+
+Strategy configured_strategy(const Job& job) {
+  if (job.layout.pp > 1 && !job.pipeline.schedule_file.empty()) {
+    throw ConfigError(
+        "[layout] schedule_file = \"" + job.pipeline.schedule_file +
+        "\": simulate takes the schedules by name; set schedule");
+  }
+  Strategy strategy;
+  strategy.layout = job.layout;
+  if (job.layout.dp_shard > 1) {
+    strategy.zero_stage = job.shard.stage;
+    strategy.gather_once = job.shard.gather == "step" ||
+                           (job.shard.gather == "auto" && job.layout.pp > 1);
+  }
+  strategy.global_batch = job.train.batch;
+  const int64_t passes =
+      job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
+  strategy.microbatch_size = std::max<int64_t>(
+      1, job.train.batch / (strategy.data_ranks() * passes));
+  for (const int64_t batch : job.train.rank_batch) {
+    strategy.rank_microbatch.push_back(std::max<int64_t>(1, batch / passes));
+    strategy.microbatch_size = *std::max_element(
+        strategy.rank_microbatch.begin(), strategy.rank_microbatch.end());
+  }
+  strategy.schedule = job.pipeline.schedule;
+  strategy.stages_per_rank = job.pipeline.stages_per_rank;
+  strategy.sequence_parallel = job.tensor.sequence_parallel;
+  strategy.recompute = recompute_of(job);
+  strategy.precision = precision_of(job);
+  strategy.master =
+      job.model.dtype == "float64" ? Precision::fp64 : Precision::fp32;
+  strategy.optimizer = job.optimizer.name;
+  strategy.offload_optimizer = job.memory.offload != "none";
+  strategy.offload_activations = job.memory.activations == "offload";
+  strategy.stack = "echelon";
+  return strategy;
+}
+
+}  // namespace echelon

@@ -1,0 +1,57 @@
+#include "echelon/predict/counted_layers.h"
+
+#include <system_error>
+
+#include "echelon/cost/counted_model.h"
+#include "echelon/cost/stage_cut.h"
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+bool computes_layers_together(const Layout& layout) {
+  return layout.tp > 1 || layout.cp > 1 || layout.ep > 1;
+}
+
+// The table of a configuration with all of its values.
+std::string table_of(const Job& job, const std::string& name) {
+  const std::string text = "\n" + to_toml(job);
+  const size_t begin = text.find("\n[" + name + "]\n");
+  if (begin == std::string::npos) return "";
+  return text.substr(begin, text.find("\n[", begin + 1) - begin);
+}
+
+}  // namespace
+
+bool counts_layers(const Layout& layout, bool on_processor, bool own_layers) {
+  return own_layers || (on_processor && !computes_layers_together(layout));
+}
+
+std::optional<ModelShape>
+read_counted_layers(const std::filesystem::path& folder) {
+  const auto path = folder / kCountedLayersFile;
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) return std::nullopt;
+  return read_counted_model(path);
+}
+
+Configured configured_as_counted(
+    const ModelShape& layers, const Job& counted_for, const Job& job) {
+  if (computes_layers_together(job.layout)) {
+    throw ConfigError(
+        to_string(job.layout) + ": what ranks that compute a layer together send "
+        "within it was not counted");
+  }
+  for (const char* table : {"model", "precision"}) {
+    if (table_of(job, table) == table_of(counted_for, table)) continue;
+    throw ConfigError(
+        "[" + std::string(table) + "]: its layers were counted with other values");
+  }
+  Configured made{.model = layers, .strategy = configured_strategy(job)};
+  if (num_stages(made.strategy) != num_stages(configured_strategy(counted_for))) {
+    for (CountedLayer& layer : made.model.layers) layer.stage = -1;
+  }
+  return made;
+}
+
+}  // namespace echelon

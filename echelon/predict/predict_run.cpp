@@ -1,0 +1,83 @@
+#include "echelon/predict/predict_run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "echelon/cluster/local_cluster.h"
+#include "echelon/error.h"
+#include "echelon/layout/mesh.h"
+#include "echelon/timeline/overlap.h"
+
+namespace echelon {
+namespace {
+
+constexpr int64_t kMostRanks = 64;  // whose spans and memory are looked at
+constexpr int64_t kFewRanks = 16;   // whose spans are
+
+std::string how_to_measure(int64_t ranks) {
+  const std::string count = std::to_string(ranks);
+  return "The rates of this processor are not known, so that nothing is "
+         "predicted. `echelon bench --save -n " +
+         count + "` measures them once for runs of " + count +
+         (ranks == 1 ? " rank." : " ranks.");
+}
+
+std::vector<PredictedMemory> memory_of(
+    const MemoryEstimate& estimate, const Layout& layout) {
+  std::vector<PredictedMemory> list;
+  const Mesh mesh(layout);
+  for (int64_t rank = 0; rank < std::min(mesh.size(), kMostRanks); ++rank) {
+    const auto stage = static_cast<size_t>(mesh.coordinate(rank, Axis::pp));
+    if (stage >= estimate.ranks.size()) continue;
+    list.push_back({static_cast<int32_t>(rank), estimate.ranks[stage]});
+  }
+  return list;
+}
+
+}  // namespace
+
+RunCluster cluster_of_run(int64_t ranks, bool on_processor) {
+  RunCluster found;
+  try {
+    LocalCluster here = local_cluster(ranks, on_processor);
+    if (here.rates == RatesFrom::guess) {
+      found.missing = how_to_measure(ranks);
+    } else {
+      found.cluster = std::move(here.cluster);
+    }
+  } catch (const Error& error) {
+    found.missing = std::string("Nothing is predicted: ") + error.what();
+  }
+  return found;
+}
+
+bool ran_on_processor(const Timeline& timeline) {
+  return std::any_of(
+      timeline.rank_names.begin(), timeline.rank_names.end(),
+      [](const std::string& name) { return name.ends_with("(cpu)"); });
+}
+
+StepPrediction prediction_of(
+    const SimulatedRun& run, const Strategy& strategy, const Cluster& cluster) {
+  StepPrediction prediction;
+  prediction.cluster = cluster.name;
+  prediction.step_seconds = run.step.step_seconds;
+  prediction.parts = timed_parts(run.timeline, diagnose(run.timeline));
+  // What a software does beside has no spans.
+  prediction.parts.other += std::max(
+      0.0, prediction.step_seconds - prediction.parts.step_seconds());
+  prediction.memory = memory_of(run.step.memory, strategy.layout);
+  return prediction;
+}
+
+StepPrediction predict_step(const Configured& what, const Cluster& cluster) {
+  // One pipeline at least; other ranks do much the same.
+  const Layout& layout = what.strategy.layout;
+  const int64_t ranks = std::clamp<int64_t>(layout.pp, kFewRanks, kMostRanks);
+  const SimulatedRun run = simulate(
+      what.model, what.strategy, cluster,
+      {.timeline_ranks = std::min(ranks, layout.num_ranks())});
+  return prediction_of(run, what.strategy, cluster);
+}
+
+}  // namespace echelon

@@ -1,0 +1,364 @@
+// echelon-train: the part of the command line that needs LibTorch. `echelon`
+// checks what it is given and starts this program, once per rank.
+#include <torch/version.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "echelon/cluster/cluster_file.h"
+#include "echelon/comm/world.h"
+#include "echelon/cost/counted_model.h"
+#include "echelon/error.h"
+#include "echelon/error_report.h"
+#include "echelon/bench/bench_collectives.h"
+#include "echelon/bench/bench_machine.h"
+#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/counted_shape.h"
+#include "echelon/job/job.h"
+#include "echelon/memory_plan/memory_plan_text.h"
+#include "echelon/train/sample.h"
+#include "echelon/job/trained_job.h"
+#include "echelon/train/trainer.h"
+#include "echelon/train/verify.h"
+
+namespace echelon {
+namespace {
+
+constexpr const char* kUsage =
+    "usage: echelon-train train CONFIG [--threads N]\n"
+    "       echelon-train plan CONFIG [--json] [--colours] [--columns N]\n"
+    "       echelon-train count CONFIG [--json | --save FILE]\n"
+    "       echelon-train verify CONFIG [--steps K] [--tolerance T] [--json]\n"
+    "                     [--save FOLDER | --resume FOLDER] [--threads N]\n"
+    "       echelon-train sample RUN [--tokens N] [--temperature T] [--top-k K]\n"
+    "                     [--top-p P] [--seed S] --prompt TEXT\n"
+    "       echelon-train bench machine --save FILE [--json] [--threads N]\n"
+    "       echelon-train bench collectives [--backend local,gloo]\n"
+    "                     [--bytes 4096,1048576] [--operations all_reduce]\n"
+    "                     [--json] [--threads N]\n"
+    "       echelon-train version\n"
+    "Started by `echelon`, one process per rank; --threads N runs N ranks as\n"
+    "threads of this process instead.\n";
+
+/// "--name value" pairs and flags behind the positional arguments.
+class Arguments {
+ public:
+  Arguments(int argc, char** argv) {
+    for (int i = 1; i < argc; ++i) words_.push_back(argv[i]);
+  }
+
+  std::string positional(const char* what) {
+    if (next_ >= words_.size() || words_[next_].rfind("--", 0) == 0) {
+      throw ConfigError(std::string("echelon-train: ") + what +
+                        " is missing\n" + kUsage);
+    }
+    return words_[next_++];
+  }
+  bool flag(const std::string& name) {
+    for (auto it = words_.begin() + static_cast<long>(next_);
+         it != words_.end(); ++it) {
+      if (*it != name) continue;
+      words_.erase(it);
+      return true;
+    }
+    return false;
+  }
+  std::string value(const std::string& name, const std::string& otherwise) {
+    for (size_t i = next_; i + 1 < words_.size(); ++i) {
+      if (words_[i] != name) continue;
+      const std::string found = words_[i + 1];
+      words_.erase(words_.begin() + static_cast<long>(i),
+                   words_.begin() + static_cast<long>(i) + 2);
+      return found;
+    }
+    return otherwise;
+  }
+  int64_t number(const std::string& name, int64_t otherwise) {
+    const std::string text = value(name, std::to_string(otherwise));
+    try {
+      size_t used = 0;
+      const int64_t parsed = std::stoll(text, &used);
+      if (used == text.size()) return parsed;
+    } catch (const std::exception&) {
+    }
+    throw ConfigError("echelon-train: " + name + " " + text +
+                      " is not a whole number");
+  }
+  double fraction(const std::string& name, double otherwise) {
+    const std::string text = value(name, "");
+    if (text.empty()) return otherwise;
+    char* end = nullptr;
+    const double parsed = std::strtod(text.c_str(), &end);
+    if (*end == '\0') return parsed;
+    throw ConfigError(
+        "echelon-train: " + name + " " + text + " is not a number");
+  }
+  void end() const {
+    if (next_ < words_.size()) {
+      throw ConfigError("echelon-train: unknown argument " + words_[next_] +
+                        "\n" + kUsage);
+    }
+  }
+
+ private:
+  std::vector<std::string> words_;
+  size_t next_ = 0;
+};
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> items;
+  std::istringstream stream(list);
+  for (std::string item; std::getline(stream, item, ',');) {
+    items.push_back(item);
+  }
+  return items;
+}
+
+/// This process as one rank, or its threads as `threads` ranks.
+void with_world(
+    int64_t threads, const CommOptions& options,
+    const std::function<void(World&)>& body) {
+  if (threads > 0) {
+    run_ranks(static_cast<int>(threads), body, options);
+    return;
+  }
+  World world = World::from_environment(options);
+  body(world);
+}
+
+int run_train(Arguments& arguments) {
+  const std::string config = arguments.positional("CONFIG");
+  const int64_t threads = arguments.number("--threads", 0);
+  arguments.end();
+  const Job job = load_job(config);
+  install_stop_signals();
+  const auto folder = std::filesystem::path(config).parent_path();
+  bool interrupted = false;
+  bool preempted = false;
+  with_world(threads, job.comm, [&](World& world) {
+    const TrainResult result = train(job, world, folder);
+    if (world.rank() != 0) return;
+    interrupted = result.interrupted;
+    preempted = result.preempted;
+    if (result.evaluation.samples > 0) {
+      const auto& last = result.evaluation;
+      std::printf("%s %.2f%s after %lld steps\n",
+                  last.perplexity ? "perplexity" : "accuracy",
+                  last.perplexity.value_or(100 * last.accuracy),
+                  last.perplexity ? "" : " %",
+                  static_cast<long long>(result.steps));
+    }
+    if (result.interrupted) {
+      std::printf("stopped by %s after %lld steps\n",
+                  result.preempted ? "SIGTERM" : "the user",
+                  static_cast<long long>(result.steps));
+    }
+    std::printf("report: %s\n", (folder / "report.html").c_str());
+    std::fflush(stdout);
+  });
+  if (preempted) return static_cast<int>(ExitCode::preempted);
+  return static_cast<int>(interrupted ? ExitCode::interrupted
+                                      : ExitCode::done);
+}
+
+int run_plan(Arguments& arguments) {
+  const std::string config = arguments.positional("CONFIG");
+  const bool json = arguments.flag("--json");
+  const PlanTextOptions options{
+      .colours = arguments.flag("--colours"),
+      .columns = static_cast<size_t>(arguments.number("--columns", 80))};
+  arguments.end();
+  const Job job = load_job(config);
+  const MemoryModel model = count_memory(job);
+  const MemoryPlan plan = plan_memory(model, job);
+  std::cout << (json ? to_json(plan, model, job) + "\n"
+                     : to_text(plan, model, job, options))
+            << std::flush;
+  return 0;
+}
+
+// Whole or not at all: the file is renamed to when it is written.
+void write_whole(const std::string& path, const std::string& text) {
+  const std::string part = path + ".part";
+  {
+    std::ofstream file(part);
+    file << text;
+    file.close();
+    if (!file) throw DataError(path + ": cannot be written");
+  }
+  std::error_code error;
+  std::filesystem::rename(part, path, error);
+  if (error) {
+    std::filesystem::remove(part, error);
+    throw DataError(path + ": cannot be written");
+  }
+}
+
+int run_count(Arguments& arguments) {
+  const std::string config = arguments.positional("CONFIG");
+  arguments.flag("--json");  // there is no other form
+  const std::string path = arguments.value("--save", "");
+  arguments.end();
+  const std::string text = counted_model_json(counted_shape(load_job(config)));
+  if (path.empty()) {
+    std::cout << text << std::endl;
+  } else {
+    write_whole(path, text);
+  }
+  return 0;
+}
+
+int run_verify(Arguments& arguments) {
+  const std::string config = arguments.positional("CONFIG");
+  VerifyOptions options;
+  options.steps = arguments.number("--steps", options.steps);
+  const std::string tolerance = arguments.value("--tolerance", "1e-10");
+  options.tolerance = std::strtod(tolerance.c_str(), nullptr);
+  options.plant_error = arguments.value("--plant-error-in", "");
+  if (arguments.flag("--plant-error")) options.plant_error = "first";
+  options.resume = arguments.value("--resume", "");
+  const std::string save = arguments.value("--save", "");
+  const bool json = arguments.flag("--json");
+  const int64_t threads = arguments.number("--threads", 0);
+  arguments.end();
+  const Job job = load_job(config);
+  if (!save.empty()) {
+    with_world(threads, job.comm, [&](World& world) {
+      save_steps(job, world, options.steps, save);
+    });
+    return 0;
+  }
+  bool passed = false;
+  with_world(threads, job.comm, [&](World& world) {
+    const VerifyResult result = verify(job, world, options);
+    if (world.rank() != 0) return;
+    passed = result.passed;
+    std::cout << (json ? to_json(result, options) + "\n"
+                       : to_text(result, options))
+              << std::flush;
+  });
+  // Other ranks leave it to rank 0 to fail: the launcher reports one error.
+  const char* rank = std::getenv("RANK");
+  const bool first = threads > 0 || rank == nullptr || std::string(rank) == "0";
+  return static_cast<int>(
+      passed || !first ? ExitCode::done : ExitCode::failure);
+}
+
+int run_sample(Arguments& arguments) {
+  const std::string run = arguments.positional("RUN");
+  SampleOptions options;
+  options.tokens = arguments.number("--tokens", options.tokens);
+  options.temperature =
+      arguments.fraction("--temperature", options.temperature);
+  options.top_k = arguments.number("--top-k", options.top_k);
+  options.top_p = arguments.fraction("--top-p", options.top_p);
+  options.seed = static_cast<uint64_t>(arguments.number("--seed", 0));
+  options.prompt = arguments.value("--prompt", "");
+  arguments.end();
+  sample_text(trained_job(run), run, options, [](std::string_view text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  });
+  std::printf("\n");
+  return 0;
+}
+
+int run_bench_machine(Arguments& arguments) {
+  const std::string path = arguments.value("--save", "");
+  const bool json = arguments.flag("--json");
+  const int64_t threads = arguments.number("--threads", 0);
+  arguments.end();
+  with_world(threads, CommOptions{}, [&](World& world) {
+    const MachineMeasurement measured = bench_machine(world);
+    if (world.rank() != 0) return;
+    write_whole(path, to_toml(cluster_of(measured, look_at_machine())));
+    std::cout << (json ? to_json(measured) + "\n"
+                       : to_text(measured) + "cluster: " + path + "\n")
+              << std::flush;
+  });
+  return 0;
+}
+
+int run_bench(Arguments& arguments) {
+  const std::string what = arguments.positional("what to measure");
+  if (what == "machine") return run_bench_machine(arguments);
+  if (what != "collectives") {
+    throw ConfigError("echelon-train: bench measures collectives or machine");
+  }
+  BenchOptions options;
+  options.backends.clear();
+  for (const auto& name : split(arguments.value("--backend", "local,gloo"))) {
+    if (name == "local") {
+      options.backends.push_back(BackendKind::local);
+    } else if (name == "gloo") {
+      options.backends.push_back(BackendKind::gloo);
+    } else if (name == "nccl") {
+      options.backends.push_back(BackendKind::nccl);
+    } else {
+      throw ConfigError("bench: unknown backend \"" + name +
+                        "\"; there are local, gloo and nccl");
+    }
+  }
+  const std::string bytes = arguments.value("--bytes", "");
+  if (!bytes.empty()) {
+    options.bytes.clear();
+    for (const auto& item : split(bytes)) {
+      options.bytes.push_back(std::strtoll(item.c_str(), nullptr, 10));
+      if (options.bytes.back() < 4) {
+        throw ConfigError("bench: --bytes " + item + " must be 4 or more");
+      }
+    }
+  }
+  const std::string operations = arguments.value("--operations", "");
+  if (!operations.empty()) options.operations = split(operations);
+  const bool json = arguments.flag("--json");
+  const int64_t threads = arguments.number("--threads", 0);
+  arguments.end();
+  CommOptions comm;
+  comm.backend = options.backends.front();
+  with_world(threads, comm, [&](World& world) {
+    const auto rows = bench_collectives(world, options);
+    if (world.rank() != 0) return;
+    std::cout << (json ? to_json(rows) + "\n" : to_text(rows)) << std::flush;
+  });
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  Arguments arguments(argc, argv);
+  if (arguments.flag("--help")) {
+    std::cout << kUsage;
+    return 0;
+  }
+  const std::string command = arguments.positional("a command");
+  if (command == "train") return run_train(arguments);
+  if (command == "plan") return run_plan(arguments);
+  if (command == "count") return run_count(arguments);
+  if (command == "verify") return run_verify(arguments);
+  if (command == "sample") return run_sample(arguments);
+  if (command == "bench") return run_bench(arguments);
+  if (command == "version") {
+    std::cout << "echelon-train, LibTorch " << TORCH_VERSION << "\n";
+    return 0;
+  }
+  throw ConfigError("echelon-train: unknown command " + command + "\n" +
+                    kUsage);
+}
+
+}  // namespace
+}  // namespace echelon
+
+int main(int argc, char** argv) {
+  try {
+    return echelon::run(argc, argv);
+  } catch (const std::exception& error) {
+    return echelon::report_error(error);
+  }
+}

@@ -1,0 +1,414 @@
+#include "echelon/report/collectives.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "echelon/report/bar_cell.h"
+#include "echelon/timeline/pipeline_blocks.h"
+#include "echelon/text/units.h"
+
+namespace echelon {
+namespace {
+
+constexpr size_t kMaxRows = 24;  // of one axis
+
+// --- From spans to costs ----------------------------------------------------
+
+// Where a rank's step was in a pass.
+struct Pass {
+  Interval time;
+  SpanKind kind;
+};
+
+struct RankStep {
+  Intervals compute;
+  std::vector<Pass> passes;  // by begin
+  std::vector<const Span*> calls;
+};
+
+std::string pass_at(const RankStep& step, int64_t time) {
+  // Passes nest, so the last that began need not be the one.
+  for (auto it = step.passes.rbegin(); it != step.passes.rend(); ++it) {
+    if (it->time.begin <= time && time < it->time.end) {
+      return span_kind_name(it->kind);
+    }
+  }
+  return "";
+}
+
+int64_t length_within(const Intervals& sorted, const Interval& time) {
+  auto it = std::upper_bound(
+      sorted.begin(), sorted.end(), time.begin,
+      [](int64_t t, const Interval& interval) { return t < interval.end; });
+  int64_t length = 0;
+  for (; it != sorted.end() && it->begin < time.end; ++it) {
+    length += std::min(it->end, time.end) - std::max(it->begin, time.begin);
+  }
+  return length;
+}
+
+using RankSteps = std::map<std::pair<int32_t, int64_t>, RankStep>;
+
+bool is_pass(const Span& span) {
+  return span.kind == SpanKind::forward || span.kind == SpanKind::backward ||
+         span.kind == SpanKind::optimizer;
+}
+
+bool is_call(const Span& span) {
+  return span.kind == SpanKind::communication && !span.axis.empty();
+}
+
+RankSteps typical_steps(const Timeline& timeline, const Diagnosis& diagnosis) {
+  RankSteps steps;
+  for (auto& activity : step_activities(timeline)) {
+    if (diagnosis.outliers.contains(activity.step)) continue;
+    RankStep& step = steps[{activity.rank, activity.step}];
+    step.compute = std::move(activity.compute);
+    for (const Span* span : activity.spans) {
+      if (is_pass(*span)) {
+        step.passes.push_back({{span->begin_ns, span->end_ns}, span->kind});
+      }
+      if (is_call(*span)) step.calls.push_back(span);
+    }
+  }
+  for (auto& [key, step] : steps) {
+    std::stable_sort(
+        step.passes.begin(), step.passes.end(), [](auto& a, auto& b) {
+          return a.time.begin < b.time.begin;
+        });
+  }
+  return steps;
+}
+
+using Key = std::tuple<std::string, std::string, std::string, std::string>;
+
+struct Sum {
+  CollectiveCost cost;
+  std::set<int32_t> ranks;
+};
+
+void divide(CollectiveCost& cost, double by) {
+  for (double* value :
+       {&cost.calls, &cost.bytes, &cost.seconds, &cost.hidden_seconds}) {
+    *value /= by;
+  }
+}
+
+void add(CollectiveCost& to, const CollectiveCost& from) {
+  to.calls += from.calls;
+  to.bytes += from.bytes;
+  to.seconds += from.seconds;
+  to.hidden_seconds += from.hidden_seconds;
+}
+
+// --- Labels that differ in numbers alone ------------------------------------
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+// A number that is a whole part of a name: in "h.12.attn" and "bucket 3", not in
+// "conv1".
+struct NumberedLabel {
+  std::string pattern;  // with a '\1' for each number
+  std::vector<int64_t> numbers;
+};
+
+NumberedLabel numbered(const std::string& label) {
+  NumberedLabel result;
+  const auto border = [&](size_t i) {
+    return i >= label.size() || label[i] == '.' || label[i] == ' ';
+  };
+  for (size_t i = 0; i < label.size();) {
+    size_t end = i;
+    while (end < label.size() && is_digit(label[end])) ++end;
+    const bool begins = i == 0 || border(i - 1);
+    if (end > i && end - i < 10 && begins && border(end)) {
+      result.pattern += '\1';
+      result.numbers.push_back(std::stoll(label.substr(i, end - i)));
+      i = end;
+    } else {
+      result.pattern += label[i++];
+    }
+  }
+  return result;
+}
+
+// "0F3 shape" is "results of stage 0 shape".
+std::string pipeline_label(const std::string& label) {
+  const size_t space = label.find(' ');
+  const auto block = block_of_name(label.substr(0, space));
+  if (!block) return label;
+  const std::string what = block->kind == BlockKind::forward
+                               ? "activations of stage "
+                               : "gradients of stage ";
+  return what + std::to_string(block->stage) +
+         (space == std::string::npos ? "" : label.substr(space));
+}
+
+struct Range {
+  int64_t least;
+  int64_t most;
+};
+
+std::string
+with_ranges(const std::string& pattern, const std::vector<Range>& ranges) {
+  std::string text;
+  size_t next = 0;
+  for (const char c : pattern) {
+    if (c != '\1') {
+      text += c;
+      continue;
+    }
+    const auto [least, most] = ranges[next++];
+    text += std::to_string(least);
+    if (most > least) text += "\u2013" + std::to_string(most);
+  }
+  return text;
+}
+
+// --- The table ---------------------------------------------------------------
+
+std::string axis_name(const std::string& axis) {
+  if (axis == "dp_replicate") return "dp";
+  if (axis == "dp_shard") return "fsdp";
+  return axis == "world" ? "all ranks" : axis;
+}
+
+int axis_order(const std::string& axis) {
+  constexpr std::array kOrder = {"tp", "cp", "ep", "pp", "dp_shard",
+                                 "dp_replicate"};
+  const auto* it = std::find(kOrder.begin(), kOrder.end(), axis);
+  return axis == "world" ? 100 : static_cast<int>(it - kOrder.begin());
+}
+
+const char* axis_meaning(const std::string& axis) {
+  if (axis == "tp") return "pieces of a layer";
+  if (axis == "pp") return "stages of the pipeline";
+  if (axis == "dp_replicate") return "replicas of the model";
+  if (axis == "world") return "figures of the step";
+  return "";
+}
+
+std::string words(std::string operation) {
+  std::replace(operation.begin(), operation.end(), '_', '-');
+  return operation;
+}
+
+std::string calls_text(double calls) {
+  return calls < 10 ? format_number(calls) : format_count(calls);
+}
+
+void draw_row(
+    Markup& page,
+    const std::string& name,
+    const CollectiveCost& cost,
+    double longest,
+    bool all) {
+  page.open("tr", {{"class", all ? "all" : "one"}});
+  page.leaf("th", {{"scope", "row"}, {"class", "where"}}, name);
+  page.leaf("td", {{"class", "left"}}, words(cost.operation));
+  page.leaf("td", {{"class", "left"}}, cost.pass);
+  page.leaf("td", {}, calls_text(cost.calls));
+  page.leaf("td", {}, format_bytes(static_cast<int64_t>(cost.bytes + 0.5)));
+  page.leaf("td", {}, format_seconds(cost.seconds));
+  page.leaf(
+      "td",
+      {},
+      cost.seconds > 0 ? format_percent(cost.hidden_seconds / cost.seconds)
+                       : "\u2013");
+  draw_bar_cell(
+      page,
+      {{"ex", cost.seconds - cost.hidden_seconds},
+       {"hid", cost.hidden_seconds}},
+      longest);
+  page.close();
+}
+
+// Rows after the first kMaxRows are one.
+void draw_axis(
+    Markup& page,
+    const std::vector<CollectiveCost>& rows,
+    const CollectiveCost& total,
+    double longest) {
+  const std::string meaning = axis_meaning(total.axis);
+  draw_row(
+      page,
+      axis_name(total.axis) + (meaning.empty() ? "" : ": " + meaning),
+      total,
+      longest,
+      true);
+  CollectiveCost rest;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (i < kMaxRows || rows.size() == kMaxRows + 1) {
+      draw_row(page, rows[i].label, rows[i], longest, false);
+    } else {
+      add(rest, rows[i]);
+    }
+  }
+  if (rows.size() > kMaxRows + 1) {
+    draw_row(
+        page,
+        std::to_string(rows.size() - kMaxRows) + " others",
+        rest,
+        longest,
+        false);
+  }
+}
+
+using ByAxis = std::map<std::pair<int, std::string>, std::vector<CollectiveCost>>;
+
+std::string lead_of(const ByAxis& axes) {
+  std::string text;
+  for (const auto& [key, rows] : axes) {
+    if (key.second == "world") continue;
+    CollectiveCost total;
+    for (const auto& row : rows) add(total, row);
+    text += (text.empty() ? "A step of a rank makes " : "; ") +
+            calls_text(total.calls) + (total.calls == 1 ? " call" : " calls") +
+            " on " + axis_name(key.second) + " (" +
+            format_bytes(static_cast<int64_t>(total.bytes + 0.5)) + ", " +
+            format_seconds(total.seconds);
+    if (total.seconds > 0) {
+      text += ", " + format_percent(total.hidden_seconds / total.seconds) +
+              " of it hidden behind computing";
+    }
+    text += ")";
+  }
+  return text.empty() ? text : text + ".";
+}
+
+CollectiveCost cost_of(const Span& call, const RankStep& step) {
+  const Interval time = {call.begin_ns, call.end_ns};
+  const size_t space = call.name.find(' ');
+  return {
+      .axis = call.axis,
+      .operation = call.name.substr(0, space),
+      .label = space == std::string::npos ? "" : call.name.substr(space + 1),
+      .pass = pass_at(step, call.begin_ns),
+      .calls = 1,
+      .bytes = static_cast<double>(call.bytes),
+      .seconds = 1e-9 * static_cast<double>(time.end - time.begin),
+      .hidden_seconds =
+          1e-9 * static_cast<double>(length_within(step.compute, time))};
+}
+
+}  // namespace
+
+std::vector<CollectiveCost>
+collective_costs(const Timeline& timeline, const Diagnosis& diagnosis) {
+  const RankSteps steps = typical_steps(timeline, diagnosis);
+  std::map<int32_t, int64_t> steps_of_rank;
+  for (const auto& [key, step] : steps) ++steps_of_rank[key.first];
+  std::map<Key, Sum> sums;
+  for (const auto& [place, step] : steps) {
+    for (const Span* call : step.calls) {
+      CollectiveCost one = cost_of(*call, step);
+      divide(one, static_cast<double>(steps_of_rank[place.first]));
+      Sum& sum = sums[{one.axis, one.label, one.operation, one.pass}];
+      if (sum.ranks.empty()) {
+        sum.cost = std::move(one);
+      } else {
+        add(sum.cost, one);
+      }
+      sum.ranks.insert(place.first);
+    }
+  }
+  std::vector<CollectiveCost> costs;
+  for (auto& [key, sum] : sums) {
+    divide(sum.cost, static_cast<double>(sum.ranks.size()));
+    costs.push_back(std::move(sum.cost));
+  }
+  return costs;
+}
+
+std::vector<CollectiveCost> put_together(std::vector<CollectiveCost> costs) {
+  struct Together {
+    CollectiveCost cost;
+    std::vector<Range> ranges;
+  };
+  std::map<Key, Together> all;
+  for (auto& cost : costs) {
+    if (cost.axis == "pp") cost.label = pipeline_label(cost.label);
+    auto label = numbered(cost.label);
+    const auto [it, is_new] = all.try_emplace(
+        Key{cost.axis, label.pattern, cost.operation, cost.pass});
+    Together& together = it->second;
+    if (is_new) {
+      together.cost = cost;
+      for (const int64_t n : label.numbers) together.ranges.push_back({n, n});
+      continue;
+    }
+    add(together.cost, cost);
+    for (size_t i = 0; i < label.numbers.size(); ++i) {
+      auto& range = together.ranges[i];
+      range.least = std::min(range.least, label.numbers[i]);
+      range.most = std::max(range.most, label.numbers[i]);
+    }
+  }
+  std::vector<CollectiveCost> result;
+  for (auto& [key, together] : all) {
+    together.cost.label = with_ranges(std::get<1>(key), together.ranges);
+    result.push_back(std::move(together.cost));
+  }
+  std::stable_sort(result.begin(), result.end(), [](auto& a, auto& b) {
+    return a.seconds > b.seconds;
+  });
+  return result;
+}
+
+void draw_collectives(
+    Markup& page, const Timeline& timeline, const Diagnosis& diagnosis) {
+  ByAxis axes;
+  for (auto& cost : put_together(collective_costs(timeline, diagnosis))) {
+    axes[{axis_order(cost.axis), cost.axis}].push_back(std::move(cost));
+  }
+  if (axes.empty()) return;
+  std::map<std::string, CollectiveCost> totals;
+  double longest = 0;
+  for (const auto& [key, rows] : axes) {
+    CollectiveCost& total = totals[key.second];
+    total.axis = key.second;
+    for (const auto& row : rows) add(total, row);
+    longest = std::max(longest, total.seconds);
+  }
+  page.open("section").leaf("h2", {}, "Collectives");
+  page.leaf("p", {{"class", "lead"}}, unbroken(lead_of(axes)));
+  page.open(
+      "div",
+      {{"class", "scroll"},
+       {"tabindex", "0"},
+       {"role", "region"},
+       {"aria-label", "Collectives by axis"}});
+  page.open("table").leaf(
+      "caption", {{"class", "hidden"}}, "Collectives of a step, by axis");
+  page.open("thead").open("tr");
+  page.leaf("th", {{"scope", "col"}}, "Per rank and step");
+  for (const char* head : {"Operation", "During"}) {
+    page.leaf("th", {{"scope", "col"}, {"class", "left"}}, head);
+  }
+  for (const char* head : {"Calls", "Bytes", "Time", "Hidden"}) {
+    page.leaf("th", {{"scope", "col"}}, head);
+  }
+  page.leaf("th", {{"scope", "col"}}, "Exposed, hidden");
+  page.close().close().open("tbody");
+  for (const auto& [key, rows] : axes) {
+    draw_axis(page, rows, totals[key.second], longest);
+  }
+  page.close().close().close();
+  page.leaf(
+      "p",
+      {{"class", "note"}},
+      "Time: from a call's begin to its end, summed over the calls, with the "
+      "wait for slower ranks. Hidden: the part of it during which the rank "
+      "computed. Bytes: the rank's own input. Means over the recorded steps and "
+      "the ranks that make the call.");
+  page.close();
+}
+
+}  // namespace echelon

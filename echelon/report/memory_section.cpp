@@ -1,0 +1,370 @@
+#include "echelon/report/memory_section.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "echelon/report/page.h"
+#include "echelon/report/series.h"
+#include "echelon/text/units.h"
+
+namespace echelon {
+namespace {
+
+constexpr int kHeight = 200;         // of the plot, in pixels
+constexpr double kPlotWidth = 1000;      // of the stretched drawing, in its own units
+constexpr size_t kMaxColumns = 240;  // of one picture
+
+// From the bottom up: what stays, then what comes and goes.
+constexpr std::array<MemoryKind, 7> kOrder = {
+    MemoryKind::parameters, MemoryKind::optimizer_state,
+    MemoryKind::gradients,  MemoryKind::activations,
+    MemoryKind::gathered,   MemoryKind::communication,
+    MemoryKind::working};
+
+const char* css_of(MemoryKind kind) {
+  constexpr std::array<const char*, 7> kClasses = {
+      "mp", "mg", "mo", "ma", "mu", "mc", "mw"};
+  return kClasses[static_cast<size_t>(kind)];
+}
+
+struct Column {
+  int64_t begin_ns = 0;
+  MemoryByKind memory;  // the fullest moment of its time
+};
+
+struct Picture {
+  const RankMemory* rank = nullptr;
+  Interval window;
+  std::vector<Column> columns;
+  Column peak;
+};
+
+// What a typical step of the rank looked like: the last recorded one that is no
+// outlier.
+std::optional<Interval> step_of(
+    const std::vector<StepActivity>& steps,
+    const Diagnosis& diagnosis,
+    int32_t rank) {
+  std::optional<Interval> window;
+  for (const auto& step : steps) {
+    if (step.rank == rank && !diagnosis.outliers.contains(step.step)) {
+      window = step.window;
+    }
+  }
+  return window;
+}
+
+Picture picture_of(const RankMemory& rank, const Interval& window) {
+  Picture picture{.rank = &rank, .window = window};
+  const int64_t length = std::max<int64_t>(1, window.end - window.begin);
+  MemoryByKind now;  // as it is when the window begins
+  size_t next = 0;
+  const auto& samples = rank.samples;
+  while (next < samples.size() && samples[next].time_ns <= window.begin) {
+    now = samples[next++].memory;
+  }
+  picture.columns.push_back({window.begin, now});
+  const auto column = [&](int64_t time) {
+    return static_cast<size_t>(
+        static_cast<double>(time - window.begin) / static_cast<double>(length) *
+        static_cast<double>(kMaxColumns));
+  };
+  size_t last = 0;
+  for (; next < samples.size() && samples[next].time_ns < window.end; ++next) {
+    const Column here{samples[next].time_ns, samples[next].memory};
+    const size_t at = column(here.begin_ns);
+    if (at == last && picture.columns.size() > 1) {
+      auto& joined = picture.columns.back().memory;
+      if (here.memory.total() > joined.total()) joined = here.memory;
+      continue;
+    }
+    last = at;
+    picture.columns.push_back(here);
+  }
+  picture.peak = *std::max_element(
+      picture.columns.begin(), picture.columns.end(),
+      [](const Column& a, const Column& b) {
+        return a.memory.total() < b.memory.total();
+      });
+  return picture;
+}
+
+std::vector<Picture>
+pictures_of(const Timeline& timeline, const Diagnosis& diagnosis) {
+  const auto steps = step_activities(timeline);
+  std::vector<Picture> pictures;
+  for (const auto& rank : timeline.memory) {
+    if (rank.samples.empty()) continue;
+    const Interval all = {
+        rank.samples.front().time_ns, rank.samples.back().time_ns};
+    pictures.push_back(
+        picture_of(rank, step_of(steps, diagnosis, rank.rank).value_or(all)));
+  }
+  if (pictures.size() > kMemoryPictures) {
+    std::stable_sort(
+        pictures.begin(), pictures.end(), [](const auto& a, const auto& b) {
+          return a.peak.memory.total() > b.peak.memory.total();
+        });
+    pictures.resize(kMemoryPictures);
+    std::sort(
+        pictures.begin(), pictures.end(), [](const auto& a, const auto& b) {
+          return a.rank->rank < b.rank->rank;
+        });
+  }
+  return pictures;
+}
+
+// One scale for all ranks, so that they can be compared.
+int64_t top_of(const std::vector<Picture>& pictures) {
+  int64_t top = 1;
+  int64_t limit = 0;
+  for (const auto& picture : pictures) {
+    top = std::max(
+        {top, picture.peak.memory.total(), picture.rank->planned_bytes});
+    limit = std::max(limit, picture.rank->limit_bytes);
+  }
+  // A limit far above would press the areas flat.
+  if (limit > 0 && limit <= 2 * top) top = std::max(top, limit);
+  return top + top / 16;
+}
+
+class MemoryDrawing {
+ public:
+  MemoryDrawing(Markup& page, const Picture& picture, int64_t top)
+      : page_(page), picture_(picture), top_(top) {}
+
+  void draw(const std::string& id) {
+    const auto& rank = *picture_.rank;
+    page_.open("figure", {{"class", "chart memory"}, {"id", id}});
+    const auto name = "Rank " + std::to_string(rank.rank);
+    page_.open("figcaption").leaf("h3", {}, name);
+    page_.leaf("span", {{"class", "now"}}, headline());
+    page_.close();
+    page_.open("div", {{"class", "plot"}});
+    page_.open(
+        "svg",
+        {{"width", "100%"},
+         {"height", std::to_string(kHeight + 24)},
+         {"role", "img"},
+         {"aria-labelledby", id + "-t " + id + "-d"}});
+    page_.leaf("title", {{"id", id + "-t"}}, name + ": memory over a step");
+    page_.leaf("desc", {{"id", id + "-d"}}, description());
+    draw_axes();
+    draw_areas();
+    draw_line(rank.planned_bytes, "plan", "plan " );
+    draw_line(rank.limit_bytes, "limit", "limit ");
+    page_.close().close().close();
+  }
+
+ private:
+  std::string headline() const {
+    const auto& rank = *picture_.rank;
+    const int64_t peak = picture_.peak.memory.total();
+    std::string text = "peak " + unbroken(format_bytes(peak));
+    if (rank.planned_bytes > 0) {
+      const double ratio = static_cast<double>(peak) /
+                           static_cast<double>(rank.planned_bytes);
+      text += ", " + unbroken(format_percent(ratio)) + " of the plan\u2019s";
+    }
+    return text;
+  }
+
+  std::string description() const {
+    std::string text = "At its fullest moment, " +
+        format_seconds(
+            1e-9 * static_cast<double>(
+                       picture_.peak.begin_ns - picture_.window.begin)) +
+        " after the step began, the rank held " +
+        format_bytes(picture_.peak.memory.total()) + ":";
+    for (const MemoryKind kind : kOrder) {
+      const int64_t bytes = picture_.peak.memory[kind];
+      if (bytes <= 0) continue;
+      text += " " + std::string(to_string(kind)) + " " + format_bytes(bytes) +
+              ",";
+    }
+    text.back() = '.';
+    return text;
+  }
+
+  double y_of(int64_t bytes) const {
+    return kHeight * (1 - static_cast<double>(bytes) /
+                              static_cast<double>(top_));
+  }
+  double x_of(int64_t time) const {
+    const auto length = static_cast<double>(
+        std::max<int64_t>(1, picture_.window.end - picture_.window.begin));
+    return kPlotWidth * std::clamp(
+        static_cast<double>(time - picture_.window.begin) / length, 0.0, 1.0);
+  }
+
+  void draw_axes() {
+    int64_t unit = 1;
+    while (top_ / unit >= 1024) unit *= 1024;
+    for (const double tick : linear_ticks(
+             0, static_cast<double>(top_) / static_cast<double>(unit), 4)) {
+      const auto bytes =
+          static_cast<int64_t>(tick * static_cast<double>(unit));
+      const double y = y_of(bytes);
+      const auto at = coordinate(y);
+      page_.empty(
+          "line",
+          {{"class", "grid"}, {"x1", "0"}, {"x2", "100%"}, {"y1", at},
+           {"y2", at}});
+      page_.leaf(
+          "text",
+          {{"class", "tick"}, {"x", "-8"}, {"y", coordinate(y + 4)},
+           {"text-anchor", "end"}},
+          bytes == 0 ? "0" : format_bytes(bytes));
+    }
+    const double seconds = 1e-9 * static_cast<double>(
+        picture_.window.end - picture_.window.begin);
+    const auto ticks = linear_ticks(0, seconds, 4);
+    for (size_t i = 0; i < ticks.size(); ++i) {
+      const double share = seconds > 0 ? ticks[i] / seconds : 0;
+      page_.leaf(
+          "text",
+          {{"class", i % 2 == 1 ? "tick minor" : "tick"},
+           {"x", coordinate(100 * share) + "%"},
+           {"y", std::to_string(kHeight + 18)},
+           {"text-anchor",
+            share < 0.04   ? "start"
+            : share > 0.96 ? "end"
+                           : "middle"}},
+          ticks[i] == 0 ? "0" : format_seconds(ticks[i]));
+    }
+  }
+
+  // The top of the stack up to each kind, as steps from left to right.
+  void draw_areas() {
+    page_.open(
+        "svg",
+        {{"class", "areas"},
+         {"width", "100%"},
+         {"height", std::to_string(kHeight)},
+         {"viewBox", "0 0 1000 " + std::to_string(kHeight)},
+         {"preserveAspectRatio", "none"}});
+    std::vector<int64_t> below(picture_.columns.size());
+    for (const MemoryKind kind : kOrder) {
+      std::vector<int64_t> above = below;
+      bool any = false;
+      for (size_t i = 0; i < above.size(); ++i) {
+        above[i] += std::max<int64_t>(0, picture_.columns[i].memory[kind]);
+        any |= above[i] != below[i];
+      }
+      if (any) {
+        page_.open(
+            "path",
+            {{"class", css_of(kind)},
+             {"d", outline(above) + reversed(below) + "Z"}});
+        page_.leaf("title", {}, std::string(to_string(kind))).close();
+      }
+      below = std::move(above);
+    }
+    page_.close();
+  }
+
+  std::string outline(const std::vector<int64_t>& tops) const {
+    std::string path;
+    for (size_t i = 0; i < tops.size(); ++i) {
+      const auto x = coordinate(x_of(picture_.columns[i].begin_ns), 1);
+      const auto y = coordinate(y_of(tops[i]), 1);
+      path += path.empty() ? "M" + x + " " + y : "H" + x + "V" + y;
+    }
+    return path + "H" + coordinate(kPlotWidth, 1);
+  }
+  std::string reversed(const std::vector<int64_t>& tops) const {
+    std::string path;
+    for (size_t i = tops.size(); i-- > 0;) {
+      path += "V" + coordinate(y_of(tops[i]), 1) + "H" +
+              coordinate(x_of(picture_.columns[i].begin_ns), 1);
+    }
+    return path;
+  }
+
+  void draw_line(int64_t bytes, const std::string& css, std::string name) {
+    if (bytes <= 0 || bytes > top_) return;
+    const double y = y_of(bytes);
+    const auto at = coordinate(y);
+    page_.empty(
+        "line",
+        {{"class", "level " + css}, {"x1", "0"}, {"x2", "100%"}, {"y1", at},
+         {"y2", at}});
+    page_.leaf(
+        "text",
+        {{"class", "level-name " + css}, {"x", "100%"},
+         {"y", coordinate(y - 5)}, {"text-anchor", "end"}},
+        name + format_bytes(bytes));
+  }
+
+  Markup& page_;
+  const Picture& picture_;
+  int64_t top_;
+};
+
+void draw_legend(Markup& page, const std::vector<Picture>& pictures) {
+  page.open("p", {{"class", "keys under"}});
+  for (const MemoryKind kind : kOrder) {
+    const bool any = std::any_of(
+        pictures.begin(), pictures.end(), [&](const Picture& picture) {
+          return std::any_of(
+              picture.columns.begin(), picture.columns.end(),
+              [&](const Column& one) { return one.memory[kind] > 0; });
+        });
+    if (!any) continue;
+    draw_key(page, css_of(kind), std::string(to_string(kind)).c_str());
+  }
+  page.close();
+}
+
+std::string sentence_of(const std::vector<Picture>& pictures) {
+  const auto& fullest = *std::max_element(
+      pictures.begin(), pictures.end(), [](const auto& a, const auto& b) {
+        return a.peak.memory.total() < b.peak.memory.total();
+      });
+  const auto& memory = fullest.peak.memory;
+  const auto kind = *std::max_element(
+      kOrder.begin(), kOrder.end(), [&](MemoryKind a, MemoryKind b) {
+        return memory[a] < memory[b];
+      });
+  const double share = static_cast<double>(memory[kind]) /
+      static_cast<double>(std::max<int64_t>(1, memory.total()));
+  return "Rank " + std::to_string(fullest.rank->rank) + " holds most, " +
+         format_bytes(memory.total()) + "; " + format_percent(share) +
+         " of it are " + std::string(to_string(kind)) + ".";
+}
+
+}  // namespace
+
+void draw_memory_section(
+    Markup& page, const Timeline& timeline, const Diagnosis& diagnosis) {
+  const auto pictures = pictures_of(timeline, diagnosis);
+  if (pictures.empty()) return;
+  page.open("section", {{"id", "memory"}});
+  page.leaf("h2", {}, "Memory over a step, by kind");
+  page.leaf("p", {{"class", "lead"}}, unbroken(sentence_of(pictures)));
+  draw_legend(page, pictures);
+  page.open(
+      "div", {{"class", pictures.size() > 1 ? "grid2 even" : "grid2 only"}});
+  const int64_t top = top_of(pictures);
+  for (const auto& picture : pictures) {
+    MemoryDrawing(page, picture, top)
+        .draw("memory-" + std::to_string(picture.rank->rank));
+  }
+  page.close();
+  std::string note =
+      "Tensors, as the allocator reports them, in one typical step; what "
+      "libraries allocate by themselves is not among them.";
+  if (timeline.memory.size() > pictures.size()) {
+    note += " Shown are the " + std::to_string(pictures.size()) +
+            " ranks of " + std::to_string(timeline.memory.size()) +
+            " that hold most.";
+  }
+  page.leaf("p", {{"class", "note"}}, note);
+  page.close();
+}
+
+}  // namespace echelon

@@ -1,0 +1,49 @@
+// What was predicted of a step, beside what was measured: two bars on one scale, the
+// parts in figures, memory by kind.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echelon/timeline/memory_kind.h"
+#include "echelon/report/markup.h"
+#include "echelon/timeline/overlap.h"
+#include "echelon/timeline/timed_parts.h"
+#include "echelon/timeline/timeline.h"
+
+namespace echelon {
+
+struct PredictedMemory {
+  int32_t rank = 0;
+  MemoryByKind memory;  // at its fullest moment
+};
+
+struct StepPrediction {
+  std::string cluster = {};  // what it is predicted on
+  double step_seconds = 0;   // 0: there is no prediction
+  TimedParts parts = {};
+  std::vector<PredictedMemory> memory = {};  // by rank
+  /// Why there is none, and how to get one: a sentence or two.
+  std::string missing = {};
+
+  bool is_there() const { return step_seconds > 0; }
+};
+
+/// Of each rank that was measured its fullest moment in the recorded steps.
+std::vector<PredictedMemory> fullest_moments(const Timeline& timeline);
+
+/// Beside a simulated timeline the prediction stands alone. `diagnosis` is that of
+/// `timeline`. Without a prediction, the line that says how to get one.
+void draw_prediction(
+    Markup& page,
+    const StepPrediction& prediction,
+    const Timeline& timeline,
+    const Diagnosis& diagnosis);
+
+/// "Predicted on h100-sxm:1x8: 12.3 ms a step; measured 13.1 ms, 1.07 times as long
+/// …"; empty when nothing was measured.
+std::string prediction_sentence(
+    const StepPrediction& prediction, const TimedParts& measured);
+
+}  // namespace echelon

@@ -1,0 +1,49 @@
+// The run's report: one HTML file that needs neither network nor scripts.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "echelon/timeline/metrics.h"
+#include "echelon/timeline/pipeline_blocks.h"
+#include "echelon/report/prediction_section.h"
+#include "echelon/report/tensor_cut.h"
+#include "echelon/timeline/timeline.h"
+
+namespace echelon {
+
+/// Everything is optional but the title; a part without content is left out.
+/// Texts may hold any bytes: they are escaped.
+struct ReportInput {
+  std::string title;  // "simple_cnn on digits"
+  /// Name and value, in the order shown: model, data, layout, ranks, device,
+  /// parameters, batch, …
+  std::vector<std::pair<std::string, std::string>> facts;
+  std::vector<StepMetrics> metrics;            // by step
+  std::vector<EvaluationMetrics> evaluations;  // by step
+  /// With spans named as a pipeline's actions, or tracks named "device 0" …,
+  /// the report has their picture too (pipeline_section.h).
+  Timeline timeline;
+  /// The schedule that a pipeline ran, in any unit of time. Not needed: without
+  /// it, the order in which blocks ran gives the ideal.
+  std::optional<PipelineRows> ideal_pipeline;
+  /// How the layers' matrices are cut; drawn when ranks share layers.
+  TensorCut tensor;
+  /// What the simulator says of the same step (explain/predict_run.h).
+  std::optional<StepPrediction> prediction;
+  double total_seconds = 0;  // training, first step to last; 0: not known
+  /// Why the run ended, when it was not finished: "stopped by the user".
+  std::string outcome;
+};
+
+/// Under 500 KB for any length of run and up to 64 ranks: curves keep the least
+/// and the greatest of each stretch of steps, the picture one typical step.
+std::string to_html(const ReportInput& input);
+
+/// Replaces the file at `path`. Throws Error when it cannot be written.
+void write_report(const std::filesystem::path& path, const ReportInput& input);
+
+}  // namespace echelon

@@ -1,0 +1,82 @@
+#include "echelon/text/text_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace {
+
+[[noreturn]] void fail(const std::filesystem::path& path, int error) {
+  throw Error(
+      "[timeline] cannot write " + path.string() + ": " + std::strerror(error) +
+      "; what it held before, it still holds");
+}
+
+// Returns 0, or errno of the call that failed.
+int write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(file, text.data(), text.size());
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      return errno;
+    }
+    text.remove_prefix(static_cast<size_t>(count));
+  }
+  return 0;
+}
+
+}  // namespace
+
+void write_text_file(const std::filesystem::path& path, std::string_view text) {
+  std::error_code ignored;
+  if (path.has_parent_path()) {
+    std::filesystem::create_directories(path.parent_path(), ignored);
+  }
+  auto partial = path;
+  partial += "." + std::to_string(::getpid()) + ".partial";
+  const int file =
+      ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file < 0) fail(path, errno);
+  int error = write_all(file, text);
+  if (::close(file) != 0 && error == 0) error = errno;
+  if (error == 0 && ::rename(partial.c_str(), path.c_str()) != 0) {
+    error = errno;
+  }
+  if (error != 0) {
+    ::unlink(partial.c_str());
+    fail(path, error);
+  }
+}
+
+std::string read_text_file(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    throw DataError(
+        "[timeline] cannot read " + path.string() + ": it is a folder");
+  }
+  // One that never ends, or that waits for a writer.
+  if (std::filesystem::exists(path, error) &&
+      !std::filesystem::is_regular_file(path, error)) {
+    throw DataError(
+        "[timeline] cannot read " + path.string() + ": it is no regular file");
+  }
+  std::ifstream in(path, std::ios::binary);
+  if (!in) {
+    throw DataError(
+        "[timeline] cannot read " + path.string() + ": " +
+        std::strerror(errno));
+  }
+  std::ostringstream text;
+  text << in.rdbuf();
+  return std::move(text).str();
+}
+
+}  // namespace echelon

@@ -1,0 +1,343 @@
+#include "echelon/train/saving/saved_state.h"
+
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <unordered_map>
+#include <utility>
+
+#include "echelon/checkpoint/tensors/tensor_file.h"
+#include "echelon/error.h"
+#include "echelon/parallel/data/coalesced.h"
+#include "echelon/train/saving/saved_state_impl.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+
+// Of what is read before it is converted or goes to a device.
+constexpr int64_t kStagedBytes = 256 << 20;
+
+// What a manifest has to have.
+struct Expected {
+  SavedKind kind;
+  std::vector<int64_t> shape;
+  bool floating;
+};
+
+bool is_floating(const std::string& dtype) {
+  return dtype.starts_with("F") || dtype.starts_with("BF");
+}
+
+std::map<std::string, Expected>
+expected_of(const ModelSource& source, const Optimizer& optimizer) {
+  std::map<std::string, Expected> all;
+  for (const auto& info : source.parameters) {
+    const bool trained = info.kind == ParameterInfo::Kind::parameter;
+    all[info.name] = {
+        trained ? SavedKind::parameter : SavedKind::buffer, info.shape,
+        info.dtype.starts_with("float")};
+    // One without elements has no state to write either.
+    if (!trained || source.frozen.contains(info.name) ||
+        whole_box(info.shape).numel() == 0) {
+      continue;
+    }
+    for (const auto& kind : optimizer.state_kinds()) {
+      all[info.name + "/" + kind.name] = {
+          SavedKind::optimizer,
+          kind.is_number ? std::vector<int64_t>{} : info.shape, true};
+    }
+  }
+  return all;
+}
+
+// What is different, in words; empty when nothing is.
+std::string difference(const SavedTensor& saved, const Expected& here) {
+  if (saved.kind != here.kind) {
+    return "is a tensor of kind " + to_string(saved.kind) + ", here " +
+           to_string(here.kind);
+  }
+  if (saved.shape != here.shape) {
+    return "has shape " + safetensors::shape_string(saved.shape) + ", here " +
+           safetensors::shape_string(here.shape);
+  }
+  if (is_floating(saved.dtype) != here.floating) {
+    return "has dtype " + saved.dtype + ", here it is " +
+           (here.floating ? "floating-point" : "of whole numbers");
+  }
+  return "";
+}
+
+}  // namespace
+
+void check_state(
+    const CheckpointManifest& manifest,
+    const ModelSource& source,
+    const Optimizer& optimizer) {
+  const auto expected = expected_of(source, optimizer);
+  std::map<std::string, const SavedTensor*> saved;
+  for (const auto& tensor : manifest.tensors) saved[tensor.name] = &tensor;
+  std::string problems;
+  const auto add = [&](const std::string& name, const std::string& what) {
+    problems += "\n  " + name + ": " + what;
+  };
+  for (const auto& [name, here] : expected) {
+    const auto found = saved.find(name);
+    if (found == saved.end()) {
+      if (whole_box(here.shape).numel() > 0) add(name, "missing");
+    } else if (const auto what = difference(*found->second, here);
+               !what.empty()) {
+      add(name, what);
+    }
+  }
+  for (const auto& [name, tensor] : saved) {
+    const bool of_model = tensor->kind == SavedKind::parameter ||
+                          tensor->kind == SavedKind::buffer;
+    if (of_model && !expected.contains(name)) add(name, "unexpected");
+  }
+  if (problems.empty()) return;
+  throw CheckpointError(
+      "the checkpoint of step " + std::to_string(manifest.step) +
+      " is not of this model and optimizer; resume with the [model] and "
+      "[optimizer] that it was saved with:" +
+      problems);
+}
+
+// -------------------------------------------------------------------- loading
+
+namespace {
+
+// One number for each parameter, of which several may have the same tensor.
+bool is_number(const StatePart& part) {
+  return part.kind == SavedKind::optimizer && part.tensor.dim() == 0;
+}
+
+// Reads parts, by as few calls of the reader as the host's memory allows.
+class Filling {
+ public:
+  explicit Filling(CheckpointReader& reader) : reader_(reader) {
+    for (const auto& tensor : reader.manifest().tensors) {
+      saved_[tensor.name] = &tensor;
+    }
+  }
+
+  void add(const StatePart& part) {
+    const SavedTensor& saved = *saved_.at(part.name);
+    if (is_number(part)) {
+      numbers_.push_back({part.name, part.tensor, torch::zeros({}, torch::kFloat64)});
+      return stage(saved, part.boxes.front(), numbers_.back().value);
+    }
+    const Tensor to = part.tensor.contiguous();
+    if (!to.is_same(part.tensor)) strided_.emplace_back(part.tensor, to);
+    const auto dtype = dtype_from_safetensors(saved.dtype);
+    for (const auto& placed : part.boxes) {
+      if (to.is_cpu() && to.scalar_type() == dtype) {
+        read_into(saved, placed, to);
+      } else {
+        stage_pieces(saved, placed, to);
+      }
+    }
+  }
+
+  /// Lines on what could not be taken over.
+  std::vector<std::string> finish() {
+    flush();
+    for (const auto& [live, filled] : strided_) live.copy_(filled);
+    return set_numbers();
+  }
+
+ private:
+  struct Staged {
+    Tensor memory;
+    Tensor to;
+  };
+  struct Number {
+    std::string name;
+    Tensor tensor;
+    Tensor value;
+  };
+
+  void read_into(
+      const SavedTensor& saved, const PlacedBox& placed, const Tensor& to) {
+    const int64_t begin =
+        placed.begin * static_cast<int64_t>(to.element_size());
+    reads_.push_back(
+        {.tensor = &saved,
+         .box = placed.box,
+         .to = static_cast<std::byte*>(to.mutable_data_ptr()) + begin,
+         .strides = placed.strides});
+  }
+
+  void stage_pieces(
+      const SavedTensor& saved, const PlacedBox& placed, const Tensor& to) {
+    const auto width = static_cast<int64_t>(
+        c10::elementSize(dtype_from_safetensors(saved.dtype)));
+    const int64_t numel = placed.box.numel();
+    const int64_t most = kStagedBytes / width;
+    for (int64_t at = 0; at < numel; at += most) {
+      for (const auto& piece : cut({placed}, {at, std::min(at + most, numel)})) {
+        stage(
+            saved, piece,
+            to.as_strided(
+                piece.box.sizes, piece.strides,
+                to.storage_offset() + piece.begin));
+      }
+    }
+  }
+
+  // To be converted, or to go to a device.
+  void stage(
+      const SavedTensor& saved, const PlacedBox& placed, const Tensor& to) {
+    const Tensor memory = torch::empty(
+        placed.box.sizes, torch::dtype(dtype_from_safetensors(saved.dtype))
+                              .pinned_memory(!to.is_cpu()));
+    reads_.push_back(
+        {.tensor = &saved,
+         .box = placed.box,
+         .to = static_cast<std::byte*>(memory.mutable_data_ptr())});
+    staged_.push_back({memory, to});
+    staged_bytes_ += static_cast<int64_t>(memory.nbytes());
+    if (staged_bytes_ >= kStagedBytes) flush();
+  }
+
+  void flush() {
+    if (!reads_.empty()) reader_.read(reads_);
+    for (const auto& one : staged_) one.to.copy_(one.memory);
+    reads_.clear();
+    staged_.clear();
+    staged_bytes_ = 0;
+  }
+
+  std::vector<std::string> set_numbers() {
+    std::map<const void*, std::vector<const Number*>> by_tensor;
+    for (const auto& number : numbers_) {
+      by_tensor[number.tensor.unsafeGetTensorImpl()].push_back(&number);
+    }
+    std::vector<std::string> lines;
+    for (const auto& [_, same] : by_tensor) {
+      const auto value = [](const Number* one) {
+        return one->value.item<double>();
+      };
+      const auto [least, most] = std::minmax_element(
+          same.begin(), same.end(), [&](const auto* a, const auto* b) {
+            return value(a) < value(b);
+          });
+      Tensor(same.front()->tensor).fill_(value(*most));
+      if (value(*least) == value(*most)) continue;
+      std::ostringstream line;
+      line << "\"" << (*least)->name << "\" was " << value(*least) << " and \""
+           << (*most)->name << "\" " << value(*most)
+           << "; here they lie in one flat shard, which goes on with the larger";
+      lines.push_back(line.str());
+    }
+    return lines;
+  }
+
+  CheckpointReader& reader_;
+  std::unordered_map<std::string, const SavedTensor*> saved_;
+  std::vector<BoxRead> reads_;
+  std::vector<Staged> staged_;
+  int64_t staged_bytes_ = 0;
+  std::vector<Number> numbers_;
+  std::vector<std::pair<Tensor, Tensor>> strided_;  // live, filled
+};
+
+// Generators of another number of ranks drew other numbers.
+std::vector<std::string> load_random(
+    CheckpointReader& reader, const World& world, const MeshGroups& groups) {
+  const auto& manifest = reader.manifest();
+  if (manifest.ranks != groups.mesh().size()) {
+    return {
+        "random state is that of " + std::to_string(manifest.ranks) +
+        " ranks, here are " + std::to_string(groups.mesh().size()) +
+        ": generators start from the seed"};
+  }
+  std::vector<std::string> lines;
+  for (auto& [name, generator] : random_sources(world, groups)) {
+    const std::lock_guard lock(generator.mutex());
+    const SavedTensor* saved = manifest.find(name);
+    Tensor bytes = generator.get_state().clone();
+    if (saved == nullptr || saved->shape != bytes.sizes().vec() ||
+        saved->dtype != "U8") {
+      lines.push_back(
+          "\"" + name + "\" is not in the checkpoint, or of another kind of "
+          "generator: it starts from the seed");
+      continue;
+    }
+    reader.read(
+        *saved, whole_box(saved->shape),
+        static_cast<std::byte*>(bytes.mutable_data_ptr()));
+    generator.set_state(bytes);
+  }
+  return lines;
+}
+
+// Lines are sent without line breaks.
+std::string replaced(std::string text, char from, char to) {
+  std::replace(text.begin(), text.end(), from, to);
+  return text;
+}
+
+// Those of all ranks of the mesh, the lowest rank's first, each once.
+std::vector<std::string> gather_all(
+    std::vector<std::string> lines,
+    const MeshGroups& groups,
+    torch::Device device) {
+  for (auto& line : lines) line = replaced(line, '\n', '\r');
+  const AxisOrder& order = groups.mesh().layout().order;
+  for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
+    const Group& group = groups.along(*axis);
+    if (group.size() == 1) continue;
+    std::vector<std::string> all;
+    for (const auto& rank : gather_lines(lines, group, device, "loaded")) {
+      for (const auto& line : rank) {
+        if (std::find(all.begin(), all.end(), line) == all.end()) {
+          all.push_back(line);
+        }
+      }
+    }
+    lines = std::move(all);
+  }
+  for (auto& line : lines) line = replaced(line, '\r', '\n');
+  return lines;
+}
+
+}  // namespace
+
+std::vector<std::string> load_state(
+    TrainingState& state,
+    CheckpointReader& reader,
+    const ModelSource& source,
+    const World& world,
+    const MeshGroups& groups) {
+  const torch::NoGradGuard no_grad;
+  const std::string failed = "!";
+  std::vector<std::string> lines;
+  // What a step left under way has ended on every rank before anything is written.
+  state.model().before_load();
+  world.group().barrier();
+  try {
+    check_state(reader.manifest(), source, state.optimizer());
+    Filling filling(reader);
+    for (const auto& part : parts_to_load(state, source)) filling.add(part);
+    lines = filling.finish();
+    for (auto& line : load_random(reader, world, groups)) {
+      lines.push_back(std::move(line));
+    }
+  } catch (const CheckpointError& error) {
+    lines = {failed + error.what()};
+  }
+  lines = gather_all(std::move(lines), groups, world.device());
+  for (const auto& line : lines) {
+    if (line.starts_with(failed)) throw CheckpointError(line.substr(1));
+  }
+  state.model().after_load();
+  return lines;
+}
+
+}  // namespace echelon

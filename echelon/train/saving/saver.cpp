@@ -1,0 +1,345 @@
+#include "echelon/train/saving/saver.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "echelon/checkpoint/files/folder.h"
+#include "echelon/checkpoint/files/rank_file.h"
+#include "echelon/error.h"
+#include "echelon/layout/layout.h"
+
+namespace echelon {
+namespace {
+
+// Counted, since one may come at any time: of the process, whose ranks may be
+// threads.
+std::atomic<int> save_signals{0};
+std::atomic<int> answered_signals{0};
+
+void answer(int signals) {
+  int before = answered_signals.load();
+  while (before < signals &&
+         !answered_signals.compare_exchange_weak(before, signals)) {
+  }
+}
+
+void on_save_signal(int) { save_signals.fetch_add(1); }
+
+KeepRule keep_rule(const CheckpointOptions& options) {
+  KeepRule rule{.newest = options.keep};
+  if (options.best != "none") rule.best = options.best;
+  rule.best_is_largest = options.best == "eval_accuracy";
+  return rule;
+}
+
+// "rank 2: …" of the first rank that has something to say.
+std::string first_of(const std::vector<std::string>& lines) {
+  for (size_t rank = 0; rank < lines.size(); ++rank) {
+    if (lines[rank].empty()) continue;
+    return lines.size() == 1 ? lines[rank]
+                             : "rank " + std::to_string(rank) + ": " + lines[rank];
+  }
+  return {};
+}
+
+}  // namespace
+
+// A thread that does one thing at a time.
+struct Saver::Background {
+  ~Background() { join(); }
+  void join() {
+    if (thread.joinable()) thread.join();
+  }
+
+  std::thread thread;
+  std::atomic<bool> done{true};
+  std::atomic<bool> copied{true};  // so that the state may change
+  std::string error;  // read when done
+  std::unique_ptr<CheckpointLock> lock;  // rank 0's
+};
+
+Saver::Saver(
+    const Job& job,
+    const ModelSource& source,
+    World& world,
+    const MeshGroups& groups,
+    const std::filesystem::path& folder,
+    Recorder* recorder)
+    : job_(job),
+      source_(source),
+      world_(world),
+      groups_(groups),
+      folder_(folder / "checkpoints"),
+      recorder_(recorder),
+      background_(std::make_unique<Background>()),
+      last_begin_(std::chrono::steady_clock::now()) {
+  std::string error;
+  if (first()) {
+    try {
+      background_->lock = std::make_unique<CheckpointLock>(folder_);
+    } catch (const CheckpointError& refused) {
+      error = refused.what();
+    }
+  }
+  error = first_of(world_.exchange(error));
+  if (!error.empty()) throw CheckpointError(error);
+  if (world_.size() > 1) require_shared_folder();
+}
+
+// Files of ranks on other hosts would be lost, after weeks perhaps.
+void Saver::require_shared_folder() {
+  const auto sign = folder_ / (".seen-by-all-" + std::to_string(::getpid()));
+  if (first()) std::ofstream(sign).put('\n');
+  const std::string path = world_.exchange(first() ? sign.string() : "")[0];
+  const auto here = folder_ / std::filesystem::path(path).filename();
+  std::error_code ignored;
+  const bool seen = std::filesystem::exists(here, ignored);
+  const auto blind = world_.exchange(seen ? "" : folder_.string());
+  if (first()) std::filesystem::remove(sign, ignored);
+  for (size_t rank = 0; rank < blind.size(); ++rank) {
+    if (blind[rank].empty()) continue;
+    throw ConfigError(
+        "[train] run: rank " + std::to_string(rank) + " does not see in its " +
+        blind[rank] + " what rank 0 wrote; checkpoints need a folder that all "
+        "hosts share: name one, or have none ([checkpoint] at_end = false, "
+        "every_steps = 0, every_minutes = 0)");
+  }
+}
+
+Saver::~Saver() {
+  background_->join();
+  if (first() && phase_ != Phase::idle) {
+    abandon_checkpoint(folder_, manifest_.step);
+  }
+}
+
+void Saver::goes_on_from(int64_t step, const std::filesystem::path& path) {
+  last_step_ = step;
+  last_ = path;
+}
+
+SaverNews Saver::progress() const {
+  SaverNews news;
+  if (phase_ != Phase::idle && background_->done.load()) {
+    (background_->error.empty() ? news.ready : news.failed) = 1;
+  }
+  return news;
+}
+
+SaverNews Saver::news() {
+  SaverNews news = progress();
+  told_ = save_signals.load();
+  const auto& options = job_.checkpoint;
+  const std::chrono::duration<double, std::ratio<60>> waited =
+      std::chrono::steady_clock::now() - last_begin_;
+  const bool time = first() && options.every_minutes > 0 &&
+                    waited.count() >= options.every_minutes;
+  if (time || told_ > answered_signals.load()) news.request = 1;
+  return news;
+}
+
+SaverNews Saver::exchange() {
+  const SaverNews own = progress();
+  auto sums = torch::tensor({own.ready, own.failed}, torch::kFloat64)
+                  .to(world_.device());
+  world_.group().all_reduce(sums, ReduceOp::sum, {.label = "checkpoint"});
+  const auto all = sums.to(torch::kCPU);
+  return {all[0].item<double>(), all[1].item<double>(), 0};
+}
+
+bool Saver::due(int64_t step, const SaverNews& all) const {
+  const int64_t every = job_.checkpoint.every_steps;
+  return step != last_step_ &&
+         (all.request > 0 || (every > 0 && step % every == 0));
+}
+
+void Saver::after_step(
+    TrainingState& state, const CheckpointManifest& now,
+    const SaverNews& all) {
+  proceed(all);
+  if (!due(now.step, all)) return;
+  const auto started = std::chrono::steady_clock::now();
+  {
+    ScopedSpan span(recorder_, "compute", "checkpoint", SpanKind::other);
+    wait();
+    begin(state, now, job_.checkpoint.async);
+    if (!job_.checkpoint.async) wait();
+  }
+  const std::chrono::duration<double> stopped =
+      std::chrono::steady_clock::now() - started;
+  stopped_seconds_ += stopped.count();
+}
+
+void Saver::before_update() {
+  if (phase_ != Phase::copying || background_->copied.load()) return;
+  const auto started = std::chrono::steady_clock::now();
+  {
+    ScopedSpan span(recorder_, "compute", "checkpoint copy", SpanKind::other);
+    background_->copied.wait(false);
+  }
+  const std::chrono::duration<double> stopped =
+      std::chrono::steady_clock::now() - started;
+  stopped_seconds_ += stopped.count();
+}
+
+void Saver::save_and_wait(
+    TrainingState& state, const CheckpointManifest& now) {
+  then_ = Then::one_more;
+  wait();
+  failure_.clear();
+  if (now.step != last_step_) {
+    then_ = Then::nothing;
+    begin(state, now, false);
+    wait();
+  }
+  then_ = Then::training;
+  if (!failure_.empty()) throw CheckpointError(failure_);
+}
+
+void Saver::wait() {
+  while (phase_ != Phase::idle) {
+    background_->join();
+    proceed(exchange());
+  }
+}
+
+void Saver::run(std::function<void()> work) {
+  background_->join();
+  background_->error.clear();
+  background_->done = false;
+  background_->thread = std::thread([this, work = std::move(work)] {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      background_->error = error.what();
+    }
+    background_->done = true;
+  });
+}
+
+void Saver::begin(
+    TrainingState& state, const CheckpointManifest& now, bool beside) {
+  last_begin_ = std::chrono::steady_clock::now();
+  answer(told_);
+  ++count_;
+  manifest_ = now;
+  manifest_.layout = to_string(job_.layout);
+  manifest_.seed = job_.train.seed;
+  manifest_.config = to_toml(job_);
+  if (const auto& scaler = state.loss_scaler(); scaler.active()) {
+    const auto scale = scaler.state();
+    manifest_.loss_scale =
+        SavedLossScale{scale.scale, scale.good_steps, scale.overflows};
+  }
+  const std::string failed = copy(state, beside);
+  auto bytes = torch::tensor(
+      {static_cast<double>(snapshot_.bytes())}, torch::kFloat64)
+                   .to(world_.device());
+  world_.group().all_reduce(
+      bytes, ReduceOp::sum, {.label = "checkpoint bytes"});
+  phase_ = Phase::copying;
+  background_->copied = false;
+  run([this, failed, needed = bytes.item<int64_t>()] {
+    if (failed.empty()) snapshot_.finish();
+    background_->copied = true;
+    background_->copied.notify_all();
+    if (!failed.empty()) throw CheckpointError(failed);
+    if (first()) begin_checkpoint(folder_, manifest_.step, needed);
+  });
+}
+
+// Nobody does before the folder is there.
+void Saver::write() {
+  phase_ = Phase::writing;
+  run([this] {
+    const auto partial = partial_checkpoint(folder_, manifest_.step);
+    write_rank_file(
+        partial.string(), rank_file_name(world_.rank()), snapshot_.slices());
+  });
+}
+
+void Saver::commit() {
+  phase_ = Phase::committing;
+  if (!first()) return;
+  run([this] {
+    commit_checkpoint(folder_, manifest_, world_.size());
+    try {
+      keep_checkpoints(folder_, keep_rule(job_.checkpoint));
+    } catch (const CheckpointError& error) {
+      // The new one is whole; the next one tries again.
+      std::fprintf(
+          stderr, "warning: an older checkpoint stays: %s\n", error.what());
+    }
+  });
+}
+
+// What went wrong: the others are not to wait for who has no memory for it.
+std::string Saver::copy(TrainingState& state, bool beside) {
+  try {
+    const auto parts = parts_to_save(state, source_, world_, groups_);
+    beside ? snapshot_.begin(parts) : snapshot_.refer_to(parts);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return {};
+}
+
+void Saver::proceed(const SaverNews& all) {
+  if (phase_ == Phase::idle ||
+      all.ready + all.failed < static_cast<double>(world_.size())) {
+    return;
+  }
+  background_->join();
+  if (all.failed > 0) return conclude(true);
+  switch (phase_) {
+    case Phase::copying: return write();
+    case Phase::writing: return commit();
+    default: return conclude(false);
+  }
+}
+
+void Saver::conclude(bool failed) {
+  phase_ = Phase::idle;
+  if (failed) return fail();
+  failures_ = 0;
+  last_step_ = manifest_.step;
+  last_ = checkpoint_path(folder_, manifest_.step);
+}
+
+void Saver::fail() {
+  ++failures_;
+  if (first()) abandon_checkpoint(folder_, manifest_.step);
+  failure_ = "the checkpoint of step " + std::to_string(manifest_.step) +
+             " failed: " + first_of(world_.exchange(background_->error));
+  if (then_ == Then::nothing) return;  // save_and_wait() tells
+  const std::string count = std::to_string(failures_);
+  const int64_t attempts = job_.checkpoint.attempts;
+  if (then_ == Then::training && failures_ >= attempts) {
+    throw CheckpointError(
+        failure_ + "; the " + count +
+        ". that failed in a row ([checkpoint] attempts)");
+  }
+  if (!first()) return;
+  const std::string next = then_ == Then::one_more
+      ? "a last one is tried now"
+      : "training goes on, the next interval tries again (" + count + " of " +
+          std::to_string(attempts) + ")";
+  std::fprintf(stderr, "warning: %s; %s\n", failure_.c_str(), next.c_str());
+}
+
+void install_save_signal() {
+  struct sigaction action {};
+  action.sa_handler = on_save_signal;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGUSR1, &action, nullptr);
+}
+
+}  // namespace echelon

@@ -1,0 +1,163 @@
+// Host copies of a rank's state, one piece of memory for all of them.
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+
+#include <cstring>
+#include <unordered_set>
+
+#include "echelon/checkpoint/tensors/tensor_file.h"
+#include "echelon/error.h"
+#include "echelon/train/saving/saved_state.h"
+
+namespace echelon {
+namespace {
+
+using torch::Tensor;
+
+// Of each slice: of any element, and of a line of the cache.
+constexpr int64_t kAlignment = 64;
+
+int64_t round_up(int64_t value, int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+bool is_row_major(const PlacedBox& placed) {
+  int64_t stride = 1;
+  for (size_t d = placed.box.sizes.size(); d-- > 0;) {
+    if (placed.box.sizes[d] != 1 && placed.strides[d] != stride) return false;
+    stride *= placed.box.sizes[d];
+  }
+  return true;
+}
+
+// The box's elements in `tensor`, which is contiguous.
+Tensor view_of(const Tensor& tensor, const PlacedBox& placed) {
+  return tensor.as_strided(
+      placed.box.sizes, placed.strides, tensor.storage_offset() + placed.begin);
+}
+
+int64_t bytes_of(const StatePart& part, const PlacedBox& placed) {
+  return placed.box.numel() * static_cast<int64_t>(part.tensor.element_size());
+}
+
+Tensor host_memory(int64_t bytes, bool pinned) {
+  try {
+    return torch::empty(
+        {bytes}, torch::dtype(torch::kUInt8).pinned_memory(pinned));
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    throw Error(
+        "[checkpoint] a copy of this rank's state takes " +
+        std::to_string(bytes) + " bytes of the host's memory, which are not "
+        "there (" + text.substr(0, text.find('\n')) +
+        "); with more ranks each has less to write");
+  }
+}
+
+void copy_out(const Tensor& from, const PlacedBox& placed, std::byte* to) {
+  const auto width = static_cast<int64_t>(from.element_size());
+  const int64_t bytes = placed.box.numel() * width;
+  // LibTorch copies with several threads, which pays for large ones.
+  constexpr int64_t kSmallBytes = 256 << 10;
+  if (from.is_cpu() && bytes <= kSmallBytes && is_row_major(placed)) {
+    const auto* source = static_cast<const std::byte*>(from.const_data_ptr());
+    std::memcpy(to, source + placed.begin * width, static_cast<size_t>(bytes));
+    return;
+  }
+  torch::from_blob(to, placed.box.sizes, torch::dtype(from.scalar_type()))
+      .copy_(view_of(from, placed), /*non_blocking=*/true);
+}
+
+}  // namespace
+
+void StateSnapshot::take(const std::vector<StatePart>& parts) {
+  fill(parts, HostMemory::copied);
+}
+
+void StateSnapshot::begin(const std::vector<StatePart>& parts) {
+  fill(parts, HostMemory::copied_later);
+}
+
+void StateSnapshot::refer_to(const std::vector<StatePart>& parts) {
+  fill(parts, HostMemory::referred_to);
+}
+
+void StateSnapshot::finish() {
+  for (const auto& one : later_) std::memcpy(one.to, one.from, one.bytes);
+  later_.clear();
+}
+
+void StateSnapshot::fill(
+    const std::vector<StatePart>& parts, HostMemory how) {
+  const torch::NoGradGuard no_grad;
+  const auto lies_ready = [](const StatePart& part, const PlacedBox& placed) {
+    return part.tensor.is_cpu() && part.tensor.is_contiguous() &&
+           is_row_major(placed);
+  };
+  const auto stays = [&](const StatePart& part, const PlacedBox& placed) {
+    return how == HostMemory::referred_to && lies_ready(part, placed);
+  };
+  const auto waits = [&](const StatePart& part, const PlacedBox& placed) {
+    const bool updated = part.kind == SavedKind::parameter ||
+                         part.kind == SavedKind::optimizer;
+    return how == HostMemory::copied_later && updated &&
+           lies_ready(part, placed);
+  };
+  int64_t needed = 0;
+  bytes_ = 0;
+  std::unordered_set<torch::Device> devices;
+  for (const auto& part : parts) {
+    if (!part.tensor.is_cpu()) devices.insert(part.tensor.device());
+    for (const auto& placed : part.boxes) {
+      bytes_ += bytes_of(part, placed);
+      if (stays(part, placed)) continue;
+      needed += round_up(bytes_of(part, placed), kAlignment);
+    }
+  }
+  slices_.clear();
+  live_.clear();
+  later_.clear();
+  if (!memory_.defined() || memory_.numel() < needed) {
+    memory_.reset();
+    memory_ = host_memory(needed, !devices.empty());
+  }
+  auto* to = static_cast<std::byte*>(memory_.mutable_data_ptr());
+  for (const auto& part : parts) {
+    const Tensor from = part.tensor.contiguous();
+    const std::string dtype = dtype_to_safetensors(from.scalar_type());
+    const auto* values = from.is_cpu()
+        ? static_cast<const std::byte*>(from.const_data_ptr())
+        : nullptr;
+    for (const auto& placed : part.boxes) {
+      const int64_t bytes = bytes_of(part, placed);
+      const int64_t begin =
+          placed.begin * static_cast<int64_t>(from.element_size());
+      const std::byte* at = to;
+      if (stays(part, placed)) {
+        at = values + begin;
+        live_.push_back(from);
+      } else {
+        if (waits(part, placed)) {
+          later_.push_back({values + begin, to, static_cast<size_t>(bytes)});
+          live_.push_back(from);
+        } else {
+          copy_out(from, placed, to);
+        }
+        to += round_up(bytes, kAlignment);
+      }
+      slices_.push_back(
+          {.name = part.name,
+           .kind = part.kind,
+           .dtype = dtype,
+           .shape = part.shape,
+           .box = placed.box,
+           .bytes = {at, static_cast<size_t>(bytes)}});
+    }
+  }
+  for (const auto& device : devices) {
+    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  }
+}
+
+}  // namespace echelon

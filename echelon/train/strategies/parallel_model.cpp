@@ -1,0 +1,114 @@
+#include "echelon/train/strategies/parallel_model.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "echelon/parallel/data/coalesced.h"
+#include "echelon/train/strategies/rank_layers.h"
+
+namespace echelon {
+namespace {
+
+BucketHook hook_of(const TrainOptions& options) {
+  if (options.compress == "bf16") return bf16_hook();
+  if (options.compress == "fp16") return fp16_hook();
+  if (options.compress == "powersgd") {
+    return powersgd_hook(
+        {.rank = options.powersgd_rank, .seed = options.seed});
+  }
+  return all_reduce_hook();
+}
+
+std::vector<ParameterPart> parts_of(
+    const torch::OrderedDict<std::string, torch::Tensor>& tensors,
+    const std::map<std::string, ParameterShard>& shards) {
+  std::vector<ParameterPart> parts;
+  for (const auto& item : tensors) {
+    if (!item.value().defined()) continue;
+    ParameterPart part{
+        .name = item.key(),
+        .value = item.value(),
+        .gradient = item.value().grad()};
+    const auto shard = shards.find(item.key());
+    if (shard != shards.end()) part.shard = shard->second;
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+}  // namespace
+
+DistributedDataParallelOptions data_parallel_options(const Job& job) {
+  DistributedDataParallelOptions options;
+  options.bucket_bytes = job.train.bucket_bytes;
+  options.find_unused_parameters = job.train.find_unused_parameters;
+  options.sync_batch_norm = job.model.sync_batch_norm;
+  options.hook = hook_of(job.train);
+  return options;
+}
+
+TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups) {
+  return {groups.along(Axis::tp), job.tensor};
+}
+
+std::vector<ParameterPart> parameter_parts(const torch::nn::Module& module) {
+  return parts_of(module.named_parameters(), shards_of(module));
+}
+
+std::vector<ParameterPart> buffer_parts(const torch::nn::Module& module) {
+  return parts_of(module.named_buffers(), shards_of(module));
+}
+
+SumOverRanks
+sum_over(const std::vector<Group>& groups, torch::Device device) {
+  return [groups, device](torch::Tensor& number) {
+    auto sum = number.to(device);
+    for (const auto& group : groups) {
+      group.all_reduce(sum, ReduceOp::sum, {.label = "gradient norm"}).wait();
+    }
+    number.copy_(sum);
+  };
+}
+
+std::optional<NonFinite> earliest(
+    const std::optional<NonFinite>& found,
+    const std::vector<std::string>& layers,
+    const Group& group,
+    torch::Device device) {
+  if (group.size() == 1) return found;
+  std::vector<std::string> lines;
+  if (found) lines = {found->layer, found->what};
+  const auto all = gather_lines(lines, group, device, "first NaN");
+  // A broken parameter of one rank breaks the output of all.
+  const auto position = [&](const NonFinite& one) {
+    return std::pair(
+        one.layer == "input"
+            ? layers.begin()
+            : std::find(layers.begin(), layers.end(), one.layer),
+        one.what == "output");
+  };
+  std::optional<NonFinite> first;
+  for (const auto& one : all) {
+    if (one.empty()) continue;
+    const NonFinite here{one[0], one[1]};
+    if (!first || position(here) < position(*first)) first = here;
+  }
+  return first;
+}
+
+void announce(
+    const ModelPlace& place, const std::vector<std::string>& lines) {
+  if (!place.announce) return;
+  for (const auto& line : lines) place.announce(line);
+}
+
+std::unique_ptr<ParallelModel>
+make_parallel_model(const Job& job, const ModelPlace& place) {
+  if (job.layout.pp > 1) return make_pipeline_model(job, place);
+  if (!job.model.devices.empty()) return make_placed_model(job, place);
+  if (shards_parameters(job)) return make_sharded_model(job, place);
+  return make_data_parallel_model(job, place);
+}
+
+}  // namespace echelon

@@ -1,0 +1,364 @@
+// The list of layers cut over the ranks of a pipeline; each stage data parallel,
+// with its parameters whole or cut over the ranks of dp_shard.
+#include <algorithm>
+#include <map>
+
+#include "echelon/error.h"
+#include "echelon/layers/ties.h"
+#include "echelon/parallel/pipeline/pipeline.h"
+#include "echelon/parallel/pipeline/tied_parameters.h"
+#include "echelon/schedule/memory.h"
+#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/model_cut.h"
+#include "echelon/train/strategies/parallel_model.h"
+#include "echelon/train/strategies/passes.h"
+#include "echelon/job/pipeline_schedule.h"
+#include "echelon/train/strategies/rank_layers.h"
+
+namespace echelon {
+namespace {
+
+bool is_finite(const torch::Tensor& tensor) {
+  return !tensor.is_floating_point() || tensor.numel() == 0 ||
+         at::isfinite(tensor).all().item<bool>();
+}
+
+bool all_finite(const Tensors& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), is_finite);
+}
+
+/// Looks at what layers compute, while it is asked to. Goes around each layer's own
+/// forward, where its parameters are.
+class Probe {
+ public:
+  void begin() { active_ = true, found_.reset(); }
+  std::optional<NonFinite> end() {
+    active_ = false;
+    return found_;
+  }
+
+  static LayerForward around(
+      std::shared_ptr<Probe> probe, const Layer& layer, bool first) {
+    return [probe, layer, first](const Tensors& inputs) {
+      Tensors outputs = layer.forward(inputs);
+      probe->look(layer, inputs, outputs, first);
+      return outputs;
+    };
+  }
+
+ private:
+  void look(
+      const Layer& layer,
+      const Tensors& inputs,
+      const Tensors& outputs,
+      bool first) {
+    if (!active_ || found_) return;
+    if (first && !all_finite(inputs)) {
+      found_ = NonFinite{"input", "input"};
+      return;
+    }
+    if (layer.module != nullptr) {
+      for (const auto& item : layer.module->named_parameters()) {
+        if (!is_finite(item.value())) {
+          found_ = NonFinite{
+              layer.name, "parameter " + layer.name + "." + item.key()};
+          return;
+        }
+      }
+    }
+    if (!all_finite(outputs)) found_ = NonFinite{layer.name, "output"};
+  }
+
+  bool active_ = false;
+  std::optional<NonFinite> found_;
+};
+
+// Told before anything is built.
+ModelCut announced(ModelCut cut, const ModelPlace& place) {
+  announce(place, cut.lines);
+  return cut;
+}
+
+class PipelineModel : public ParallelModel {
+ public:
+  PipelineModel(const Job& job, const ModelPlace& place);
+
+  Score forward_backward(const Batch& batch, bool count_units) override;
+  Score evaluate(const Batch& batch) override;
+  std::optional<NonFinite> find_nonfinite(const Batch& batch) override;
+  std::vector<ParameterPart> parts() const override { return layers_.parts(); }
+  std::vector<ParameterPart> buffers() const override {
+    return layers_.buffers();
+  }
+  std::vector<ParameterGroup>
+  optimizer_groups(double weight_decay) const override {
+    return layers_.optimizer_groups(weight_decay);
+  }
+  void after_update(bool updated) override { layers_.after_update(updated); }
+  void before_load() override { layers_.before_load(); }
+  void after_load() override { layers_.after_load(); }
+  std::optional<SharedOutGradients> shared_out_gradients() const override;
+  std::vector<std::string> describe() const override { return cut_.lines; }
+
+ private:
+  // What data parallelism without units() does with a stage.
+  struct Replica {
+    std::unique_ptr<DataParallelModule> parallel;
+    std::unique_ptr<NoSync> local;  // while a step runs
+  };
+
+  RankLayersOptions layers_options(const Job& job);
+  void make_pipeline(const ModelPlace& place);
+  void tie_shards(const std::vector<Tie>& ties);
+  void begin_step();
+  void before_gradients(int32_t stage, bool last);
+  void after_backwards();
+  size_t slice_of(int32_t stage) const;
+  std::vector<Batch> microbatches(const Batch& batch) const;
+  // Ranks that compute each layer together have one score.
+  bool counted_here() const { return tensor_.rank() == 0; }
+  // What the first stage takes; nothing on ranks without it.
+  std::vector<Tensors> inputs(const std::vector<Batch>& microbatches) const;
+
+  const Group group_;    // the pipeline
+  const Group data_;     // the ranks with this rank's stages and other samples
+  const Group shard_;    // of these, those that share out the parameters
+  const TensorParallel tensor_;  // those that compute these layers with it
+  torch::Device device_;
+  torch::Dtype dtype_;
+  Schedule schedule_;
+  std::vector<int32_t> stages_;  // of this rank
+  std::unique_ptr<Objective> objective_;
+  LayerList list_;
+  ModelCut cut_;
+  bool gather_once_;
+  std::shared_ptr<Probe> probe_ = std::make_shared<Probe>();
+  RankLayers layers_;
+  std::vector<Replica> replicas_;
+  std::unique_ptr<TiedParameters> tied_shards_;
+  std::unique_ptr<Pipeline> pipeline_;
+  std::optional<CountedParts> counted_;
+};
+
+PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
+    : group_(place.groups.along(Axis::pp)),
+      data_(place.groups.data()),
+      shard_(place.groups.along(Axis::dp_shard)),
+      tensor_(tensor_parallel(job, place.groups)),
+      device_(place.world.device()),
+      dtype_(compute_dtype(job)),
+      schedule_(pipeline_schedule(job)),
+      stages_(schedule_.stages_of(group_.rank())),
+      objective_(objective_for(
+          place.source.sample, place.source.classes, tensor_)),
+      list_(place.source.cut(tensor_)),
+      cut_(announced(cut_into_stages(job, place, schedule_), place)),
+      gather_once_(gathers_once(job, place.source)),
+      layers_(job, place, list_, layers_options(job)) {
+  if (layers_.units() == nullptr) {
+    for (const auto& network : layers_.networks()) {
+      replicas_.push_back({std::make_unique<DataParallelModule>(
+          *network, data_, data_parallel_options(job))});
+    }
+  }
+  make_pipeline(place);
+  // What is tied to a parameter of an earlier stage is counted there.
+  counted_.emplace(
+      parts(), tensor_.rank(),
+      tied_shards_ ? tied_shards_->duplicates() : pipeline_->duplicates());
+}
+
+RankLayersOptions PipelineModel::layers_options(const Job& job) {
+  RankLayersOptions options;
+  for (const int32_t stage : stages_) {
+    const auto at = static_cast<size_t>(stage);
+    options.slices.emplace_back(cut_.boundaries[at], cut_.boundaries[at + 1]);
+  }
+  options.ties = ties_across(list_, cut_.boundaries);
+  options.gather_once = gather_once_;
+  options.in_flight = stored_activations(schedule_)
+                          .ranks.at(static_cast<size_t>(group_.rank()));
+  options.innermost = [probe = probe_](const Layer& layer, size_t index) {
+    return Probe::around(probe, layer, index == 0);
+  };
+  return options;
+}
+
+void PipelineModel::make_pipeline(const ModelPlace& place) {
+  std::vector<PipelineStage> stages;
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    stages.push_back(stage_of(*layers_.networks()[i], stages_[i]));
+  }
+  PipelineOptions options;
+  options.device = device_;
+  options.recorder = place.recorder;
+  options.before_gradients = [this](int32_t stage, bool last) {
+    before_gradients(stage, last);
+  };
+  options.after_backwards = [this] { after_backwards(); };
+  const auto ties = ties_across(list_, cut_.boundaries);
+  if (layers_.units() == nullptr) {
+    options.ties = ties;
+  } else {
+    tie_shards(ties);
+  }
+  pipeline_ = std::make_unique<Pipeline>(
+      group_, schedule_, std::move(stages), std::move(options));
+}
+
+// A tied parameter lies in a flat buffer of its own, so that the shards of all
+// stages have the same range of it.
+void PipelineModel::tie_shards(const std::vector<Tie>& ties) {
+  std::map<std::string, int32_t> stage_of_name;
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    for (const auto& item : layers_.networks()[i]->named_parameters()) {
+      stage_of_name[item.key()] = stages_[i];
+    }
+  }
+  const auto flats = layers_.units()->flat_shards();
+  std::vector<StageParameter> parameters;
+  for (const auto& part : parts()) {
+    // Nothing of it is here, but the others ask for it.
+    StageParameter own{
+        part.name, stage_of_name.at(part.name), part.value.detach()};
+    for (const auto& flat : flats) {
+      if (part.value.numel() > 0 &&
+          flat.tensor.data_ptr() == part.value.data_ptr()) {
+        own.tensor = flat.tensor;
+      }
+    }
+    parameters.push_back(std::move(own));
+  }
+  tied_shards_ = std::make_unique<TiedParameters>(
+      group_, ties, parameters, device_);
+  tied_shards_->check_equal();
+}
+
+size_t PipelineModel::slice_of(int32_t stage) const {
+  return static_cast<size_t>(
+      std::find(stages_.begin(), stages_.end(), stage) - stages_.begin());
+}
+
+void PipelineModel::begin_step() {
+  layers_.sync_buffers();
+  if (auto* units = layers_.units()) {
+    // Until before_gradients() says whose gradients come nothing is reduced.
+    units->begin_backward({.last = false, .keep_whole = true});
+  }
+  for (auto& [parallel, local] : replicas_) {
+    parallel->sync_buffers();
+    local.reset(new NoSync(parallel->no_sync()));
+  }
+}
+
+void PipelineModel::before_gradients(int32_t stage, bool last) {
+  const size_t slice = slice_of(stage);
+  auto* units = layers_.units();
+  if (units == nullptr) {
+    if (last) replicas_[slice].parallel->begin_reduction();
+    return;
+  }
+  if (layers_.units_of(slice).empty()) return;
+  // Gathered for the whole step: gradients wait for the last microbatch as well.
+  if (gather_once_ && !last) return;
+  units->begin_backward({.last = last, .units = layers_.units_of(slice)});
+}
+
+void PipelineModel::after_backwards() {
+  if (auto* units = layers_.units()) {
+    units->finish();
+    tied_shards_->sum_gradients();
+  }
+  for (auto& replica : replicas_) replica.parallel->finish_reduction();
+}
+
+std::vector<Batch> PipelineModel::microbatches(const Batch& batch) const {
+  const int64_t count = schedule_.num_microbatches;
+  const int64_t size = batch.inputs.size(0);
+  std::vector<Batch> pieces;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = size * i / count;
+    pieces.push_back(
+        piece_of(batch, begin, size * (i + 1) / count - begin));
+  }
+  return pieces;
+}
+
+std::vector<Tensors>
+PipelineModel::inputs(const std::vector<Batch>& microbatches) const {
+  std::vector<Tensors> inputs;
+  if (!pipeline_->has_first_stage()) return inputs;
+  for (const auto& one : microbatches) inputs.push_back(inputs_of(one));
+  return inputs;
+}
+
+Score PipelineModel::forward_backward(const Batch& raw, bool count_units) {
+  const Batch batch = objective_->prepared(raw, device_, dtype_);
+  const double scale =
+      loss_scale(*objective_, batch, data_, count_units) * gradient_scale_;
+  begin_step();
+  Score score;
+  const auto pieces = microbatches(batch);
+  pipeline_->step(
+      inputs(pieces), [&](const Tensors& outputs, int64_t microbatch) {
+        const auto& targets = pieces[static_cast<size_t>(microbatch)].targets;
+        const auto sum = objective_->loss_sum(outputs, targets);
+        objective_->add_loss(score, sum, targets);
+        return sum * scale;
+      });
+  for (auto& replica : replicas_) replica.local.reset();
+  layers_.finish_shared();
+  return counted_here() ? score : Score{};
+}
+
+Score PipelineModel::evaluate(const Batch& raw) {
+  const torch::NoGradGuard no_grad;
+  const Batch batch = objective_->prepared(raw, device_, dtype_);
+  const bool empty = batch.inputs.size(0) == 0;
+  // Ranks that gather parameters with this one have samples.
+  if (empty && shard_.size() == 1) return {};
+  std::vector<Batch> pieces;
+  if (empty) {
+    const Tensors one = stand_in(inputs_of(batch));
+    pieces.resize(static_cast<size_t>(schedule_.num_microbatches));
+    for (auto& piece : pieces) {
+      piece.inputs = one[0];
+      piece.more.assign(one.begin() + 1, one.end());
+    }
+  } else {
+    pieces = microbatches(batch);
+  }
+  layers_.train(false);
+  const auto outputs = pipeline_->evaluate(inputs(pieces));
+  layers_.train(true);
+  Score score;
+  for (size_t i = 0; !empty && i < outputs.size(); ++i) {
+    objective_->evaluate(score, outputs[i], pieces[i].targets);
+  }
+  return counted_here() ? score : Score{};
+}
+
+std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
+  const Batch batch = objective_->prepared(raw, device_, dtype_);
+  probe_->begin();
+  pipeline_->evaluate(inputs(microbatches(batch)));
+  const auto found = probe_->end();
+  return earliest(
+      earliest(found, cut_.layers, tensor_.group, device_), cut_.layers,
+      group_, device_);
+}
+
+std::optional<SharedOutGradients> PipelineModel::shared_out_gradients() const {
+  return counted_->shared_out(
+      gradients_of(parts()),
+      sum_over({tensor_.group, shard_, group_}, device_));
+}
+
+}  // namespace
+
+std::unique_ptr<ParallelModel>
+make_pipeline_model(const Job& job, const ModelPlace& place) {
+  return std::make_unique<PipelineModel>(job, place);
+}
+
+}  // namespace echelon

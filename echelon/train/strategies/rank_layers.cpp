@@ -1,0 +1,235 @@
+#include "echelon/train/strategies/rank_layers.h"
+
+#include <algorithm>
+
+#include "echelon/parallel/data/coalesced.h"
+#include "echelon/train/strategies/count_memory.h"
+
+namespace echelon {
+namespace {
+
+std::optional<torch::Dtype> low_dtype(const std::string& name) {
+  if (name == "bf16") return torch::kBFloat16;
+  if (name == "fp16") return torch::kHalf;
+  if (name == "float32") return torch::kFloat32;
+  return std::nullopt;  // same
+}
+
+ShardedUnitsOptions units_options(
+    const Job& job, const RankLayersOptions& options) {
+  ShardedUnitsOptions result;
+  result.shard = job.shard;
+  result.gather_once = options.gather_once;
+  result.compute = low_dtype(job.precision.compute);
+  if (adds_gradients(job)) {
+    result.reduce = low_dtype(job.precision.reduce);
+  }
+  result.offload_optimizer = job.memory.offload != "none";
+  result.offload_shards = job.memory.offload == "parameters";
+  for (const auto& tie : options.ties) {
+    result.apart.insert(tie.first);
+    result.apart.insert(tie.second);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::optional<LayerMemory> layer_memory(
+    const Job& job,
+    const ModelSource& source,
+    const std::vector<std::pair<size_t, size_t>>& slices,
+    int64_t in_flight) {
+  if (job.memory.recompute == "none" && job.memory.activations == "keep") {
+    return std::nullopt;
+  }
+  std::vector<RecomputeCost> own;
+  if (job.memory.recompute == "budget") {
+    // As the plan has them: of the first tensor-parallel rank and the largest
+    // microbatch, so that all ranks of a layer choose the same.
+    const auto costs = recompute_costs(count_memory(job, source));
+    for (const auto& [begin, end] : slices) {
+      own.insert(
+          own.end(), costs.begin() + static_cast<std::ptrdiff_t>(begin),
+          costs.begin() + static_cast<std::ptrdiff_t>(end));
+    }
+  } else {
+    for (const auto& [begin, end] : slices) own.resize(own.size() + end - begin);
+  }
+  return LayerMemory(job.memory, plan_recompute(job.memory, own, in_flight));
+}
+
+RankLayers::RankLayers(
+    const Job& job,
+    const ModelPlace& place,
+    const LayerList& layers,
+    RankLayersOptions options)
+    : job_(job),
+      device_(place.world.device()),
+      data_(place.groups.data()),
+      shard_(place.groups.along(Axis::dp_shard)),
+      replicate_(place.groups.along(Axis::dp_replicate)),
+      tensor_(tensor_parallel(job, place.groups)),
+      layers_(layers),
+      memory_(
+          layer_memory(job, place.source, options.slices, options.in_flight)) {
+  if (shards_parameters(job)) make_units(options);
+  build(options);
+}
+
+void RankLayers::make_units(const RankLayersOptions& options) {
+  auto all = units_options(job_, options);
+  if (tensor_.size() > 1) {
+    all.before_reduce = [this](const auto& parameters) {
+      std::vector<torch::Tensor> tensors;
+      for (const auto& [_, tensor] : parameters) tensors.push_back(tensor);
+      for (auto& shared : shared_) shared.finish(tensors);
+    };
+  }
+  units_ =
+      std::make_unique<ShardedUnits>(shard_, replicate_, std::move(all));
+}
+
+void RankLayers::build(const RankLayersOptions& options) {
+  if (!job_.model.weights.empty()) {
+    weights_ = std::make_unique<LayerWeights>(layers_, job_.model.weights);
+  }
+  for (size_t slice = 0; slice < options.slices.size(); ++slice) {
+    const auto [begin, end] = options.slices[slice];
+    slice_units_.emplace_back();
+    layer_units_.emplace_back();
+    networks_.push_back(build_network(
+        layers_, begin, end, job_.train.seed, [&](NewLayer& layer) {
+          prepare(layer, slice, options);
+        }));
+    auto& network = *networks_.back();
+    network.train();
+    shards_.merge(shards_of(network));
+    shared_.emplace_back(network, tensor_);
+    if (!units_) continue;
+    if (job_.model.sync_batch_norm) {
+      converted_.push_back(convert_sync_batch_norm(network, data_));
+    }
+    network.set_gather([this, slice](size_t layer) -> std::shared_ptr<void> {
+      const auto& units = layer_units_[slice][layer];
+      if (units.empty()) return nullptr;
+      return std::shared_ptr<ShardedUnits::Gathered>(units_->gather(units));
+    });
+  }
+  weights_.reset();
+}
+
+void RankLayers::prepare(
+    NewLayer& layer, size_t slice, const RankLayersOptions& options) {
+  auto* module = layer.layer.module.get();
+  if (weights_) weights_->load(layer.index, module);
+  if (module != nullptr) {
+    to_dtype(*module, dtype_of(job_.model.dtype));
+    module->to(device_);
+  }
+  if (options.innermost) {
+    layer.layer.forward = options.innermost(layer.layer, layer.index);
+  }
+  if (units_) cut(layer, slice);
+  if (memory_) {
+    layer.layer.forward = memory_->wrap(
+        built_, layer.layer.name, std::move(layer.layer.forward),
+        layer.layer.module);
+  }
+  ++built_;
+}
+
+void RankLayers::cut(NewLayer& layer, size_t slice) {
+  std::vector<size_t> units;
+  if (!layer.parameters.empty()) {
+    units.push_back(units_->add(layer.layer.name, layer.parameters));
+    slice_units_[slice].push_back(units.back());
+  }
+  for (const auto& shared : layer.shared) {
+    const auto unit = units_->unit_of(shared);
+    if (unit && std::count(units.begin(), units.end(), *unit) == 0) {
+      units.push_back(*unit);
+    }
+  }
+  if (!units.empty()) {
+    layer.layer.forward =
+        units_->wrap(units, std::move(layer.layer.forward));
+  }
+  layer_units_[slice].push_back(std::move(units));
+}
+
+void RankLayers::train(bool on) {
+  for (const auto& network : networks_) network->train(on);
+}
+
+void RankLayers::sync_buffers() {
+  if (!units_ || data_.size() == 1) return;
+  std::vector<torch::Tensor> all;
+  for (const auto& part : buffers()) all.push_back(part.value);
+  if (!all.empty()) broadcast_tensors(all, 0, data_, "buffers");
+}
+
+void RankLayers::finish_shared() {
+  if (units_) return;
+  for (auto& shared : shared_) shared.finish();
+}
+
+std::vector<ParameterPart> RankLayers::parts() const {
+  std::vector<ParameterPart> all;
+  if (!units_) {
+    for (const auto& network : networks_) {
+      const auto own = parameter_parts(*network);
+      all.insert(all.end(), own.begin(), own.end());
+    }
+    return all;
+  }
+  for (auto& part : units_->parts()) {
+    all.push_back(
+        {.name = part.name,
+         .value = part.value,
+         .gradient = part.gradient,
+         .range = part.range});
+    const auto shard = shards_.find(part.name);
+    if (shard != shards_.end()) all.back().shard = shard->second;
+  }
+  return all;
+}
+
+std::vector<ParameterPart> RankLayers::buffers() const {
+  std::vector<ParameterPart> all;
+  for (const auto& network : networks_) {
+    const auto own = buffer_parts(*network);
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
+std::vector<ParameterGroup>
+RankLayers::optimizer_groups(double weight_decay) const {
+  if (!units_) {
+    NamedTensors all;
+    for (const auto& part : parts()) all.emplace_back(part.name, part.value);
+    return parameter_groups(all, weight_decay);
+  }
+  ParameterGroup decayed{.weight_decay = weight_decay};
+  ParameterGroup plain;
+  for (const auto& flat : units_->flat_shards()) {
+    (flat.decays ? decayed : plain)
+        .parameters.emplace_back(flat.name, flat.tensor);
+  }
+  return {std::move(decayed), std::move(plain)};
+}
+
+void RankLayers::after_update(bool updated) {
+  if (units_) units_->after_update(updated);
+}
+
+void RankLayers::before_load() {
+  if (units_) units_->before_load();
+}
+
+void RankLayers::after_load() {
+  if (units_) units_->after_load();
+}
+
+}  // namespace echelon

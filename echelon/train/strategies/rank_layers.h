@@ -1,0 +1,119 @@
+// The slices of a job's model that a rank has, built layer by layer: each layer
+// gets its values, dtype and device, is cut over the ranks of dp_shard and wrapped
+// as [memory] says before the next one is built, so that no rank ever holds more
+// of the model than what it keeps and one layer.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "echelon/memory/layer_memory.h"
+#include "echelon/layers/network.h"
+#include "echelon/models/weights.h"
+#include "echelon/optim/optimizer.h"
+#include "echelon/parallel/data/sync_batch_norm.h"
+#include "echelon/parallel/shard/sharded_units.h"
+#include "echelon/parallel/tensor/shared_gradients.h"
+#include "echelon/train/strategies/parallel_model.h"
+
+namespace echelon {
+
+struct RankLayersOptions {
+  std::vector<std::pair<size_t, size_t>> slices;  // [begin, end), ascending
+  /// Microbatches that wait for their backward at once, at most.
+  int64_t in_flight = 1;
+  /// Parameters of different slices that are one.
+  std::vector<Tie> ties;
+  /// Gathered parameters stay to the end of the step.
+  bool gather_once = false;
+  /// Goes around a layer's own forward, inside of everything else: what it calls
+  /// finds the parameters gathered. Null: nothing.
+  std::function<LayerForward(const Layer& layer, size_t index)> innermost;
+};
+
+/// Where each layer computes again, and what it keeps where, for the layers of
+/// `slices`; nothing when [memory] asks for nothing.
+std::optional<LayerMemory> layer_memory(
+    const Job& job,
+    const ModelSource& source,
+    const std::vector<std::pair<size_t, size_t>>& slices,
+    int64_t in_flight);
+
+/// Every rank of the world makes one (the ranks of place.groups alone when the
+/// layout is one device).
+class RankLayers {
+ public:
+  /// `layers`: as this rank's tensor-parallel group has them.
+  RankLayers(
+      const Job& job,
+      const ModelPlace& place,
+      const LayerList& layers,
+      RankLayersOptions options);
+  RankLayers(const RankLayers&) = delete;
+  RankLayers& operator=(const RankLayers&) = delete;
+
+  /// By slice.
+  const std::vector<std::shared_ptr<Network>>& networks() const {
+    return networks_;
+  }
+  void train(bool on);
+
+  /// Null unless shards_parameters(job).
+  ShardedUnits* units() { return units_.get(); }
+  /// Of one slice, for BackwardPass.
+  const std::vector<size_t>& units_of(size_t slice) const {
+    return slice_units_.at(slice);
+  }
+
+  /// With units(), before the first forward of a step: every rank takes the
+  /// buffers of the first one with this part of the model.
+  void sync_buffers();
+  /// Without units(), after the last backward: sums over tensor-parallel ranks
+  /// (shared_gradients.h). With them each unit's are summed before it is reduced.
+  void finish_shared();
+
+  std::vector<ParameterPart> parts() const;
+  std::vector<ParameterPart> buffers() const;
+  std::vector<ParameterGroup> optimizer_groups(double weight_decay) const;
+  void after_update(bool updated);
+  void before_load();
+  void after_load();
+
+ private:
+  struct Slice;
+
+  void make_units(const RankLayersOptions& options);
+  void build(const RankLayersOptions& options);
+  void prepare(NewLayer& layer, size_t slice, const RankLayersOptions& options);
+  void cut(NewLayer& layer, size_t slice);
+
+  const Job& job_;
+  torch::Device device_;
+  Group data_;
+  Group shard_;
+  Group replicate_;
+  TensorParallel tensor_;
+  LayerList layers_;
+  std::optional<LayerMemory> memory_;  // when [memory] asks for something
+  size_t built_ = 0;                   // layers
+  std::unique_ptr<ShardedUnits> units_;
+  std::unique_ptr<LayerWeights> weights_;  // while layers are built
+  std::vector<std::shared_ptr<Network>> networks_;
+  std::vector<std::vector<size_t>> slice_units_;
+  /// By slice and layer: what its forward gathers.
+  std::vector<std::vector<std::vector<size_t>>> layer_units_;
+  std::vector<SharedGradients> shared_;
+  std::vector<ConvertedBatchNorms> converted_;
+  std::map<std::string, ParameterShard> shards_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,95 @@
+// `echelon bench --save` as it is typed: what a measured machine has, and what takes it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "echelon/cluster/cluster_file.h"
+#include "tests/support/process.h"
+#include "tests/support/places.h"
+
+namespace echelon {
+namespace bench_machine_test {
+
+using testing::HasSubstr;
+using testing_support::Command;
+using testing_support::TempFolder;
+
+const std::string kEchelon = program("echelon");
+
+bool has_product(const Device& device, Precision precision, ProductKind kind) {
+  return std::any_of(
+      device.matrix_rates.begin(), device.matrix_rates.end(),
+      [&](const MatrixRate& rate) {
+        return rate.precision == precision && rate.kind == kind;
+      });
+}
+
+bool has_operator(const Device& device, const std::string& name) {
+  return std::any_of(
+      device.operator_rates.begin(), device.operator_rates.end(),
+      [&](const OperatorRate& rate) { return rate.name == name; });
+}
+
+TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
+  const TempFolder folder;
+  const std::string file = folder.path() + "/here.toml";
+  // As on a machine without a GPU: a processor's shares.
+  const std::vector<std::string> processors = {"CUDA_VISIBLE_DEVICES="};
+  Command bench({kEchelon, "bench", "--save", file, "-n", "2"}, processors);
+  ASSERT_EQ(bench.wait(std::chrono::minutes(8)), 0) << bench.err();
+  EXPECT_THAT(bench.out(), HasSubstr("launched beside 0 KiB"));
+
+  const Cluster cluster = read_cluster(file);
+  ASSERT_EQ(cluster.num_devices(), 2);
+  const Node& node = cluster.groups[0].node;
+  const Device& device = node.device;
+  EXPECT_TRUE(device.processor);
+  EXPECT_GT(node.inside.bytes_per_second, 0);
+  EXPECT_GT(node.inside.latency_seconds, 0);
+  EXPECT_GT(device.memory_bytes_per_second, 0);
+  EXPECT_GT(device.peak(Precision::fp32), 0);
+  for (const Precision precision : {Precision::fp32, Precision::bf16}) {
+    EXPECT_TRUE(has_product(device, precision, ProductKind::product));
+  }
+  for (const ProductKind kind :
+       {ProductKind::convolution, ProductKind::convolution_inputs,
+        ProductKind::convolution_weights}) {
+    EXPECT_TRUE(has_product(device, Precision::fp32, kind));
+  }
+  for (const char* name : {"gelu", "native_layer_norm", "optimizer adamw",
+                           "max_pool2d_with_indices channels last"}) {
+    EXPECT_TRUE(has_operator(device, name)) << name;
+  }
+  ASSERT_GE(device.launch_rates.size(), 2U);
+  for (const LaunchRate& rate : device.launch_rates) {
+    EXPECT_GT(rate.seconds, 0);
+    EXPECT_GT(rate.backward_seconds, 0);
+    EXPECT_GT(rate.view_seconds, 0);
+    EXPECT_GT(rate.backward_view_seconds, 0);
+  }
+  EXPECT_LT(
+      device.launch_rates.front().bytes_beside,
+      device.launch_rates.back().bytes_beside);
+  // Each is a difference of times, and one of them may be none on a busy machine.
+  ASSERT_EQ(device.host_work.size(), 3U);
+  double host = 0;
+  for (const HostWork& work : device.host_work) {
+    EXPECT_GT(work.computing_seconds, 0);
+    host += work.step_seconds + work.layer_seconds + work.pass_seconds +
+        work.action_seconds + work.pipeline_seconds + work.operator_seconds;
+  }
+  EXPECT_GT(host, 0);
+
+  Command step({kEchelon, "simulate",
+                source_path("examples/configs/digits.toml"), "--layout",
+                "dp=2", "--cluster", file, "--count"});
+  ASSERT_EQ(step.wait(), 0) << step.err();
+  EXPECT_THAT(step.out(), HasSubstr("2 of 2 devices"));
+}
+
+}  // namespace bench_machine_test
+}  // namespace echelon

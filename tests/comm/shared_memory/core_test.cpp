@@ -1,0 +1,638 @@
+// The local backend's core between threads, without LibTorch: small enough to
+// run under the thread sanitizer.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+#include "echelon/comm/shared_memory/attachment.h"
+#include "echelon/comm/shared_memory/communicator.h"
+#include "echelon/comm/shared_memory/doorbell.h"
+#include "echelon/comm/shared_memory/failure.h"
+#include "echelon/comm/shared_memory/host.h"
+
+namespace echelon::local {
+namespace core_test {
+
+using namespace std::chrono_literals;
+using CommunicatorPtr = std::shared_ptr<Communicator>;
+using ::testing::HasSubstr;
+
+void wait(const OperationPtr& operation) {
+  operation->wait();
+  if (operation->error() != nullptr) {
+    std::rethrow_exception(operation->error());
+  }
+}
+
+Shape floats(uint64_t count) {
+  return Shape::flat(count, Dtype::float32);
+}
+
+// One thread per rank; the first error ends the others and fails the test.
+void run(int size, const std::function<void(std::shared_ptr<Host>)>& body) {
+  auto hub = make_hub(size);
+  std::vector<std::string> errors(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(join_threads(hub, rank));
+      } catch (const std::exception& error) {
+        errors[rank] = error.what();
+        hub->abort("rank " + std::to_string(rank) + " failed");
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    EXPECT_EQ(errors[rank], "") << "rank " << rank;
+  }
+}
+
+CommunicatorPtr group_of(
+    const std::shared_ptr<Host>& host,
+    const std::string& name,
+    std::chrono::milliseconds timeout = 60s) {
+  std::vector<int> ranks(host->size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return Communicator::create(host, ranks, name, timeout);
+}
+
+void require(bool condition, const std::string& what) {
+  if (!condition) {
+    throw std::runtime_error("wrong: " + what);
+  }
+}
+
+class Core : public ::testing::TestWithParam<int> {};
+
+TEST_P(Core, Collectives) {
+  run(GetParam(), [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    const int rank = host->rank();
+    const int size = host->size();
+    for (const uint64_t n : {0ul, 1ul, 1000ul, 20000ul, 300001ul}) {
+      const std::string where = " of " + std::to_string(n);
+      std::vector<float> sum(n, rank + 1.0f);
+      wait(group->all_reduce(sum.data(), floats(n), Reduction::sum, {}));
+      for (const float v : sum) {
+        require(v == size * (size + 1) / 2, "all_reduce" + where);
+      }
+      std::vector<float> mine(n, rank);
+      std::vector<float> all(n * size, -1);
+      std::vector<char*> outputs;
+      std::vector<const char*> inputs;
+      for (int j = 0; j < size; ++j) {
+        outputs.push_back(reinterpret_cast<char*>(all.data() + j * n));
+        inputs.push_back(outputs.back());
+      }
+      wait(group->all_gather(mine.data(), outputs, floats(n), {}));
+      for (uint64_t i = 0; i < n * size; ++i) {
+        require(all[i] == i / n, "all_gather" + where);
+      }
+      wait(group->reduce_scatter(
+          inputs, mine.data(), floats(n), Reduction::avg, {}));
+      for (const float v : mine) {
+        require(v == rank, "reduce_scatter" + where);
+      }
+      std::vector<float> theirs(n * size, -1);
+      std::vector<Piece> sends;
+      std::vector<Piece> receives;
+      for (int j = 0; j < size; ++j) {
+        std::fill_n(all.begin() + j * n, n, rank * 100 + j);
+        sends.push_back({outputs[j], n});
+        receives.push_back({reinterpret_cast<char*>(theirs.data() + j * n), n});
+      }
+      wait(group->all_to_all(sends, receives, Dtype::float32, {}));
+      for (uint64_t i = 0; i < n * size; ++i) {
+        require(theirs[i] == i / n * 100 + rank, "all_to_all" + where);
+      }
+      const int root = size - 1;
+      mine.assign(n, rank == root ? 5 : 0);
+      wait(group->broadcast(mine.data(), floats(n), root, {}));
+      wait(group->scatter(
+          rank == root ? inputs : std::vector<const char*>{},
+          mine.data(),
+          floats(n),
+          root,
+          {}));
+      for (const float v : mine) {
+        require(v == root * 100 + rank, "scatter" + where);
+      }
+      wait(group->gather(
+          mine.data(),
+          rank == root ? outputs : std::vector<char*>{},
+          floats(n),
+          root,
+          {}));
+      wait(group->barrier({}));
+    }
+  });
+}
+
+TEST_P(Core, Messages) {
+  run(GetParam(), [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    const int next = (host->rank() + 1) % host->size();
+    const int previous = (host->rank() + host->size() - 1) % host->size();
+    for (const uint64_t n : {0ul, 10ul, 100000ul, 200000ul}) {
+      std::vector<std::vector<float>> out;
+      std::vector<std::vector<float>> in(5, std::vector<float>(n));
+      std::vector<OperationPtr> operations;
+      for (int tag = 0; tag < 5; ++tag) {
+        out.emplace_back(n, host->rank() * 10 + tag);
+        operations.push_back(
+            group->send(out[tag].data(), floats(n), next, tag, {}));
+      }
+      for (int tag = 4; tag >= 0; --tag) {
+        operations.push_back(
+            group->receive(in[tag].data(), floats(n), previous, tag, {}));
+      }
+      for (const auto& operation : operations) {
+        wait(operation);
+      }
+      for (int tag = 0; tag < 5; ++tag) {
+        for (const float v : in[tag]) {
+          require(v == previous * 10 + tag, "message");
+        }
+      }
+    }
+  });
+}
+INSTANTIATE_TEST_SUITE_P(Sizes, Core, ::testing::Values(1, 2, 3, 4, 8));
+
+TEST(CoreLarge, SixtyFourRanks) {
+  run(64, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    for (const uint64_t n : {3ul, 5000ul, 200000ul}) {
+      std::vector<float> sum(n, host->rank());
+      wait(group->all_reduce(sum.data(), floats(n), Reduction::max, {}));
+      require(sum[n - 1] == 63, "max");
+    }
+  });
+}
+
+// Two groups, entered in opposite order by the two ranks: nothing blocks.
+TEST(CoreOrder, OppositeOrderOfGroups) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto a = group_of(host, "a");
+    auto b = group_of(host, "b");
+    for (int i = 0; i < 200; ++i) {
+      const uint64_t n = i % 2 == 0 ? 100 : 100000;
+      std::vector<float> x(n, 1);
+      std::vector<float> y(n, 2);
+      auto& first = host->rank() == 0 ? a : b;
+      auto& second = host->rank() == 0 ? b : a;
+      auto& p = host->rank() == 0 ? x : y;
+      auto& q = host->rank() == 0 ? y : x;
+      auto one = first->all_reduce(p.data(), floats(n), Reduction::sum, {});
+      auto two = second->all_reduce(q.data(), floats(n), Reduction::sum, {});
+      wait(one);
+      wait(two);
+      require(x[n - 1] == 2 && y[n - 1] == 4, "sums");
+    }
+  });
+}
+
+TEST(CoreOrder, SeveralThreadsOfOneRankWait) {
+  run(3, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    std::vector<std::vector<float>> data(64, std::vector<float>(30000, 1));
+    std::vector<OperationPtr> operations;
+    for (auto& d : data) {
+      operations.push_back(
+          group->all_reduce(d.data(), floats(d.size()), Reduction::sum, {}));
+    }
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&, t] {
+        for (size_t i = t; i < operations.size(); i += 3) {
+          operations[operations.size() - 1 - i]->wait();
+        }
+      });
+    }
+    for (auto& thread : threads) {
+      thread.join();
+    }
+    for (const auto& d : data) {
+      require(d[29999] == 3, "sum");
+    }
+  });
+}
+
+TEST(CoreFailure, AbortEndsEverythingAtOnce) {
+  auto hub = make_hub(3);
+  std::vector<std::thread> threads;
+  std::vector<std::string> errors(3);
+  std::atomic<int> pending{0};
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto host = join_threads(hub, rank);
+      auto group = group_of(host, "world");
+      std::vector<float> x(100000);
+      auto operation =
+          group->all_reduce(x.data(), floats(x.size()), Reduction::sum, {});
+      ++pending;
+      try {
+        wait(operation);
+      } catch (const Aborted& error) {
+        errors[rank] = error.what();
+      }
+      EXPECT_THROW(wait(group->barrier({})), Aborted);
+    });
+  }
+  while (pending < 2) {
+    std::this_thread::yield();
+  }
+  hub->abort("rank 2 ended with: disk full");
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(
+        errors[rank], HasSubstr("all_reduce #0 of group world: rank 2 ended"));
+  }
+}
+
+TEST(CoreFailure, DeadlineNamesWhoIsAbsent) {
+  run(4, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "dp", 700ms);
+    auto other = group_of(host, "other");
+    std::vector<float> x(50000, 1);
+    if (host->rank() != 1 && host->rank() != 3) {
+      try {
+        wait(group->all_reduce(x.data(), floats(x.size()), Reduction::sum, {}));
+        require(false, "no timeout");
+      } catch (const Timeout& error) {
+        require(
+            error.missing() == std::vector<int>{1, 3} && error.sequence() == 0,
+            error.what());
+        require(
+            std::string(error.what()).find("timed out after 0.7 s") !=
+                std::string::npos,
+            error.what());
+      }
+    }
+    wait(other->barrier({}));  // the rest of the job goes on
+    if (host->rank() == 1) {
+      bool thrown = false;
+      try {  // too late: the group has failed
+        wait(group->all_reduce(x.data(), floats(x.size()), Reduction::sum, {}));
+      } catch (const Timeout&) {
+        thrown = true;
+      }
+      require(thrown, "late rank");
+    }
+    wait(other->barrier({}));
+  });
+}
+
+// Rank 0 receives what rank 1 never sends; `before` it waits.
+void expect_timeout_of_receive(
+    const std::shared_ptr<Host>& host,
+    const std::function<void(const OperationPtr&)>& before) {
+  auto group = group_of(host, "pp", 300ms);
+  auto other = group_of(host, "other");
+  float x = 0;
+  if (host->rank() == 0) {
+    auto receive = group->receive(&x, floats(1), 1, 9, {});
+    before(receive);
+    try {
+      wait(receive);
+      require(false, "no timeout");
+    } catch (const Timeout& error) {
+      require(error.missing() == std::vector<int>{1}, error.what());
+    }
+  }
+  wait(other->barrier({}));
+}
+
+TEST(CoreFailure, ReceiveTimesOut) {
+  run(2, [](std::shared_ptr<Host> host) {
+    expect_timeout_of_receive(host, [](const OperationPtr&) {});
+  });
+}
+
+TEST(CoreFailure, AMemberThatLeftIsNamed) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    wait(group->barrier({}));
+    if (host->rank() == 1) {
+      return;
+    }
+    bool thrown = false;
+    try {
+      wait(group->barrier({}));
+    } catch (const PeerLost& error) {
+      thrown = error.missing() == std::vector<int>{1};
+    }
+    require(thrown, "left");
+  });
+}
+
+TEST(CoreGroups, ComeAndGoWithoutLeaks) {
+  std::vector<uint64_t> first(4);
+  std::vector<uint64_t> last(4);
+  auto hub = make_hub(4);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto host = join_threads(hub, rank);
+      auto world = group_of(host, "world");
+      auto& segment = static_cast<Attachment&>(*host).segment();
+      for (int i = 0; i < 200; ++i) {
+        wait(world->barrier({}));
+        if (rank == 0 && (i == 0 || i == 199)) {
+          const uint64_t place = segment.allocate(kPage);
+          segment.release(place, kPage);
+          (i == 0 ? first : last)[0] = place;
+        }
+        wait(world->barrier({}));
+        auto half = Communicator::create(
+            host, {rank / 2 * 2, rank / 2 * 2 + 1}, "half", 60s);
+        auto all = group_of(host, "all");
+        float x = 1;
+        wait(half->all_reduce(&x, floats(1), Reduction::sum, {}));
+        wait(all->all_reduce(&x, floats(1), Reduction::sum, {}));
+        EXPECT_EQ(x, 8);
+        wait(all->send(&x, floats(1), (rank + 1) % 4, 0, {}));
+        wait(all->receive(&x, floats(1), (rank + 3) % 4, 0, {}));
+        half.reset();
+        all.reset();
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(first, last);
+}
+
+// Seven ranks wait for an eighth on whatever cores there are.
+TEST(CoreWaiting, CostsLittleTime) {
+  timespec before{};
+  timespec after{};
+  std::atomic<int> waiting{0};
+  run(8, [&](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    wait(group->barrier({}));
+    if (host->rank() == 0) {
+      while (waiting < 7) {
+        std::this_thread::yield();
+      }
+      clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+      std::this_thread::sleep_for(1s);  // what is measured
+      clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    } else {
+      ++waiting;
+    }
+    wait(group->barrier({}));
+  });
+  const double used =
+      static_cast<double>(after.tv_sec - before.tv_sec) +
+      static_cast<double>(after.tv_nsec - before.tv_nsec) * 1e-9;
+  EXPECT_LT(used, 0.3);
+}
+
+// As a rank that computes meanwhile: for 50 us.
+void compute() {
+  const auto end = std::chrono::steady_clock::now() + 50us;
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
+
+// The progress thread of this rank.
+Doorbell& bell_of(const std::shared_ptr<Host>& host) {
+  auto& segment = static_cast<Attachment*>(host.get())->segment();
+  return segment.rank(host->rank()).engine;
+}
+
+// How often rank 0's progress thread is woken while `exchange` is called 400 times.
+uint32_t rings_of(
+    const std::function<void(Communicator&, int rank, int count)>& exchange) {
+  uint32_t rings = 0;
+  run(2, [&](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    for (int count = 0; count < 410; ++count) {
+      if (host->rank() == 0 && count == 10) rings = bell_of(host).rings.load();
+      exchange(*group, host->rank(), count);
+    }
+    if (host->rank() == 0) rings = bell_of(host).rings.load() - rings;
+  });
+  return rings;
+}
+
+// Posted before they come, as in a pipeline: the rank that computes meanwhile is not
+// disturbed.
+TEST(CoreWaiting, SmallReceivesWakeNoOtherThread) {
+  const uint32_t rings = rings_of([](Communicator& group, int rank, int count) {
+    float x = 0, y = static_cast<float>(count);
+    if (rank == 0) {
+      auto coming = group.receive(&x, floats(1), 1, 1, {});
+      wait(group.send(&y, floats(1), 1, 2, {}));
+      compute();
+      wait(coming);
+      require(x == y, "message");
+    } else {
+      wait(group.receive(&x, floats(1), 0, 2, {}));
+      wait(group.send(&x, floats(1), 0, 1, {}));
+    }
+  });
+  EXPECT_LT(rings, 100u);
+}
+
+TEST(CoreWaiting, SmallCollectivesWakeNoOtherThread) {
+  const uint32_t rings = rings_of([](Communicator& group, int rank, int) {
+    float x = 1;
+    for (int k = 0; k < 2 * rank; ++k) compute();  // comes late
+    auto sum = group.all_reduce(&x, floats(1), Reduction::sum, {});
+    if (rank == 0) compute();
+    wait(sum);
+    require(x == 2, "sum");
+  });
+  EXPECT_LT(rings, 100u);
+}
+
+const auto kPatience = 60s;  // else something is stuck
+
+void wait_until(const std::function<bool()>& holds, const std::string& what) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!holds()) {
+    require(std::chrono::steady_clock::now() < end, what);
+    std::this_thread::yield();
+  }
+}
+
+// One can wait for its caller; the second of two begins when the first is done, and
+// others wait for that.
+TEST(CoreWaiting, CollectivesBehindOthersAreNotLeftToTheirCaller) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    auto other = group_of(host, "other");
+    float x = 1, y = 2;
+    std::vector<OperationPtr> sums;
+    const auto issue = [&](float& value) {
+      sums.push_back(group->all_reduce(&value, floats(1), Reduction::sum, {}));
+    };
+    const auto goes_to = [&](uint32_t state) {
+      auto& bell = bell_of(host);
+      wait_until([&] { return bell.sleepers == state; }, std::to_string(state));
+    };
+    if (host->rank() == 0) {
+      issue(x);
+      goes_to(Doorbell::dozing);
+      issue(y);
+      goes_to(Doorbell::expecting);
+    }
+    wait(other->barrier({}));
+    if (host->rank() == 1) {
+      issue(x);
+      issue(y);
+    }
+    for (const auto& sum : sums) wait(sum);
+    require(x == 2 && y == 4, "sum");
+    wait(group->barrier({}));
+  });
+}
+
+// For who waits through a future. The thread may be awake just then.
+TEST(CoreWaiting, OperationsThatHurryWakeIt) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    std::vector<float> in(20), out(20, 1.0f);
+    if (host->rank() == 0) {
+      auto& bell = bell_of(host);
+      std::vector<OperationPtr> receives;
+      int woken = 0;
+      for (float& x : in) {
+        receives.push_back(group->receive(&x, floats(1), 1, 5, {}));
+        wait_until([&] { return bell.sleepers != Doorbell::awake; }, "never sleeps");
+        const uint32_t before = bell.rings.load();
+        receives.back()->hurry();
+        woken += bell.rings.load() > before;
+      }
+      require(woken >= 10, "woken " + std::to_string(woken) + " times of 20");
+      wait(group->barrier({}));
+      for (const auto& receive : receives) {
+        wait_until([&] { return receive->done(); }, "never received");
+        receive->hurry();
+      }
+    } else {
+      wait(group->barrier({}));
+      for (float& x : out) wait(group->send(&x, floats(1), 0, 5, {}));
+    }
+    wait(group->barrier({}));
+  });
+}
+
+// Also after the progress thread has gone to sleep for good.
+TEST(CoreWaiting, SmallReceivesEndWithoutAWait) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    for (int round = 0; round < 3; ++round) {
+      std::vector<float> in(20), out(20, 1.0f);
+      std::vector<OperationPtr> receives;
+      if (host->rank() == 0) {
+        for (float& x : in) receives.push_back(group->receive(&x, floats(1), 1, 3, {}));
+      }
+      wait(group->barrier({}));
+      if (host->rank() == 1) {
+        for (float& x : out) wait(group->send(&x, floats(1), 0, 3, {}));
+      }
+      for (size_t k = 0; k < receives.size(); ++k) {
+        auto& receive = receives[k];
+        wait_until(
+            [&] { return round == 1 ? receive->test() : receive->done(); },
+            "never received");
+        require(in[k] == 1, "message");
+      }
+      wait(group->barrier({}));
+      if (round == 1) std::this_thread::sleep_for(kDozes * kDoze + 100ms);
+    }
+  });
+}
+
+// More than fit between the two: who sends them waits for one that computes. The
+// progress thread may look just then by itself.
+TEST(CoreWaiting, SendersOfManySmallMessagesAreHeard) {
+  int heard = 0;
+  run(2, [&](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    for (int round = 0; round < 20; ++round) {
+      std::vector<float> in(6), out(in.size(), 2.0f);
+      std::vector<OperationPtr> receives;
+      uint32_t before = 0;
+      if (host->rank() == 0) {
+        auto& bell = bell_of(host);
+        for (float& x : in) {
+          receives.push_back(group->receive(&x, floats(1), 1, 4, {}));
+        }
+        wait_until([&] { return bell.sleepers == Doorbell::dozing; }, "never dozes");
+        before = bell.rings.load();
+      }
+      wait(group->barrier({}));
+      if (host->rank() == 1) {
+        for (float& x : out) wait(group->send(&x, floats(1), 0, 4, {}));
+      }
+      wait(group->barrier({}));
+      for (const auto& receive : receives) wait(receive);
+      if (host->rank() == 0) {
+        heard += bell_of(host).rings.load() > before;
+        require(in.back() == 2, "message");
+      }
+    }
+  });
+  EXPECT_GE(heard, 5);
+}
+
+TEST(CoreWaiting, ASmallReceiveTimesOutWithoutAWait) {
+  run(2, [](std::shared_ptr<Host> host) {
+    expect_timeout_of_receive(host, [](const OperationPtr& receive) {
+      wait_until([&] { return receive->done(); }, "no timeout");
+    });
+  });
+}
+
+TEST(CoreStatus, TornLinesAreNotSeen) {
+  run(2, [](std::shared_ptr<Host> host) {
+    auto group = group_of(host, "world");
+    if (host->rank() == 0) {
+      for (int i = 0; i < 3000; ++i) {
+        host->publish_status(std::string(i % 4000, 'a' + i % 26));
+      }
+      host->publish_status(std::string(9000, 'z'));
+    } else {
+      for (int i = 0; i < 3000; ++i) {
+        const std::string line = host->read_status(0);
+        require(
+            line.empty() || line == std::string(line.size(), line[0]), line);
+      }
+    }
+    wait(group->barrier({}));
+    require(host->read_status(0) == std::string(4080, 'z'), "cut to a page");
+    require(host->read_status(1).empty(), "nothing published");
+  });
+}
+
+TEST(CoreArguments, AreCheckedOnThisRankAlone) {
+  auto hub = make_hub(2);
+  auto host = join_threads(hub, 0);
+  EXPECT_THROW(join_threads(hub, 0), ConfigError);
+  EXPECT_THROW(join_threads(hub, 2), ConfigError);
+  EXPECT_THROW(make_hub(0), ConfigError);
+  EXPECT_THROW(Communicator::create(host, {1}, "g", 1s), ConfigError);
+  EXPECT_THROW(Communicator::create(host, {0, 0}, "g", 1s), ConfigError);
+  EXPECT_THROW(Communicator::create(host, {0, 2}, "g", 1s), ConfigError);
+  EXPECT_THROW(host->read_status(2), ConfigError);
+}
+
+}  // namespace core_test
+}  // namespace echelon::local

@@ -1,0 +1,139 @@
+#include "echelon/environment/rank_environment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "echelon/error.h"
+
+namespace echelon {
+namespace rank_environment_test {
+
+using testing::HasSubstr;
+using Variables = std::map<std::string, std::string>;
+
+RankEnvironment read(const Variables& variables) {
+  return read_environment(
+      [&](const char* name) -> std::optional<std::string> {
+        const auto it = variables.find(name);
+        if (it == variables.end()) return std::nullopt;
+        return it->second;
+      });
+}
+
+std::string error_of(const Variables& variables) {
+  try {
+    read(variables);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Environment, WithoutALauncherThereIsOneRank) {
+  const auto env = read({});
+  EXPECT_EQ(env.rank, 0);
+  EXPECT_EQ(env.world_size, 1);
+  EXPECT_EQ(env.launcher, "none");
+}
+
+TEST(Environment, ReadsTorchrun) {
+  const auto env = read(
+      {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"},
+       {"LOCAL_WORLD_SIZE", "4"}, {"GROUP_RANK", "1"},
+       {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29500"},
+       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+       {"TORCHELASTIC_RUN_ID", "abc"}, {"TORCHELASTIC_RESTART_COUNT", "2"}});
+  EXPECT_EQ(env.rank, 5);
+  EXPECT_EQ(env.local_rank, 1);
+  EXPECT_EQ(env.node_rank, 1);
+  EXPECT_EQ(env.master_addr, "10.0.0.1");
+  EXPECT_EQ(env.master_port, 29500);
+  EXPECT_TRUE(env.store_is_served);
+  EXPECT_EQ(env.job, "abc");
+  EXPECT_EQ(env.generation, 2);
+  EXPECT_EQ(env.launcher, "torchrun");
+}
+
+TEST(Environment, ReadsOurLauncher) {
+  const auto env = read(
+      {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"},
+       {"MASTER_PORT", "1234"}, {"ECHELON_JOB", "j1"},
+       {"ECHELON_GENERATION", "3"}, {"ECHELON_MASTER_FD", "7"}});
+  EXPECT_EQ(env.launcher, "echelon");
+  EXPECT_EQ(env.master_fd, 7);
+  EXPECT_EQ(env.generation, 3);
+  EXPECT_EQ(env.job, "j1");
+}
+
+TEST(Environment, MapsMpirun) {
+  const Variables one_host = {
+      {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"},
+      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+      {"PMIX_NAMESPACE", "123"},
+      {"OMPI_COMM_WORLD_NODE_RANK", "1"},  // among this host's ranks
+      {"OMPI_MCA_orte_local_daemon_uri", "9.0;tcp://10.0.0.7:4321"},
+      {"OMPI_MCA_orte_hnp_uri", "9.0;tcp://10.0.0.7,10.1.0.7:4321"}};
+  EXPECT_EQ(read(one_host).node_rank, 0);
+  EXPECT_EQ(read(one_host).master_addr, "127.0.0.1");
+  EXPECT_EQ(read(one_host).rank, 1);
+  Variables two_hosts = one_host;
+  two_hosts["OMPI_COMM_WORLD_SIZE"] = "4";
+  EXPECT_EQ(read(two_hosts).master_addr, "10.0.0.7");
+  EXPECT_EQ(read(two_hosts).master_port, read(one_host).master_port);
+  two_hosts["OMPI_MCA_orte_local_daemon_uri"] = "9.1;tcp://10.0.0.8:4321";
+  EXPECT_EQ(read(two_hosts).node_rank, 1);
+  two_hosts["MASTER_ADDR"] = "head";
+  EXPECT_EQ(read(two_hosts).master_addr, "head");
+}
+
+TEST(Environment, MapsSrun) {
+  const auto env = read(
+      {{"SLURM_PROCID", "3"}, {"SLURM_STEP_ID", "0"},
+       {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_NTASKS", "9"},
+       {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"},
+       {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_JOB_ID", "77"},
+       {"SLURM_STEP_NODELIST", "node[03-04,9]"}});
+  EXPECT_EQ(env.rank, 3);
+  EXPECT_EQ(env.world_size, 4);
+  EXPECT_EQ(env.local_world_size, 2);
+  EXPECT_EQ(env.master_addr, "node03");
+  EXPECT_GT(env.master_port, 1024);
+}
+
+TEST(Environment, NamesTheVariableThatIsWrong) {
+  EXPECT_THAT(error_of({{"RANK", "x"}, {"WORLD_SIZE", "2"}}),
+              HasSubstr("RANK=\"x\""));
+  EXPECT_THAT(error_of({{"RANK", "0"}}), HasSubstr("WORLD_SIZE is not set"));
+  EXPECT_THAT(error_of({{"RANK", "2"}, {"WORLD_SIZE", "2"},
+                        {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}),
+              HasSubstr("RANK=2 must be below 2"));
+  EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}}),
+              HasSubstr("MASTER_ADDR is not set"));
+  EXPECT_THAT(error_of({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}),
+              HasSubstr("0 or more"));
+  EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"},
+                        {"MASTER_ADDR", "a"}, {"MASTER_PORT", "70000"}}),
+              HasSubstr("65536"));
+}
+
+TEST(Environment, RanksShareTheCoresThatTheyMayUse) {
+  RankEnvironment env;
+  EXPECT_EQ(threads_of_rank(env, 8, 64), 8);
+  env.local_world_size = 4;
+  for (const char* sharing : {"none", "echelon", "torchrun", "threads"}) {
+    env.launcher = sharing;
+    EXPECT_EQ(threads_of_rank(env, 8, 64), 2) << sharing;
+    EXPECT_EQ(threads_of_rank(env, 3, 64), 1) << sharing;
+  }
+  for (const char* binding : {"srun", "mpirun"}) {
+    env.launcher = binding;
+    EXPECT_EQ(threads_of_rank(env, 16, 64), 16) << binding;  // of its own
+    EXPECT_EQ(threads_of_rank(env, 64, 64), 16) << binding;  // bound to none
+    EXPECT_EQ(threads_of_rank(env, 1, 2), 1) << binding;
+  }
+}
+
+}  // namespace rank_environment_test
+}  // namespace echelon

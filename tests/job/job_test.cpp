@@ -1,0 +1,496 @@
+#include "echelon/job/job.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+#include "echelon/error.h"
+#include "echelon/job/check_job.h"
+#include "echelon/job/pipeline_schedule.h"
+#include "echelon/job/run_folder.h"
+#include "echelon/job/unused_settings.h"
+
+namespace echelon {
+namespace job_test {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// A folder of the test's own, gone with it.
+class JobTest : public testing::Test {
+ protected:
+  JobTest() {
+    std::string name = (fs::temp_directory_path() / "job_test_XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~JobTest() override { fs::remove_all(folder_); }
+
+  std::string write(const std::string& text) {
+    const std::string path = (folder_ / "job.toml").string();
+    std::ofstream(path) << text;
+    return path;
+  }
+  Job load(const std::string& text, const Overrides& overrides = {}) {
+    return load_job(write(text), overrides);
+  }
+  // A job that passes, whose run folder is the test's own.
+  Job small(const std::string& more = "", const Overrides& overrides = {}) {
+    return load(
+        "[train]\nsteps = 10\nrun = \"" + (folder_ / "run").string() + "\"\n" +
+            more,
+        overrides);
+  }
+  static std::string error_of(const std::function<void()>& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "(no error)";
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(JobTest, TheLayoutFlagReplacesTheDegreesAlone) {
+  const Job job = load(
+      "[layout]\ndp = 4\nmicrobatches = 6\nschedule = \"gpipe\"\n",
+      {.layout = "pp=2"});
+  EXPECT_EQ(job.layout.dp_replicate, 1);
+  EXPECT_EQ(job.layout.pp, 2);
+  EXPECT_EQ(job.pipeline.microbatches, 6);
+  EXPECT_EQ(job.pipeline.schedule, "gpipe");
+}
+
+// A key of the pipeline is no degree: -n still says how many ranks there are.
+TEST_F(JobTest, RanksAreDataParallelWhenNoDegreeIsSet) {
+  const Job job = load("[layout]\nmicrobatches = 6\n", {.num_ranks = 3});
+  EXPECT_EQ(job.layout.dp_replicate, 3);
+}
+
+TEST_F(JobTest, MicrobatchesAreTheMostThatDivideTheBatch) {
+  const auto count = [](int64_t batch, int64_t dp, int64_t pp,
+                        const std::string& schedule = "1f1b") {
+    Job job;
+    job.train.batch = batch;
+    job.layout.dp_replicate = dp;
+    job.layout.pp = pp;
+    job.pipeline.schedule = schedule;
+    return microbatches_of(job);
+  };
+  EXPECT_EQ(count(64, 1, 1), 1);
+  EXPECT_EQ(count(64, 1, 2), 8);
+  EXPECT_EQ(count(64, 1, 3), 8);   // not 12
+  EXPECT_EQ(count(60, 2, 2), 6);   // 30 for each pipeline
+  EXPECT_EQ(count(64, 1, 4), 16);
+  EXPECT_EQ(count(7, 1, 2), 7);
+  EXPECT_EQ(count(64, 1, 4, "dualpipev"), 16);
+  Job job;
+  job.layout.pp = 2;
+  job.pipeline.microbatches = 5;
+  EXPECT_EQ(microbatches_of(job), 5);
+}
+
+TEST_F(JobTest, ReadsEveryTable) {
+  const Job job = load(
+      "[model]\nname = \"mlp\"\nhidden = [32]\n[data]\nname = \"dummy\"\n"
+      "samples = 128\n[layout]\ndp = 2\n[optimizer]\nname = \"sgd\"\n"
+      "momentum = 0.9\n[train]\nepochs = 2\nbatch = 32\n[comm]\n"
+      "backend = \"gloo\"\ntimeout = \"30s\"\n");
+  EXPECT_EQ(job.model.name, "mlp");
+  EXPECT_EQ(job.data.samples, 128);
+  EXPECT_EQ(job.layout.dp_replicate, 2);
+  EXPECT_EQ(job.optimizer.momentum, 0.9);
+  EXPECT_EQ(job.train.epochs, 2);
+  EXPECT_EQ(job.comm.backend, BackendKind::gloo);
+  EXPECT_EQ(job.comm.timeout, std::chrono::seconds(30));
+}
+
+TEST_F(JobTest, WritesWhatItReadsBack) {
+  Job job;
+  job.model.weights = "a \"b\".safetensors";
+  job.data.mean = {0.1, 0.2, 0.3};
+  job.layout.dp_replicate = 3;
+  job.optimizer.learning_rate = 1.0 / 3;
+  job.train.rank_batch = {1, 2, 3};
+  job.comm.timeout = std::chrono::milliseconds(1234);
+  const Job again = load(to_toml(job));
+  EXPECT_EQ(to_toml(again), to_toml(job));
+  EXPECT_EQ(again.optimizer.learning_rate, 1.0 / 3);
+  EXPECT_EQ(again.train.rank_batch, job.train.rank_batch);
+  EXPECT_EQ(again.model.weights, job.model.weights);
+}
+
+TEST_F(JobTest, NumRanksIsTheDegreeWhenNoneIsGiven) {
+  EXPECT_EQ(small("", {.num_ranks = 4}).layout.dp_replicate, 4);
+  EXPECT_EQ(
+      small("[layout]\ndp = 2\n", {.num_ranks = 4}).layout.dp_replicate, 2);
+  const Job job = small("", {.num_ranks = 4});
+  EXPECT_EQ(job.document.entry("layout.dp").place.text(), "-n 4");
+}
+
+TEST_F(JobTest, LayoutFlagReplacesTheTable) {
+  const Job job =
+      small("[layout]\ndp_replicate = 2\ntp = 2\n", {.layout = "dp=3"});
+  EXPECT_EQ(job.layout, (Layout{.dp_replicate = 3}));
+  EXPECT_THAT(
+      error_of([&] { small("", {.layout = "dq=3"}); }),
+      HasSubstr("--layout dq=3"));
+}
+
+TEST_F(JobTest, FlagsSaySo) {
+  const Job job = small(
+      "", {.set = {"train.batch=32"}, .ranks = "threads", .overwrite = true});
+  EXPECT_EQ(job.train.ranks, "threads");
+  EXPECT_TRUE(job.train.overwrite);
+  EXPECT_EQ(
+      job.document.entry("train.batch").place.text(), "--set train.batch=32");
+  EXPECT_EQ(job.document.entry("train.ranks").place.text(), "--ranks threads");
+  EXPECT_EQ(job.document.entry("train.overwrite").place.text(), "--overwrite");
+  EXPECT_EQ(
+      error_of([&] { small("", {.ranks = "tasks"}); }),
+      "--ranks tasks: [train] ranks = \"tasks\": must be \"processes\" or "
+      "\"threads\"");
+}
+
+TEST_F(JobTest, FactsOfAJobThatPasses) {
+  const auto facts = check_job(small(), 1);
+  EXPECT_EQ(facts.data.num_samples, 1797);
+  EXPECT_EQ(facts.classes, 10);
+  EXPECT_EQ(facts.steps, 10);
+  EXPECT_THAT(facts.warnings, IsEmpty());
+  // conv1 16*1*9+16, conv2 32*16*9+32, fc 10*32*2*2+10
+  EXPECT_EQ(facts.num_parameters, 160 + 4640 + 1290);
+}
+
+TEST_F(JobTest, ChecksAJobOfAProgram) {
+  Job job;
+  job.train.steps = 5;
+  EXPECT_EQ(check_job(job, 1).steps, 5);
+  job.train.batch = 63;
+  job.layout.dp_replicate = 2;
+  EXPECT_EQ(
+      error_of([&] { check_job(job, 2); }),
+      "[train] batch = 63: does not divide by 2 ranks; 62 or 64 "
+      "does");
+}
+
+TEST_F(JobTest, ErrorsOfTextsSayWhoSetTheKey) {
+  ::setenv("ECHELON_CACHE", (folder_ / "cache").c_str(), 1);
+  const std::string text = (folder_ / "text.txt").string();
+  std::ofstream(text) << std::string(1000, 'a');
+  const std::string model =
+      "[model]\nname = \"gpt\"\nlayers = 1\nhidden_size = 8\nheads = 2\n"
+      "max_positions = 8\n";
+  const auto error = [&](const std::string& data) {
+    const Job job = small(
+        "batch = 4\n" + model + "[data]\nname = \"text\"\n" + data);
+    const std::string path = (folder_ / "job.toml").string();
+    const std::string message = error_of([&] { check_job(job, 1); });
+    return message.rfind(path + ":", 0) == 0 ? message.substr(path.size() + 1)
+                                             : message;
+  };
+  const std::string good = "sequence = 8\nsources = [\"" + text + "\"]\n";
+  EXPECT_EQ(error(good), "(no error)");
+  EXPECT_THAT(
+      error("sources = [\"/none.txt\"]"),
+      testing::StartsWith("13:11: /none.txt: cannot be read"));
+  EXPECT_THAT(
+      error(good + "weights = [1, 2]"),
+      testing::StartsWith("15:11: [data] weights has 2 numbers"));
+  EXPECT_THAT(
+      error(good + "tokenizer = \"words\""),
+      testing::StartsWith("15:13: [data] tokenizer=\"words\""));
+  EXPECT_THAT(
+      error(good + "tokenizer = \"/none.json\""),
+      testing::StartsWith("15:13: /none.json: cannot be read"));
+  EXPECT_THAT(
+      error(good + "holdout_path = \"/other.txt\""),
+      HasSubstr("data] holdout_path"));
+  EXPECT_THAT(
+      error("sequence = 8"),
+      testing::StartsWith("12:8: [data] name=\"text\" needs path or sources"));
+}
+
+TEST_F(JobTest, WarnsOfWhatHasNoEffect) {
+  const Job job = small("[optimizer]\nmomentum = 0.9\nbeta1 = 0.8\n");
+  EXPECT_THAT(
+      find_unused_settings(job),
+      ElementsAre(write("").append(
+          ":5:12: [optimizer] momentum = 0.9: has no effect with "
+          "optimizer \"adamw\"")));
+}
+
+// Products are summed in pieces also where tokens are not cut.
+TEST_F(JobTest, PiecesAreForTensorParallelModelsWithProducts) {
+  Job job;
+  job.tensor.overlap_chunks = 2;
+  EXPECT_THAT(
+      find_unused_settings(job),
+      ElementsAre(HasSubstr("without tensor parallelism")));
+  job.layout.tp = 2;
+  EXPECT_THAT(
+      find_unused_settings(job), ElementsAre(HasSubstr("simple_cnn")));
+  job.model.name = "mlp";
+  EXPECT_THAT(find_unused_settings(job), IsEmpty());
+}
+
+TEST_F(JobTest, PrecisionThatHasNoEffect) {
+  const auto warnings = [&](const std::string& more) {
+    std::string all;
+    for (const auto& line : find_unused_settings(small(more))) {
+      all += line.substr(line.find("[precision]")) + "\n";
+    }
+    return all;
+  };
+  EXPECT_EQ(
+      warnings(
+          "[precision]\ncompute = \"bf16\"\ninitial_loss_scale = 8\n"
+          "loss_scale_growth = 9\nmax_overflows = 7\n"),
+      "[precision] initial_loss_scale = 8.0: has no effect with compute "
+      "\"bf16\"\n"
+      "[precision] loss_scale_growth = 9: has no effect with compute \"bf16\"\n"
+      "[precision] max_overflows = 7: has no effect with compute \"bf16\"\n");
+  EXPECT_EQ(
+      warnings(
+          "[precision]\ncompute = \"fp16\"\ninitial_loss_scale = 8\n"
+          "loss_scale = 4\nmax_overflows = 7\n"),
+      "[precision] initial_loss_scale = 8.0: has no effect with a loss_scale "
+      "that is fixed\n");
+  EXPECT_EQ(
+      warnings("[precision]\ncompute = \"fp16\"\nmax_overflows = 7\n"), "");
+  EXPECT_EQ(
+      warnings("[precision]\nreduce = \"bf16\"\n"),
+      "[precision] reduce = \"bf16\": has no effect with 1 data-parallel "
+      "rank\n");
+  EXPECT_EQ(
+      warnings("[precision]\nreduce = \"bf16\"\n[layout]\ndp = 2\n"), "");
+  EXPECT_EQ(
+      warnings("[precision]\nreduce = \"float32\"\n[layout]\ndp = 2\n"),
+      "[precision] reduce = \"float32\": has no effect where gradients are in "
+      "float32 already\n");
+  EXPECT_EQ(
+      warnings(
+          "[precision]\ncompute = \"bf16\"\nreduce = \"float32\"\n"
+          "[layout]\npp = 2\n"),
+      "");
+}
+
+TEST_F(JobTest, PrecisionThatContradicts) {
+  const auto error = [&](const std::string& more, int64_t ranks = 1) {
+    const Job job = small("batch = 64\n" + more);
+    return error_of([&] { check_job(job, ranks); });
+  };
+  EXPECT_THAT(
+      error(
+          "[model]\ndtype = \"float64\"\n[precision]\ncompute = \"fp16\"\n"),
+      testing::AllOf(
+          HasSubstr("job.toml:8:11: [precision] compute = \"fp16\": "),
+          HasSubstr("dtype = \"float64\"")));
+  EXPECT_THAT(
+      error(
+          "[model]\ndevices = [\"cpu\", \"cpu\"]\n[precision]\n"
+          "compute = \"bf16\"\n"),
+      HasSubstr("is for ranks that drive one device"));
+  EXPECT_THAT(
+      error(
+          "compress = \"bf16\"\n[layout]\ndp = 2\n[precision]\n"
+          "compute = \"bf16\"\n",
+          2),
+      testing::AllOf(
+          HasSubstr(":5:12: [train] compress"),
+          HasSubstr("[precision] reduce")));
+  EXPECT_EQ(
+      error("[precision]\ncompute = \"fp16\"\nreduce = \"bf16\"\n"),
+      "(no error)");
+}
+
+TEST_F(JobTest, AResolvedConfigurationDoesNotWarn) {
+  EXPECT_THAT(find_unused_settings(load(to_toml(small()))), IsEmpty());
+}
+
+TEST_F(JobTest, RunFolderIsMadeOnce) {
+  const Job job = small();
+  const std::string path = make_run_folder(job);
+  EXPECT_EQ(to_toml(load_job(path)), to_toml(job));
+  std::ofstream(folder_ / "run" / "keep") << "x";
+  const std::string never = "[checkpoint]\nresume = \"never\"\n";
+  for (const auto& other :
+       {small("", {.set = {"train.steps=11"}}), small(never),
+        small("", {.layout = "dp=2"})}) {
+    EXPECT_THAT(
+        error_of([&] { make_run_folder(other); }),
+        HasSubstr("exists and has no checkpoints to go on from; --overwrite replaces it"));
+  }
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "keep"));
+  EXPECT_EQ(to_toml(load_job(path)), to_toml(job));
+}
+
+TEST_F(JobTest, ARunThatWasKilledBeforeItsFirstCheckpointBeginsAgain) {
+  make_run_folder(small());
+  std::ofstream(folder_ / "run" / "keep") << "x";
+  EXPECT_TRUE(check_run_folder(small()));
+  make_run_folder(small());
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "keep"));
+  // One that was to save nothing may have been done.
+  const std::string none = "[checkpoint]\nat_end = false\n";
+  make_run_folder(small(none, {.overwrite = true}));
+  EXPECT_THAT(
+      error_of([&] { check_run_folder(small(none)); }), HasSubstr("exists"));
+}
+
+TEST_F(JobTest, OverwriteReplacesARunAndNothingElse) {
+  make_run_folder(small());
+  std::ofstream(folder_ / "run" / "old") << "x";
+  const std::string path = make_run_folder(small("", {.overwrite = true}));
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "old"));
+  EXPECT_FALSE(load_job(path).train.overwrite);
+
+  fs::remove(folder_ / "run" / "config.toml");
+  std::ofstream(folder_ / "run" / "mine") << "x";
+  EXPECT_THAT(
+      error_of([&] { make_run_folder(small("", {.overwrite = true})); }),
+      HasSubstr("it is left alone"));
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "mine"));
+}
+
+// What readers take for a checkpoint, without a byte of a model.
+void leave_checkpoint(const fs::path& run, const std::string& step) {
+  fs::create_directories(run / "checkpoints" / step);
+  std::ofstream(run / "checkpoints" / step / "manifest.json") << "{}";
+}
+
+TEST_F(JobTest, ARunThatBeganWithAnothersCanBeQueuedAgain) {
+  const fs::path run = folder_ / "run";
+  const fs::path other = folder_ / "other";
+  leave_checkpoint(other, "step-00000004");
+  const Job job = small("", {.resume = other.string()});
+  EXPECT_FALSE(check_run_folder(job));
+  make_run_folder(job);
+  leave_checkpoint(run, "step-00000006");
+  std::ofstream(run / "old") << "x";
+  EXPECT_TRUE(check_run_folder(job));
+  fs::remove_all(other);
+  EXPECT_TRUE(check_run_folder(job)) << "it has what it needs";
+  make_run_folder(job);
+  EXPECT_TRUE(fs::exists(run / "old"));
+  EXPECT_TRUE(fs::exists(run / "checkpoints/step-00000006"));
+  // Anew it needs the other one.
+  EXPECT_THAT(
+      error_of([&] {
+        make_run_folder(small("", {.overwrite = true, .resume = other.string()}));
+      }),
+      HasSubstr("there is no such folder"));
+  EXPECT_TRUE(fs::exists(run / "old"));
+}
+
+TEST_F(JobTest, OneOfTheRunsOwnIsTheNewestOrRefused) {
+  const fs::path run = folder_ / "run";
+  make_run_folder(small());
+  leave_checkpoint(run, "step-00000004");
+  leave_checkpoint(run, "step-00000006");
+  for (const fs::path& from :
+       {run, run / "checkpoints", run / "checkpoints/step-00000006"}) {
+    EXPECT_TRUE(check_run_folder(small("", {.resume = from.string()}))) << from;
+  }
+  const std::string older = (run / "checkpoints/step-00000004").string();
+  EXPECT_THAT(
+      error_of([&] { check_run_folder(small("", {.resume = older})); }),
+      testing::AllOf(
+          HasSubstr("that of step 6, but resume = \"" + older),
+          HasSubstr("name another folder")));
+}
+
+TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {
+  const fs::path run = folder_ / "run";
+  make_run_folder(small());
+  leave_checkpoint(run, "step-00000004");
+  fs::create_directory_symlink(run, folder_ / "link");
+  fs::create_directory_symlink(
+      run / "checkpoints/step-00000004", folder_ / "step-00000009");
+  fs::create_directories(folder_ / "copied");
+  fs::create_directory_symlink(
+      run / "checkpoints", folder_ / "copied/checkpoints");
+  for (const fs::path& from :
+       {run, run / "", run / "checkpoints", run / "checkpoints/step-00000004",
+        folder_ / "link", folder_ / "link/checkpoints/step-00000004/",
+        folder_ / "step-00000009", folder_ / "copied", run / "../run/checkpoints"}) {
+    const Overrides anew{.overwrite = true, .resume = from.string()};
+    EXPECT_THAT(
+        error_of([&] { make_run_folder(small("", anew)); }),
+        HasSubstr("overwrite would remove what checkpoint.resume = "))
+        << from;
+  }
+  // Nor with a slash behind the run, nor other things that it begins with.
+  const auto error = [&](const std::string& set) {
+    return error_of([&] {
+      make_run_folder(small("", {.set = {set}, .overwrite = true}));
+    });
+  };
+  EXPECT_THAT(
+      error_of([&] {
+        make_run_folder(
+            small("", {.set = {"train.run=" + (run / "").string()},
+                       .overwrite = true,
+                       .resume = run.string()}));
+      }),
+      HasSubstr("would remove"));
+  const std::string inside = "=" + (run / "x.safetensors").string();
+  EXPECT_THAT(error("model.weights" + inside), HasSubstr("would remove"));
+  EXPECT_THAT(error("data.path" + inside), HasSubstr("data.path"));
+  EXPECT_TRUE(fs::exists(run / "checkpoints/step-00000004/manifest.json"));
+  // Another run's folder is none of it, though its name begins alike.
+  leave_checkpoint(folder_ / "run-2", "step-00000003");
+  make_run_folder(small(
+      "", {.overwrite = true, .resume = (folder_ / "run-2").string()}));
+  EXPECT_FALSE(fs::exists(run / "checkpoints"));
+}
+
+TEST_F(JobTest, AConfigurationThatCannotBeWrittenLeavesTheOneBefore) {
+  const Job job = small();
+  const fs::path path = make_run_folder(job);
+  leave_checkpoint(folder_ / "run", "step-00000004");
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  rlimit small_files = before;
+  small_files.rlim_cur = 100;
+  std::signal(SIGXFSZ, SIG_IGN);
+  Job longer = job;
+  longer.train.steps = 20;
+  setrlimit(RLIMIT_FSIZE, &small_files);
+  const std::string error = error_of([&] { make_run_folder(longer); });
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, SIG_DFL);
+  EXPECT_THAT(error, HasSubstr("config.toml: "));
+  EXPECT_EQ(to_toml(load_job(path)), to_toml(job));
+}
+
+// Killed while its first file was written.
+TEST_F(JobTest, AFolderOfHalfAConfigurationIsTaken) {
+  fs::create_directories(folder_ / "run");
+  std::ofstream(folder_ / "run/config.toml.part-1-0") << "[tr";
+  make_run_folder(small());
+  EXPECT_FALSE(fs::exists(folder_ / "run/config.toml.part-1-0"));
+}
+
+TEST_F(JobTest, RunFolderThatCannotBe) {
+  std::ofstream(folder_ / "file") << "x";
+  Job job = small();
+  job.train.run = (folder_ / "file").string();
+  EXPECT_THAT(
+      error_of([&] { check_run_folder(job); }), HasSubstr("is not a folder"));
+  job.train.run = (folder_ / "file" / "run").string();
+  EXPECT_THAT(error_of([&] { check_run_folder(job); }), HasSubstr("is a file"));
+  job.train.run = "/proc/run";
+  EXPECT_NE(error_of([&] { make_run_folder(job); }), "(no error)");
+}
+
+}  // namespace job_test
+}  // namespace echelon

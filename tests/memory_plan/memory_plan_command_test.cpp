@@ -1,0 +1,308 @@
+// `echelon train --dry-run`, and its figures against what ranks hold.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "echelon/timeline/memory_kind.h"
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/text/text_file.h"
+#include "tests/support/process.h"
+#include "tests/support/places.h"
+
+namespace echelon {
+namespace memory_plan_command_test {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+using testing_support::Command;
+using testing_support::TempFolder;
+using Words = std::vector<std::string>;
+
+const std::string kEchelon = program("echelon");
+const std::string kRank = test_program("memory_plan_rank");
+
+class DryRun : public testing::Test {
+ protected:
+  std::string config(
+      const std::string& more,
+      const std::string& size =
+          "layers = 4\nhidden_size = 384\nheads = 6\n",
+      const std::string& name = "gpt") {
+    const std::string path = folder_.path() + "/job.toml";
+    std::ofstream(path)
+        << "[model]\nname = \"" << name << "\"\nvocab_size = 4096\n"
+        << "max_positions = 128\n" << size
+        << "[data]\nname = \"text\"\nsources = "
+           "[\""
+        << source_path("doc/configuration.md")
+        << "\"]\nsequence = 128\n"
+           "[train]\nsteps = 4\nbatch = 16\nrun = \""
+        << folder_.path() << "/run\"\n"
+        << more;
+    return path;
+  }
+  std::string digits(
+      const std::string& name, int batch, const std::string& more) {
+    const std::string path = folder_.path() + "/job.toml";
+    std::ofstream(path)
+        << "[model]\nname = \"" << name << "\"\n"
+        << (name == "mlp" ? "hidden = [2048, 2048]\n" : "")
+        << "[data]\nname = \"digits\"\n[train]\nsteps = 4\nbatch = " << batch
+        << "\nrun = \"" << folder_.path() << "/run\"\n"
+        << more;
+    return path;
+  }
+  Words cache() const { return {"ECHELON_CACHE=" + folder_.path() + "/cache"}; }
+
+  json dry_run(const std::string& path, const Words& more = {}) {
+    Words words = {kEchelon, "train", path, "--dry-run", "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    Command command(words, cache());
+    EXPECT_EQ(command.wait(), 0) << command.err();
+    return json::parse(command.out(), nullptr, false);
+  }
+
+  TempFolder folder_;
+};
+
+struct Case {
+  std::string name;
+  std::string layout;
+  std::string settings;
+  std::string model = "large gpt";
+  int ranks = 2;
+  /// Its tensors are much larger than what libraries allocate, so that the resident
+  /// set is near as well.
+  bool resident = true;
+};
+
+class MeasuredPeak : public DryRun, public testing::WithParamInterface<Case> {
+ protected:
+  std::string config_of(const Case& one) {
+    const auto more = one.layout + one.settings;
+    if (one.model == "mlp") return digits("mlp", 512, more);
+    if (one.model == "resnet18") return digits("resnet18", 128, more);
+    if (one.model == "large gpt") {
+      return config(more, "layers = 8\nhidden_size = 512\nheads = 8\n");
+    }
+    const std::string small = "layers = 4\nhidden_size = 256\nheads = 4\n";
+    return one.model == "llama"
+        ? config(more, small + "intermediate_size = 768\n", "llama")
+        : config(more, small);
+  }
+};
+
+// Within a tenth: what the ranks hold at most, and of which kind.
+TEST_P(MeasuredPeak, AgreesWithThePlan) {
+  const std::string path = config_of(GetParam());
+  const auto ranks_of_job = std::to_string(GetParam().ranks);
+  // Tokens are cut once, by the check of the command line.
+  Command check({kEchelon, "train", path, "--check"}, cache());
+  ASSERT_EQ(check.wait(), 0) << check.err();
+  Command ranks({kEchelon, "run", "-n", ranks_of_job, "--", kRank, path}, cache());
+  ASSERT_EQ(ranks.wait(std::chrono::minutes(8)), 0) << ranks.err();
+  int seen = 0;
+  std::istringstream lines(ranks.out());
+  for (std::string line; std::getline(lines, line);) {
+    const auto brace = line.find('{');
+    if (brace == std::string::npos) continue;
+    const json rank = json::parse(line.substr(brace));
+    ++seen;
+    const double planned = rank["planned_peak"];
+    const double measured = rank["measured_peak"];
+    const double resident = rank["resident"];
+    std::cout << line << "\n"
+              << "meter / plan " << measured / planned << ", resident / plan "
+              << resident / planned << "\n";
+    EXPECT_NEAR(measured / planned, 1.0, 0.1);
+    if (GetParam().resident) {
+      EXPECT_NEAR(resident / planned, 1.0, 0.1);
+    }
+    for (const MemoryKind kind : kMemoryKinds) {
+      const std::string name(to_string(kind));
+      EXPECT_NEAR(
+          rank["measured"][name].get<double>() / planned,
+          rank["planned"][name].get<double>() / planned, 0.07)
+          << name;
+    }
+  }
+  EXPECT_EQ(seen, GetParam().ranks);
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const std::string recompute : {"none", "all"}) {
+      const std::string layout = stage == 0
+          ? "[layout]\ndp = 2\n"
+          : "[layout]\nfsdp = 2\n[shard]\nstage = " + std::to_string(stage) +
+                "\n";
+      all.push_back(
+          {"stage" + std::to_string(stage) + "_" + recompute, layout,
+           "[memory]\nrecompute = \"" + recompute + "\"\n"});
+    }
+  }
+  return all;
+}
+
+std::vector<Case> more_cases() {
+  const std::string plain = "[layout]\ndp = 2\n";
+  const std::string cut = "[layout]\nfsdp = 2\n";
+  const std::string bf16 = "[precision]\ncompute = \"bf16\"\n";
+  const auto memory = [](const std::string& setting) {
+    return "[memory]\n" + setting + "\n";
+  };
+  const std::string all = memory("recompute = \"all\"");
+  const std::string selective = memory("recompute = \"selective\"");
+  const std::string offload = memory("offload = \"optimizer\"");
+  // Some blocks whole, some in part, some not at all.
+  const std::string budget =
+      memory("recompute = \"budget\"\nactivation_bytes = 40000000");
+  return {
+      {"bf16_llama", cut, bf16, "llama", 2, false},
+      {"bf16_llama_all", plain, bf16 + all, "llama", 2, false},
+      {"float32_llama_all", cut, all, "llama", 2, false},
+      {"bf16_gpt_all", cut, bf16 + all, "gpt", 2, false},
+      {"bf16_gpt_selective", cut, bf16 + selective, "gpt", 2, false},
+      {"bf16_mlp", plain, bf16, "mlp", 2, false},
+      {"bf16_resnet18", plain, bf16, "resnet18", 2, false},
+      {"pp", "[layout]\npp = 2\n", "", "gpt", 2, false},
+      {"pp_bf16", "[layout]\npp = 2\n", bf16, "gpt", 2, false},
+      {"tp", "[layout]\ntp = 2\n", "", "gpt"},
+      {"hybrid", "[layout]\ndp = 2\nfsdp = 2\n", "", "gpt", 4},
+      {"budget", cut, budget, "gpt", 2, false},
+      {"offload", cut, offload, "gpt"}};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, MeasuredPeak, testing::ValuesIn(more_cases()),
+    [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Stages, MeasuredPeak, testing::ValuesIn(cases()),
+    [](const auto& info) { return info.param.name; });
+
+TEST_F(DryRun, PrintsPeaksAndCollectivesAndStartsNothing) {
+  const std::string path = config("[layout]\ndp = 2\npp = 2\n");
+  Command command({kEchelon, "train", path, "--dry-run"}, cache());
+  EXPECT_EQ(command.wait(), 0) << command.err();
+  const std::string out = command.out();
+  EXPECT_THAT(out, HasSubstr("Peak of each rank, by kind"));
+  EXPECT_THAT(out, HasSubstr("activations"));
+  EXPECT_THAT(out, HasSubstr("all_reduce"));
+  EXPECT_THAT(out, HasSubstr("send"));
+  EXPECT_THAT(out, Not(HasSubstr("\x1b[")));
+  EXPECT_FALSE(std::ifstream(folder_.path() + "/run").good());
+  const json plan = dry_run(path);
+  ASSERT_TRUE(plan.is_object());
+  std::vector<int> ranks;
+  for (const auto& group : plan["ranks"]) {
+    for (const int rank : group["ranks"]) ranks.push_back(rank);
+    EXPECT_GT(group["peak_bytes"].get<int64_t>(), 0);
+  }
+  EXPECT_THAT(ranks, testing::UnorderedElementsAre(0, 1, 2, 3));
+  // Each parameter's gradient is reduced once, by the rank that has it.
+  int64_t reduced = 0;
+  for (const auto& group : plan["ranks"]) {
+    for (const auto& call : group["collectives"]) {
+      if (call["operation"] == "all_reduce") {
+        reduced += call["bytes"].get<int64_t>();
+      }
+    }
+  }
+  EXPECT_GE(reduced, 4 * plan["parameters"].get<int64_t>());
+}
+
+// 70 B parameters, 280 GB of them: nothing of it is allocated.
+TEST_F(DryRun, OfAModelThatNoMachineHolds) {
+  const std::string path = folder_.path() + "/llama.toml";
+  std::ofstream(path)
+      << "[model]\nname = \"llama\"\nlayers = 80\nhidden_size = 8192\n"
+         "heads = 64\nkv_heads = 8\nintermediate_size = 28672\n"
+         "vocab_size = 128256\nmax_positions = 4096\n"
+         "[data]\nname = \"text\"\nsources = [\""
+      << source_path() <<
+         "/README.md\"]\nsequence = 128\n[layout]\ntp = 8\npp = 8\n"
+         "[train]\nsteps = 1\nbatch = 32\nrun = \""
+      << folder_.path() << "/run\"\n";
+  const json plan = dry_run(path);
+  ASSERT_TRUE(plan.is_object());
+  EXPECT_GT(plan["parameters"].get<double>(), 70e9);
+  double bytes = 0;
+  for (const auto& group : plan["ranks"]) {
+    bytes += group["bytes"]["parameters"].get<double>() *
+             static_cast<double>(group["ranks"].size());
+  }
+  EXPECT_NEAR(bytes / (4 * plan["parameters"].get<double>()), 1.0, 0.01);
+}
+
+TEST_F(DryRun, SaysWhatDoesNotFitAndWhatWouldHelp) {
+  const std::string path = config(
+      "[layout]\ndp = 2\n[memory]\nlimit_bytes = 200000000\n");
+  Command command({kEchelon, "train", path, "--dry-run"}, cache());
+  EXPECT_EQ(command.wait(), 0) << command.err();
+  EXPECT_THAT(command.out(), HasSubstr("Does not fit: rank 0 needs "));
+  EXPECT_THAT(command.out(), HasSubstr("more than the limit of 191 MiB"));
+  EXPECT_THAT(
+      command.out(), HasSubstr("memory.recompute = \"all\" saves "));
+  EXPECT_THAT(command.out(), HasSubstr(", which fits"));
+  const json plan = dry_run(path);
+  EXPECT_FALSE(plan["fits"].get<bool>());
+  ASSERT_GT(plan["advice"].size(), 2u);
+  EXPECT_GE(
+      plan["advice"][0]["saves_bytes"].get<int64_t>(),
+      plan["advice"][1]["saves_bytes"].get<int64_t>());
+}
+
+TEST_F(DryRun, ARunRecordsMemoryBesideItsPlan) {
+  const std::string path = config("[layout]\ndp = 2\n");
+  Command command({kEchelon, "train", path}, cache());
+  ASSERT_EQ(command.wait(), 0) << command.err();
+  const std::string run = folder_.path() + "/run";
+  const Timeline timeline = read_chrome_trace(run + "/timeline.json");
+  ASSERT_EQ(timeline.memory.size(), 2u);
+  for (const auto& rank : timeline.memory) {
+    int64_t most = 0;
+    for (const auto& sample : rank.samples) {
+      most = std::max(most, sample.memory.total());
+    }
+    ASSERT_GT(rank.planned_bytes, 0);
+    EXPECT_NEAR(
+        static_cast<double>(most) / static_cast<double>(rank.planned_bytes),
+        1.0, 0.1);
+  }
+  const std::string page = read_text_file(run + "/report.html");
+  EXPECT_THAT(page, HasSubstr("Memory over a step, by kind"));
+  EXPECT_LT(page.size(), 500'000u);
+}
+
+TEST_F(DryRun, ARankThatRunsOutOfMemorySaysWhatWouldHelp) {
+  const std::string path =
+      config("[layout]\ndp = 2\n[memory]\nlimit_bytes = 200000000\n");
+  Command command({kEchelon, "train", path}, cache());
+  EXPECT_EQ(command.wait(), 1);
+  EXPECT_THAT(command.err(), HasSubstr("step 1: rank "));
+  EXPECT_THAT(command.err(), HasSubstr("out of memory: "));
+  EXPECT_THAT(command.err(), HasSubstr(" are activations"));
+  EXPECT_THAT(command.err(), HasSubstr("says a peak of 231 MiB in the "));
+  EXPECT_THAT(command.err(), HasSubstr("the limit is 191 MiB"));
+  EXPECT_THAT(command.err(), HasSubstr("memory.recompute = \"all\" saves "));
+}
+
+TEST_F(DryRun, JsonWithoutADryRunIsRefused) {
+  Command command({kEchelon, "train", config(""), "--json"}, cache());
+  EXPECT_EQ(command.wait(), 2);
+  EXPECT_THAT(command.err(), HasSubstr("--json prints what --dry-run finds"));
+}
+
+}  // namespace memory_plan_command_test
+}  // namespace echelon

@@ -1,0 +1,194 @@
+#include "echelon/predict/predict_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "echelon/cluster/catalogue.h"
+#include "echelon/cluster/cluster_file.h"
+#include "echelon/cluster/saved_cluster.h"
+#include "echelon/cost/model_catalogue.h"
+#include "echelon/cost/stack.h"
+#include "tests/support/measured_desk.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace predict_run_test {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// The saved figures of this machine are those of the test, or none.
+class PredictRun : public testing::Test {
+ protected:
+  PredictRun() { ::setenv("XDG_CONFIG_HOME", folder_.path().c_str(), 1); }
+  ~PredictRun() override { ::unsetenv("XDG_CONFIG_HOME"); }
+
+  void save(int64_t ranks, const std::string& text) {
+    const auto path = saved_cluster_path(ranks);
+    folder_.write(
+        std::filesystem::relative(path, folder_.path()).string(), text);
+  }
+
+  TempFolder folder_;
+};
+
+Job cnn_job(const std::string& more = "") {
+  return parse_job(
+      "[model]\nname = \"simple_cnn\"\n[data]\nname = \"digits\"\n"
+      "[train]\nsteps = 20\nbatch = 64\n[layout]\ndp = 2\n" + more,
+      "test.toml");
+}
+
+JobFacts digits() {
+  JobFacts facts;
+  facts.data.sample_shape = {1, 8, 8};
+  facts.classes = 10;
+  return facts;
+}
+
+TEST_F(PredictRun, PartsAddUpToTheSimulatedStep) {
+  struct {
+    const char* model;
+    Layout layout;
+    const char* axis;
+  } const cases[] = {
+      {"gpt2", {.dp_replicate = 8}, "dp_replicate"},
+      {"gpt2", {.dp_replicate = 2, .tp = 4}, "tp"},
+      {"gpt2", {.dp_replicate = 2, .pp = 4}, nullptr}};
+  const Cluster cluster = find_cluster("h100-sxm:1x8");
+  for (const auto& one : cases) {
+    Configured what{.model = find_model(one.model)};
+    what.strategy.layout = one.layout;
+    what.strategy.global_batch = 64;
+    const StepPrediction prediction = predict_step(what, cluster);
+    const SimulatedRun run = simulate(what.model, what.strategy, cluster);
+    EXPECT_EQ(prediction.step_seconds, run.step.step_seconds);
+    EXPECT_NEAR(
+        prediction.parts.step_seconds(), run.step.step_seconds,
+        0.001 * run.step.step_seconds);
+    EXPECT_GT(prediction.parts.backward, prediction.parts.forward);
+    EXPECT_GT(prediction.parts.optimizer, 0);
+    if (one.axis) {
+      EXPECT_GT(prediction.parts.exposed.at(one.axis), 0);
+    }
+    EXPECT_EQ(prediction.parts.stages > 0, one.layout.pp > 1);
+    ASSERT_EQ(prediction.memory.size(), 8u);
+    // Ranks 0 and 7 are the pipeline's first and last.
+    EXPECT_EQ(
+        prediction.memory[0].memory.bytes, run.step.memory.ranks.front().bytes);
+    EXPECT_EQ(
+        prediction.memory[7].memory.bytes, run.step.memory.ranks.back().bytes);
+  }
+}
+
+TEST_F(PredictRun, ABubbleIsWhatTheScheduleSays) {
+  Configured what{.model = find_model("gpt3-175b")};
+  what.strategy.layout = {.tp = 8, .pp = 4};
+  what.strategy.global_batch = 8;
+  const StepPrediction prediction =
+      predict_step(what, find_cluster("h100-sxm:4x8"));
+  // 1F1B leaves (4 - 1) of (8 + 4 - 1) empty; the stages are not quite alike.
+  const double share = prediction.parts.stages / prediction.step_seconds;
+  EXPECT_NEAR(share, 3.0 / 11, 0.05);
+}
+
+TEST_F(PredictRun, OnAProcessorNeedsItsMeasuredRates) {
+  const RunCluster unknown = cluster_of_run(2, true);
+  EXPECT_FALSE(unknown.cluster);
+  EXPECT_THAT(unknown.missing, HasSubstr("`echelon bench --save -n 2`"));
+
+  save(2, kMeasuredDesk);
+  const RunCluster known = cluster_of_run(2, true);
+  ASSERT_TRUE(known.cluster) << known.missing;
+  const StepPrediction some =
+      predict_step(configured(cnn_job(), digits()), *known.cluster);
+  EXPECT_EQ(some.cluster, "this machine as measured");
+  EXPECT_EQ(some.memory.size(), 2u);
+  EXPECT_NEAR(some.parts.step_seconds(), some.step_seconds, 1e-9);
+  // Rates of 2 ranks say nothing of those of 4.
+  EXPECT_FALSE(cluster_of_run(4, true).cluster);
+}
+
+TEST_F(PredictRun, RatesOfGpusAreNoneOfAProcessor) {
+  save(2, "[[nodes]]\ndevice = \"h100-sxm\"\ndevices = 2\n");
+  const RunCluster none = cluster_of_run(2, true);
+  EXPECT_FALSE(none.cluster);
+  EXPECT_THAT(none.missing, HasSubstr("rates of this processor are not known"));
+}
+
+// What a software does beside computing and sending has no spans.
+TEST_F(PredictRun, TheRestOfAStepIsAPartOfIt) {
+  Configured what{.model = find_model("gpt2")};
+  what.strategy.layout = {.dp_shard = 8};
+  what.strategy.zero_stage = 3;
+  what.strategy.global_batch = 64;
+  what.strategy.stack = "fsdp";
+  const double host = find_stack("fsdp").step_host_seconds;
+  ASSERT_GT(host, 0.01);
+  const StepPrediction some =
+      predict_step(what, find_cluster("h100-sxm:1x8"));
+  EXPECT_NEAR(some.parts.other, host, 1e-3 * host);
+  EXPECT_NEAR(
+      some.parts.step_seconds(), some.step_seconds, 1e-6 * some.step_seconds);
+}
+
+// All stages are looked at, of a long pipeline too.
+TEST_F(PredictRun, PartsAreMeansOverAllStages) {
+  Configured what{.model = find_model("gpt3-175b")};
+  what.strategy.layout = {.tp = 2, .pp = 32};
+  what.strategy.global_batch = 32;
+  const Cluster cluster = find_cluster("h100-sxm:8x8");
+  const TimedParts some = predict_step(what, cluster).parts;
+  const TimedParts all =
+      prediction_of(
+          simulate(what.model, what.strategy, cluster, {.timeline_ranks = 64}),
+          what.strategy, cluster)
+          .parts;
+  EXPECT_NEAR(some.forward, all.forward, 1e-3 * all.forward);
+  EXPECT_NEAR(some.stages, all.stages, 1e-3 * all.stages);
+}
+
+// The first ranks are looked at; those that the step waits for may be others.
+TEST_F(PredictRun, AStepLastsUntilTheLastRankHasUpdated) {
+  Configured what{.model = find_model("gpt2")};
+  what.strategy.layout = {.dp_replicate = 128};
+  what.strategy.global_batch = 512;
+  const StepPrediction mixed =
+      predict_step(what, find_cluster("h100-sxm:8x8+v100:8x8"));
+  EXPECT_GT(mixed.parts.other, 0.01 * mixed.step_seconds);
+  EXPECT_NEAR(
+      mixed.parts.step_seconds(), mixed.step_seconds, 1e-6 * mixed.step_seconds);
+}
+
+TEST_F(PredictRun, SaysWhatKeepsItFromPredicting) {
+  save(2, "nodes = 3\n");
+  const RunCluster broken = cluster_of_run(2, true);
+  EXPECT_FALSE(broken.cluster);
+  EXPECT_THAT(broken.missing, HasSubstr(saved_cluster_path(2).string()));
+  EXPECT_THAT(broken.missing, StartsWith("Nothing is predicted: "));
+}
+
+TEST_F(PredictRun, TheNamesOfRanksSayWhereTheyComputed) {
+  Timeline timeline;
+  EXPECT_FALSE(ran_on_processor(timeline));
+  timeline.rank_names = {"rank 0 (cuda:0)"};
+  EXPECT_FALSE(ran_on_processor(timeline));
+  timeline.rank_names = {"rank 0 (cpu)", "rank 1 (cpu)"};
+  EXPECT_TRUE(ran_on_processor(timeline));
+}
+
+TEST_F(PredictRun, FilesOfThisMachineLieInTheConfigurationFolder) {
+  const auto path = saved_cluster_path(2);
+  EXPECT_EQ(path.parent_path(), folder_.path("echelon/clusters"));
+  EXPECT_THAT(path.filename().string(), testing::EndsWith("-2.toml"));
+  EXPECT_NE(path, saved_cluster_path(3));
+  ::setenv("XDG_CONFIG_HOME", "not/absolute", 1);
+  EXPECT_THAT(
+      saved_cluster_path(2).string(),
+      HasSubstr("/.config/echelon/clusters/"));
+}
+
+}  // namespace predict_run_test
+}  // namespace echelon

@@ -1,0 +1,229 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <thread>
+
+#include "echelon/comm/world.h"
+#include "echelon/profiling/memory_meter.h"
+
+namespace echelon {
+namespace memory_meter_test {
+
+constexpr int64_t kMiB = 1 << 20;
+
+torch::Tensor mebibytes(int64_t count) {
+  return torch::empty({count * kMiB}, torch::kByte);
+}
+
+TEST(MemoryMeter, CountsBlocksUntilTheyAreFreed) {
+  MemoryMeter meter;
+  const auto before = mebibytes(3);
+  torch::Tensor kept;
+  {
+    const auto counting = meter.count();
+    auto first = mebibytes(1);
+    auto second = mebibytes(4);
+    EXPECT_EQ(meter.now().total(), 5 * kMiB);
+    EXPECT_EQ(meter.now()[MemoryKind::working], 5 * kMiB);
+    first = torch::Tensor();
+    EXPECT_EQ(meter.now().total(), 4 * kMiB);
+    kept = second;
+  }
+  const auto after = mebibytes(8);
+  EXPECT_EQ(meter.now().total(), 4 * kMiB);
+  kept = torch::Tensor();
+  EXPECT_EQ(meter.now().total(), 0);
+  EXPECT_EQ(meter.peak().total(), 5 * kMiB);
+}
+
+TEST(MemoryMeter, KindsAreThoseOfTheInnermostScope) {
+  MemoryMeter meter;
+  const auto counting = meter.count();
+  const MemoryKindScope outer(MemoryKind::parameters);
+  const auto a = mebibytes(1);
+  {
+    const MemoryKindScope inner(MemoryKind::gathered);
+    const auto b = mebibytes(2);
+    const auto c = mebibytes(4);
+    set_memory_kind(b.narrow(0, 7, 9), MemoryKind::communication);
+    EXPECT_EQ(meter.now()[MemoryKind::gathered], 4 * kMiB);
+    EXPECT_EQ(meter.now()[MemoryKind::communication], 2 * kMiB);
+  }
+  const auto d = mebibytes(8);
+  EXPECT_EQ(meter.now()[MemoryKind::parameters], 9 * kMiB);
+  EXPECT_EQ(meter.now().total(), 9 * kMiB);
+  set_memory_kind(torch::Tensor(), MemoryKind::gathered);
+}
+
+TEST(MemoryMeter, PeakIsOneMoment) {
+  MemoryMeter meter;
+  const auto counting = meter.count();
+  {
+    const MemoryKindScope scope(MemoryKind::gathered);
+    mebibytes(5);
+  }
+  const auto kept = mebibytes(3);
+  EXPECT_EQ(meter.peak()[MemoryKind::gathered], 5 * kMiB);
+  EXPECT_EQ(meter.peak()[MemoryKind::working], 0);
+  meter.reset_peak();
+  EXPECT_EQ(meter.peak()[MemoryKind::gathered], 0);
+  EXPECT_EQ(meter.peak()[MemoryKind::working], 3 * kMiB);
+}
+
+TEST(MemoryMeter, WhatOutlivesForwardIsActivations) {
+  torch::manual_seed(0);
+  const int64_t bytes = 512 * 512 * 4;
+  const auto weight = torch::randn({512, 512}).requires_grad_();
+  const auto input = torch::randn({512, 512});
+  MemoryMeter meter;
+  const auto counting = meter.count();
+  auto loss = (input.mm(weight).relu() * 2.0).sum();
+  // The result of relu lives on: its backward reads it.
+  EXPECT_EQ(meter.now()[MemoryKind::working] / bytes, 1);
+  keep_as_activations();
+  EXPECT_EQ(meter.now()[MemoryKind::working], 0);
+  EXPECT_EQ(meter.now()[MemoryKind::activations] / bytes, 1);
+  loss.backward();
+  loss = torch::Tensor();
+  EXPECT_EQ(meter.now()[MemoryKind::activations] / bytes, 0);
+  EXPECT_EQ(meter.now()[MemoryKind::working] / bytes, 1);  // the gradient
+  set_memory_kind(weight.grad(), MemoryKind::gradients);
+  EXPECT_EQ(meter.now()[MemoryKind::gradients], bytes);
+}
+
+TEST(MemoryMeter, GradientsAreNamedWhenTheyCome) {
+  const auto weight = torch::randn({512, 512}).requires_grad_();
+  const auto input = torch::randn({8, 512});
+  int calls = 0;
+  name_gradients({weight});
+  name_gradients({weight});  // hooks go on
+  MemoryMeter meter;
+  const auto counting = meter.count();
+  weight.register_hook([&](const torch::Tensor&) { ++calls; });
+  for (int round = 1; round < 3; ++round) {
+    input.mm(weight).sum().backward();
+    EXPECT_EQ(calls, round);
+    EXPECT_EQ(meter.now()[MemoryKind::gradients], 512 * 512 * 4);
+  }
+}
+
+TEST(MemoryMeter, SeesFreesOfOtherThreadsAndNotTheirBlocks) {
+  MemoryMeter meter;
+  const auto counting = meter.count();
+  auto made_here = mebibytes(2);
+  torch::Tensor made_there;
+  std::thread([&] {
+    made_here = torch::Tensor();
+    made_there = mebibytes(1);
+  }).join();
+  EXPECT_EQ(meter.now().total(), 0);
+  made_there = torch::Tensor();
+  EXPECT_EQ(meter.now().total(), 0);
+}
+
+TEST(MemoryMeter, EachRankOfAProcessHasItsOwn) {
+  run_ranks(3, [](World& world) {
+    MemoryMeter meter;
+    const auto counting = meter.count();
+    for (int round = 0; round < 200; ++round) {
+      const auto block = mebibytes(1 + world.rank());
+      ASSERT_EQ(meter.now().total(), (1 + world.rank()) * kMiB);
+    }
+    EXPECT_EQ(meter.now().total(), 0);
+  });
+}
+
+TEST(MemoryMeter, InnerMetersCountAlone) {
+  MemoryMeter outer;
+  MemoryMeter inner;
+  const auto counting = outer.count();
+  {
+    const auto within = inner.count();
+    const auto block = mebibytes(1);
+    EXPECT_EQ(inner.now().total(), kMiB);
+    EXPECT_EQ(outer.now().total(), 0);
+  }
+  const auto block = mebibytes(1);
+  EXPECT_EQ(outer.now().total(), kMiB);
+}
+
+TEST(MemoryMeter, ABlockMayOutliveItsMeter) {
+  auto meter = std::make_unique<MemoryMeter>();
+  auto counting = meter->count();
+  auto block = mebibytes(1);
+  counting.reset();
+  meter.reset();
+  block = torch::Tensor();
+}
+
+TEST(MemoryMeter, RefusesBlocksAboveItsLimit) {
+  MemoryMeter meter;
+  meter.limit(4 * kMiB);
+  const auto kept = mebibytes(1);  // not counted
+  const auto counting = meter.count();
+  auto block = mebibytes(3);
+  EXPECT_THROW(mebibytes(2), c10::OutOfMemoryError);
+  EXPECT_EQ(meter.now().total(), 3 * kMiB);
+  block = torch::Tensor();
+  EXPECT_EQ(meter.at_shortage().total(), 3 * kMiB);
+  mebibytes(4);
+  meter.limit(0);
+  mebibytes(9);
+}
+
+TEST(MemoryMeter, SamplesTellOfChanges) {
+  MemoryMeter meter;
+  const auto counting = meter.count();
+  const auto kept = mebibytes(1);
+  meter.start_samples(kMiB);
+  {
+    const MemoryKindScope scope(MemoryKind::gathered);
+    const auto large = mebibytes(2);
+    const auto small = torch::empty({100}, torch::kByte);
+  }
+  const auto samples = meter.take_samples();
+  ASSERT_GE(samples.size(), 3u);
+  EXPECT_EQ(samples.front().memory.total(), kMiB);
+  EXPECT_EQ(samples[1].memory[MemoryKind::gathered], 2 * kMiB);
+  EXPECT_EQ(samples.back().memory.total(), kMiB);
+  for (size_t i = 1; i < samples.size(); ++i) {
+    EXPECT_GE(samples[i].time_ns, samples[i - 1].time_ns);
+  }
+  mebibytes(5);
+  EXPECT_TRUE(meter.take_samples().empty());
+}
+
+TEST(MemoryMeter, ManySamplesKeepThePeak) {
+  MemoryMeter meter;
+  const auto counting = meter.count();
+  meter.start_samples(1);
+  for (int round = 0; round < 10'000; ++round) {
+    torch::empty({round == 4321 ? 5 * kMiB : kMiB}, torch::kByte);
+  }
+  const auto samples = meter.take_samples();
+  EXPECT_LE(samples.size(), MemoryMeter::kMaxSamples + 1);
+  int64_t most = 0;
+  for (const auto& sample : samples) {
+    most = std::max(most, sample.memory.total());
+  }
+  EXPECT_EQ(most, 5 * kMiB);
+}
+
+TEST(MemoryMeterGpu, CountsBlocksOfItsDevice) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  const torch::Device device(torch::kCUDA, 0);
+  MemoryMeter meter(device);
+  const auto counting = meter.count();
+  const auto host = mebibytes(3);
+  {
+    const MemoryKindScope scope(MemoryKind::gradients);
+    const auto block = host.to(device);
+    EXPECT_EQ(meter.now()[MemoryKind::gradients], 3 * kMiB);
+    set_memory_kind(block, MemoryKind::activations);
+    EXPECT_EQ(meter.now()[MemoryKind::activations], 3 * kMiB);
+  }
+  EXPECT_EQ(meter.now().total(), 0);
+}
+
+}  // namespace memory_meter_test
+}  // namespace echelon

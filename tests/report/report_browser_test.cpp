@@ -1,0 +1,443 @@
+// The report as a browser draws it.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/overlap.h"
+#include "echelon/report/pipeline_page.h"
+#include "echelon/report/pipeline_section.h"
+#include "echelon/report/strategy_page.h"
+#include "echelon/text/text_file.h"
+#include "echelon/text/units.h"
+#include "tests/report/sample_pipeline.h"
+#include "tests/report/sample_run.h"
+#include "tests/report/sample_tensor.h"
+#include "tests/support/python.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace report_browser_test {
+
+using Json = nlohmann::json;
+
+bool has_chromium() {
+  return std::system("command -v chromium >/dev/null 2>&1") == 0;
+}
+
+class ReportInBrowser : public testing::Test {
+ protected:
+  void SetUp() override {
+    ECHELON_NEED_PYTHON();
+    if (!has_chromium()) {
+      GTEST_SKIP() << "needs Chromium: run `make extras` once";
+    }
+  }
+
+  void look(const std::string& check, const ReportInput& input) {
+    look_at(check, to_html(input));
+  }
+
+  void look_at(const std::string& check, const std::string& page) {
+    folder_.write("report.html", page);
+    EXPECT_NO_THROW(run_python_script(
+        "report/report_browser.py", {check, folder_.path()}));
+  }
+
+  TempFolder folder_;
+};
+
+ReportInput typical() {
+  return sample::run({.ranks = 4, .slow_rank = 0.12});
+}
+
+ReportInput huge() {
+  return sample::run(
+      {.steps = 100'000, .ranks = 64, .buckets = 40, .layers = 60});
+}
+
+// Texts and figures that a page must survive.
+ReportInput hostile() {
+  auto input = sample::run({.steps = 40, .ranks = 2});
+  const std::string text =
+      "<script>document.title='run'</script>\"' onload=x &amp; \x01\xff "
+      "</title></style><b>";
+  input.title = text + std::string(300, 'w');
+  input.facts.push_back({text, text + std::string(400, 'x')});
+  input.facts.push_back({std::string(200, 'W'), ""});
+  input.outcome = "stopped: " + text + std::string(200, 'W');
+  input.timeline.rank_names[0] = text;
+  for (auto& span : input.timeline.spans) span.name += text;
+  input.metrics[20].loss = std::numeric_limits<double>::quiet_NaN();
+  input.metrics[21].loss = std::numeric_limits<double>::infinity();
+  input.metrics[22].samples_per_second = 1e300;
+  return input;
+}
+
+Json times(const Intervals& intervals) {
+  Json result = Json::array();
+  for (const auto& [begin, end] : intervals) result.push_back({begin, end});
+  return result;
+}
+
+Intervals
+of_kind(const Timeline& timeline, const StepActivity& activity, SpanKind kind) {
+  Intervals result;
+  for (const auto& span : timeline.spans) {
+    if (span.rank == activity.rank && span.step == activity.step &&
+        span.kind == kind) {
+      result.push_back({span.begin_ns, span.end_ns});
+    }
+  }
+  return result;
+}
+
+// What the picture of `step` must show.
+Json picture_of(const Timeline& timeline, int64_t step) {
+  Json expected = {
+      {"id", "step-" + std::to_string(step)}, {"ranks", Json::array()}};
+  Interval window = {std::numeric_limits<int64_t>::max(), 0};
+  for (const auto& activity : step_activities(timeline)) {
+    if (activity.step != step) continue;
+    window.begin = std::min(window.begin, activity.window.begin);
+    window.end = std::max(window.end, activity.window.end);
+    const auto kind = [&](SpanKind k) {
+      return times(of_kind(timeline, activity, k));
+    };
+    expected["ranks"].push_back(
+        {{"rank", activity.rank},
+         {"ov", times(activity.overlapped)},
+         {"ex", times(activity.exposed)},
+         {"da", kind(SpanKind::data)},
+         {"fw", kind(SpanKind::forward)},
+         {"bw", kind(SpanKind::backward)},
+         {"op", kind(SpanKind::optimizer)}});
+  }
+  expected["window"] = {window.begin, window.end};
+  return expected;
+}
+
+TensorCut uneven_cut() {
+  return sample::llama_cut(
+      {.ranks = 4,
+       .layers = 16,
+       .hidden = 1920,
+       .heads = 30,
+       .kv_heads = 2,
+       .intermediate = 5633,
+       .words = 32001,
+       .cuts_tokens = true,
+       .tokens = 4098});
+}
+
+// What the rectangle `id` must show of `parameter`.
+Json rectangle_of(
+    const std::string& id, const CutParameter& parameter, bool vertical) {
+  Json stripes = Json::array();
+  for (size_t rank = 0; rank < parameter.parts.size(); ++rank) {
+    for (const auto& piece : parameter.parts[rank].pieces) {
+      stripes.push_back({rank, piece.begin, piece.end});
+    }
+  }
+  const Shard& part = parameter.parts.front();
+  return {
+      {"id", id},
+      {"vertical", vertical},
+      {"size", part.shape[static_cast<size_t>(part.dim)]},
+      {"stripes", stripes}};
+}
+
+// One step alone, so that it is the one drawn.
+ReportInput one_step(int32_t ranks) {
+  auto input =
+      sample::run({.ranks = ranks, .recorded_steps = 3, .slow_rank = 0.2});
+  std::erase_if(
+      input.timeline.spans, [](const Span& span) { return span.step != 2; });
+  return input;
+}
+
+std::string label_of(const PipelineBlock& block) {
+  const bool split = block.kind == BlockKind::backward_input ||
+                     block.kind == BlockKind::backward_weight;
+  const bool numbered = block.microbatch >= 0;
+  return (split || !numbered ? std::string(1, letter(block.kind)) : "") +
+         (numbered ? std::to_string(block.microbatch) : "");
+}
+
+// What pictures over one another must show.
+Json pipelines_of(const std::vector<PipelinePicture>& pictures) {
+  Json expected = {{"figures", Json::array()}};
+  double range = 0;
+  for (const auto& picture : pictures) {
+    Json figure = {{"id", picture.id}, {"blocks", Json::array()}};
+    const double bubble = bubble_fraction(picture.blocks, picture.rows.size());
+    figure["bubble"] =
+        picture.measure_name + " " + unbroken(format_percent(bubble));
+    for (const auto& row : picture.rows) figure["rows"].push_back(row.name);
+    auto blocks = picture.blocks;
+    std::stable_sort(blocks.begin(), blocks.end(), [](auto& a, auto& b) {
+      return std::pair(a.row, a.begin) < std::pair(b.row, b.begin);
+    });
+    for (const auto& block : blocks) {
+      figure["blocks"].push_back(
+          {{"row", block.row},
+           {"kind", std::string(1, letter(block.kind))},
+           {"microbatch", block.microbatch},
+           {"label", label_of(block)},
+           {"begin", block.begin},
+           {"end", block.end}});
+      range = std::max(range, block.end);
+    }
+    expected["figures"].push_back(figure);
+  }
+  expected["range"] = range;
+  return expected;
+}
+
+ReportInput with_timeline(Timeline timeline) {
+  auto input = sample::run({.steps = 40});
+  input.timeline = std::move(timeline);
+  return input;
+}
+
+PipelinePicture schedule_picture(const sample::PipelineShape& shape) {
+  const auto order = sample::pipeline_order(shape);
+  PipelinePicture picture;
+  picture.id = "schedule";
+  picture.title = "A schedule";
+  picture.rows = order.rows;
+  picture.blocks = *ideal_blocks(order);
+  picture.unit = "forwards";
+  return picture;
+}
+
+TEST_F(ReportInBrowser, DrawsTheBlocksOfAPipelineWithTheirNumbers) {
+  for (const auto order :
+       {sample::Order::one_f_one_b,
+        sample::Order::split,
+        sample::Order::interleaved}) {
+    const auto timeline =
+        sample::pipeline_run({.order = order, .slow_stage = 0.2});
+    const auto pictures = pipeline_pictures(timeline, {}, "pipeline");
+    folder_.write("expected.json", pipelines_of(pictures->pictures).dump());
+    look("pipeline", with_timeline(timeline));
+  }
+  const auto timeline = sample::placement_run(4, 2);
+  const auto pictures = placement_pictures(timeline, "pipeline");
+  folder_.write("expected.json", pipelines_of(pictures->pictures).dump());
+  look("pipeline", with_timeline(timeline));
+}
+
+TEST_F(ReportInBrowser, PlaysAPipelineStepByStep) {
+  for (const auto order : {sample::Order::one_f_one_b, sample::Order::gpipe}) {
+    const auto timeline =
+        sample::pipeline_run({.order = order, .slow_stage = 0.2});
+    const auto pictures = pipeline_pictures(timeline, {}, "pipeline");
+    folder_.write("expected.json", pipelines_of(pictures->pictures).dump());
+    look("player", with_timeline(timeline));
+  }
+}
+
+TEST_F(ReportInBrowser, PlaysASchedulesOwnPage) {
+  for (const auto order : {sample::Order::split, sample::Order::interleaved}) {
+    const auto picture = schedule_picture({.order = order});
+    folder_.write("expected.json", pipelines_of({picture}).dump());
+    look_at("player", pipeline_page(picture));
+    look_at("layout", pipeline_page(picture));
+    look_at("quiet", pipeline_page(picture));
+  }
+}
+
+TEST_F(ReportInBrowser, SaysWhatABlockIsInALargePicture) {
+  look_at(
+      "hover",
+      pipeline_page(schedule_picture({.ranks = 8, .microbatches = 64})));
+}
+
+TEST_F(ReportInBrowser, KeepsPipelinesInThePage) {
+  look("layout", with_timeline(sample::pipeline_run({})));
+  look("layout", with_timeline(sample::pipeline_run({.replicas = 2})));
+  look(
+      "layout",
+      with_timeline(sample::pipeline_run({.ranks = 40, .microbatches = 20})));
+  look("layout", with_timeline(sample::placement_run(4, 2)));
+  look("quiet", with_timeline(sample::pipeline_run({.replicas = 2})));
+}
+
+TEST_F(ReportInBrowser, ComparesStrategiesOnOnePage) {
+  StrategyPage page{.title = "digits, four ways", .lead = "One model."};
+  for (auto timeline :
+       {sample::run({}).timeline,
+        sample::placement_run(4, 2),
+        sample::pipeline_run({}),
+        sample::pipeline_run({.ranks = 2, .replicas = 2})}) {
+    auto run = sample::run({});
+    page.runs.push_back(
+        {.link = "a/report.html",
+         .metrics = run.metrics,
+         .evaluations = run.evaluations,
+         .timeline = std::move(timeline)});
+  }
+  look_at("layout", to_html(page));
+  look_at("quiet", to_html(page));
+}
+
+TEST_F(ReportInBrowser, DrawsBarsAndOverlapsOfEachRankWhereTheyWere) {
+  for (const int32_t ranks : {1, 3, 20}) {
+    const auto input = one_step(ranks);
+    folder_.write("expected.json", picture_of(input.timeline, 2).dump());
+    look("drawing", input);
+  }
+}
+
+TEST_F(ReportInBrowser, DrawsAPointForEachValue) {
+  auto input = sample::run({.steps = 150});
+  const auto count = input.evaluations.size();
+  Json curves = {
+      {"loss", {150, count}},
+      {"accuracy", {count}},
+      {"throughput", {150}},
+      {"learning-rate", {150}},
+      {"grad-norm", {150}}};
+  folder_.write("expected.json", Json{{"curves", curves}}.dump());
+  look("curves", input);
+
+  // 360 stretches; the band of the extremes goes there and back.
+  input = sample::run({.steps = 5000});
+  curves["loss"] = {360, 720, input.evaluations.size()};
+  curves["accuracy"] = {input.evaluations.size()};
+  curves["throughput"] = curves["grad-norm"] = {240, 480};
+  curves["learning-rate"] = {240};
+  folder_.write("expected.json", Json{{"curves", curves}}.dump());
+  look("curves", input);
+}
+
+TEST_F(ReportInBrowser, KeepsTextsApartAtEachWidth) {
+  look("layout", typical());
+}
+
+ReportInput with_prediction(ReportInput input) {
+  input.prediction = sample::prediction_of(input.timeline);
+  return input;
+}
+
+TEST_F(ReportInBrowser, DrawsPredictionAndMeasurementOnOneScale) {
+  const auto input = with_prediction(sample::run_with_memory({.ranks = 4}));
+  const TimedParts real =
+      timed_parts(input.timeline, diagnose(input.timeline));
+  Json expected = {{"predicted", Json::array()}, {"measured", Json::array()}};
+  for (const auto& part : compared_parts(input.prediction->parts, real)) {
+    expected["predicted"].push_back({part.color, part.predicted});
+    expected["measured"].push_back({part.color, part.measured});
+  }
+  folder_.write("expected.json", expected.dump());
+  look("prediction", input);
+}
+
+TEST_F(ReportInBrowser, KeepsPredictionsInThePage) {
+  const auto data_parallel =
+      with_prediction(sample::run_with_memory({.ranks = 4}));
+  auto pipeline = with_prediction(with_timeline(sample::pipeline_run({})));
+  look("layout", data_parallel);
+  look("colors", data_parallel);
+  look("structure", data_parallel);
+  look("layout", pipeline);
+  pipeline.timeline.simulated = true;
+  pipeline.prediction->cluster = std::string(200, 'W');
+  look("layout", pipeline);
+  look("quiet", pipeline);
+  pipeline.prediction =
+      StepPrediction{.missing = std::string(300, 'w') + " <b>none</b>"};
+  look("layout", pipeline);
+}
+
+TEST_F(ReportInBrowser, KeepsTextsApartInAHugeRun) {
+  look("layout", huge());
+}
+
+TEST_F(ReportInBrowser, KeepsTextsApartWithOneRank) {
+  auto input = sample::run({.steps = 7, .ranks = 1});
+  input.evaluations.clear();
+  look("layout", input);
+}
+
+TEST_F(ReportInBrowser, KeepsTextsApartWithSixteenRanks) {
+  look("layout", sample::run({.steps = 9999, .ranks = 16}));
+}
+
+TEST_F(ReportInBrowser, KeepsHostileTextsInTheirBoxes) {
+  look("layout", hostile());
+}
+
+TEST_F(ReportInBrowser, AsksNothingAndNeedsNoScript) {
+  look("quiet", typical());
+  look("quiet", hostile());
+  look("quiet", sample::tensor_run(uneven_cut(), "self_attn"));
+  look("quiet", {.title = "ended before its first step"});
+}
+
+TEST_F(ReportInBrowser, DrawsThePartsOfMatricesToScale) {
+  const auto cut = uneven_cut();
+  const auto& layer = cut.layers[1].parameters;
+  folder_.write(
+      "expected.json",
+      Json::array(
+          {rectangle_of("cut-0-0-b0", cut.layers[0].parameters[0], false),
+           rectangle_of("cut-1-0-a0", layer[1], true),
+           rectangle_of("cut-1-0-a1", layer[2], true),
+           rectangle_of("cut-1-0-b0", layer[4], false),
+           rectangle_of("cut-1-1-a1", layer[7], true),
+           rectangle_of("cut-1-1-b0", layer[8], false)})
+          .dump());
+  look("cuts", sample::tensor_run(cut, "self_attn"));
+  const auto gpt = sample::gpt_cut({.ranks = 3, .heads = 16});
+  folder_.write(
+      "expected.json",
+      Json::array(
+          {rectangle_of("cut-1-0-a0", gpt.layers[2].parameters[2], true),
+           rectangle_of("cut-1-0-b0", gpt.layers[2].parameters[4], false)})
+          .dump());
+  look("cuts", sample::tensor_run(gpt));
+}
+
+TEST_F(ReportInBrowser, KeepsTextsOfCutLayersApart) {
+  look("layout", sample::tensor_run(uneven_cut(), "self_attn"));
+  look(
+      "layout",
+      sample::tensor_run(
+          sample::gpt_cut({.ranks = 8, .hidden = 832, .heads = 13})));
+  look("layout", sample::tensor_run(sample::cnn_cut(3)));
+}
+
+TEST_F(ReportInBrowser, HasContrastInLightDarkAndPrint) {
+  look("colors", typical());
+  look("inks", sample::tensor_run(sample::gpt_cut({.ranks = 8})));
+}
+
+TEST_F(ReportInBrowser, HasNamesForItsPicturesAndPrints) {
+  look("structure", typical());
+  look("structure", sample::tensor_run(sample::gpt_cut({})));
+  look("structure", with_timeline(sample::pipeline_run({})));
+}
+
+TEST(TraceSchema, HoldsForTracesOfRuns) {
+  ECHELON_NEED_PYTHON();
+  TempFolder folder;
+  auto timeline = hostile().timeline;
+  timeline.spans.push_back(
+      {1, "loader", "decode", SpanKind::data, -5, 2'000'000'001, -1, 0});
+  write_chrome_trace(folder.path("a.json"), timeline);
+  write_chrome_trace(folder.path("b.json"), {});
+  write_chrome_trace(folder.path("c.json"), typical().timeline);
+  EXPECT_NO_THROW(run_python_script(
+      "timeline/trace_schema.py",
+      {folder.path("a.json"), folder.path("b.json"), folder.path("c.json")}));
+}
+
+}  // namespace report_browser_test
+}  // namespace echelon

@@ -1,0 +1,425 @@
+#include "echelon/report/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+
+#include "echelon/error.h"
+#include "echelon/report/markup.h"
+#include "echelon/report/series.h"
+#include "echelon/text/units.h"
+#include "tests/report/sample_pipeline.h"
+#include "tests/report/sample_run.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+
+namespace echelon {
+namespace report_test {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+// Not a matcher: those print the whole page when they fail.
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t result = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) {
+    ++result;
+  }
+  return result;
+}
+
+TEST(Units, AreWhatPeopleRead) {
+  const std::pair<double, const char*> numbers[] = {
+      {0, "0"},
+      {1, "1"},
+      {0.0412, "0.0412"},
+      {3.14159, "3.14"},
+      {128.4, "128"},
+      {99.96, "100"},
+      {12345, "12,345"},
+      {-2.5, "-2.5"},
+      {0.0001, "1e-4"},
+      {1.234e-5, "1.23e-5"},
+      {2e299, "2e299"},
+      {1234567, "1.23e6"},
+      {kNan, "nan"},
+      {-INFINITY, "-inf"}};
+  for (const auto& [value, text] : numbers) {
+    EXPECT_EQ(format_number(value), text);
+  }
+  const std::pair<double, const char*> seconds[] = {
+      {0, "0 s"},
+      {85e-9, "85 ns"},
+      {12.5e-6, "12.5 µs"},
+      {0.99996e-3, "1 ms"},
+      {3.2e-3, "3.2 ms"},
+      {0.9999, "1 s"},
+      {59.9, "59.9 s"},
+      {125, "2 min 05 s"},
+      {11220, "3 h 07 min"},
+      {-0.5, "-500 ms"}};
+  for (const auto& [value, text] : seconds) {
+    EXPECT_EQ(format_seconds(value), text);
+  }
+  const std::pair<double, const char*> shares[] = {
+      {0, "0 %"},
+      {0.0005, "< 0.1 %"},
+      {0.065, "6.5 %"},
+      {0.08, "8 %"},
+      {0.5, "50 %"},
+      {0.975, "97.5 %"},
+      {0.9996, "> 99.9 %"},
+      {1, "100 %"}};
+  for (const auto& [value, text] : shares) {
+    EXPECT_EQ(format_percent(value), text);
+  }
+  EXPECT_EQ(format_count(-1234567.4), "-1,234,567");
+  EXPECT_EQ(format_count(-0.2), "0");
+  EXPECT_EQ(format_compact(9999), "9,999");
+  EXPECT_EQ(format_compact(12500), "12.5k");
+  EXPECT_EQ(format_compact(999'600), "1M");
+  EXPECT_EQ(format_clock(42.4), "0:42");
+  EXPECT_EQ(format_clock(11220), "3:07:00");
+  EXPECT_EQ(format_clock(2 * 86400 + 3 * 3600 + 900), "2d 03:15");
+  EXPECT_EQ(format_clock(-1), "-:--");
+  EXPECT_EQ(format_bytes(1023), "1,023 B");
+  EXPECT_EQ(format_bytes(1536), "1.5 KiB");
+  EXPECT_EQ(format_bytes(25 << 20), "25 MiB");
+}
+
+TEST(Markup, EscapesTextsAndAttributes) {
+  EXPECT_EQ(
+      escape_markup("<a href=\"x\">'&'</a>"),
+      "&lt;a href=&quot;x&quot;&gt;&#39;&amp;&#39;&lt;/a&gt;");
+  EXPECT_EQ(
+      escape_markup("\xe2\x82\xac \xf0\x9f\x98\x80 \n"),
+      "\xe2\x82\xac \xf0\x9f\x98\x80 \n");
+  // Not UTF-8, or not allowed in a page: one U+FFFD for each byte.
+  for (const char* bad : {"\xff", "\x01", "\x7f", "\xc0", "\xe2"}) {
+    EXPECT_EQ(escape_markup(bad), "\xef\xbf\xbd");
+  }
+  EXPECT_EQ(escape_markup("\xc0\xaf"), "\xef\xbf\xbd\xef\xbf\xbd");
+  EXPECT_EQ(count(escape_markup("\xed\xa0\x80"), "\xef\xbf\xbd"), 3u);
+  EXPECT_EQ(count(escape_markup("\xf4\x90\x80\x80"), "\xef\xbf\xbd"), 4u);
+  EXPECT_EQ(escape_markup(std::string_view("\0", 1)), "\xef\xbf\xbd");
+}
+
+TEST(Markup, NestsElements) {
+  Markup page;
+  page.open("p", {{"class", "\"a\""}}).leaf("b", {}, "x<y").close();
+  page.empty("rect", {{"x", coordinate(1.0 / 3)}});
+  EXPECT_EQ(
+      std::move(page).finish(),
+      "<p class=\"&quot;a&quot;\"><b>x&lt;y</b></p><rect x=\"0.33\"/>");
+  Markup open;
+  open.open("p");
+  EXPECT_THROW(std::move(open).finish(), std::logic_error);
+  EXPECT_THROW(Markup().close(), std::logic_error);
+  EXPECT_EQ(coordinate(-0.001), "0");
+  EXPECT_EQ(coordinate(12.50), "12.5");
+  EXPECT_EQ(coordinate(kNan), "0");
+}
+
+TEST(Series, KeepsTheExtremesOfEachStretch) {
+  std::vector<Point> points;
+  for (int i = 0; i < 10'000; ++i) {
+    points.push_back({double(i), i == 4'321 ? 50 : i == 7'000 ? -9 : 1.0});
+  }
+  points[100].y = kNan;
+  const auto buckets = to_buckets(points, 300);
+  ASSERT_EQ(buckets.size(), 300u);
+  double low = 0;
+  double high = 0;
+  for (const auto& b : buckets) {
+    low = std::min(low, b.low);
+    high = std::max(high, b.high);
+    if (b.high == 50) {
+      EXPECT_LE(b.first_x, 4'321);
+      EXPECT_GE(b.last_x, 4'321);
+    }
+  }
+  EXPECT_EQ(low, -9);
+  EXPECT_EQ(high, 50);
+  EXPECT_EQ(buckets.front().first_x, 0);
+  EXPECT_EQ(buckets.back().last_x, 9'999);
+}
+
+TEST(Series, TheSmoothedCurveNeitherLagsNorBends) {
+  std::vector<Point> line;
+  for (int i = 0; i < 1000; ++i) line.push_back({double(i), 3.0 * i});
+  for (const auto& b : to_buckets(line, 100)) {
+    EXPECT_NEAR(b.smooth, b.mean, 1e-6);
+  }
+  // A spike is spread over its surroundings, and its area is kept.
+  auto spike = line;
+  for (auto& p : spike) p.y = p.x == 500 ? 1000 : 0;
+  double area = 0;
+  for (const auto& b : to_buckets(spike, 1000)) {
+    EXPECT_LT(b.smooth, 70);
+    EXPECT_EQ(
+        std::abs(b.first_x - 500) > 40 && std::abs(b.smooth) > 1e-9, false);
+    area += b.smooth;
+  }
+  EXPECT_NEAR(area, 1000, 1e-6);
+  EXPECT_TRUE(to_buckets({}, 10).empty());
+  EXPECT_TRUE(to_buckets({{0, kNan}}, 10).empty());
+  EXPECT_EQ(to_buckets({{4, 2}}, 10).at(0).smooth, 2);
+}
+
+TEST(Series, TicksAreRound) {
+  EXPECT_THAT(
+      linear_ticks(0, 1, 5),
+      ElementsAre(0, 0.2, 0.4, testing::DoubleEq(0.6000000000000001), 0.8, 1));
+  EXPECT_THAT(linear_ticks(-7, 23, 4), ElementsAre(0, 10, 20));
+  EXPECT_THAT(whole_ticks(0, 3, 6), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(
+      log_ticks(0.03, 3),
+      ElementsAre(
+          testing::DoubleNear(0.05, 1e-9),
+          testing::DoubleNear(0.1, 1e-9),
+          testing::DoubleNear(0.2, 1e-9),
+          testing::DoubleNear(0.5, 1e-9),
+          1,
+          2));
+  EXPECT_EQ(tick_decimals({0, 0.5}), 1);
+  EXPECT_EQ(tick_decimals({0, 0.05}), 2);
+  EXPECT_EQ(tick_decimals({0, 20}), 0);
+}
+
+TEST(Report, SaysTheHeadlineFigures) {
+  auto input = sample::run({.steps = 100, .ranks = 2});
+  input.metrics.back().loss = 0.1234;
+  input.evaluations.back().accuracy = 0.975;
+  input.evaluations.back().samples = 360;
+  input.total_seconds = 33;
+  const auto page = to_html(input);
+  EXPECT_TRUE(contains(page, "<h1>simple_cnn on digits</h1>"));
+  EXPECT_TRUE(contains(page, ">0.123</dd>"));
+  EXPECT_TRUE(contains(page, ">97.5<small>"));
+  EXPECT_TRUE(contains(page, ">of 360 samples</dd>"));
+  EXPECT_TRUE(contains(page, ">33<small>"));
+  EXPECT_TRUE(contains(page, "of the step is exposed communication"));
+}
+
+TEST(Report, OfTextsSpeaksOfTokens) {
+  auto input = sample::run({.steps = 100, .ranks = 2});
+  for (auto& m : input.metrics) m.tokens_per_second = 81920;
+  for (auto& e : input.evaluations) {
+    e.tokens = 4096;
+    e.perplexity = 40;
+  }
+  input.evaluations.back().perplexity = 12.31;
+  input.evaluations.back().accuracy = 0.411;
+  const auto page = to_html(input);
+  EXPECT_TRUE(contains(page, ">Held-out perplexity</dt>"));
+  EXPECT_TRUE(contains(page, ">12.3</dd>"));
+  EXPECT_TRUE(contains(page, " of 4,096 tokens right</dd>"));
+  EXPECT_TRUE(contains(page, ">81,920</dd>"));
+  EXPECT_TRUE(contains(page, "tokens/s, median"));
+  EXPECT_TRUE(contains(page, "Tokens per second"));
+  EXPECT_TRUE(contains(page, "id=\"perplexity\""));
+  EXPECT_FALSE(contains(page, "id=\"accuracy\""));
+  EXPECT_FALSE(contains(page, "amples per second"));
+}
+
+TEST(Report, AsksNothingOfTheNetworkAndRunsNoScript) {
+  const auto page = to_html(sample::run({}));
+  EXPECT_TRUE(contains(page, "content=\"default-src 'none'; "));
+  for (const char* part :
+       {"<script", "<link", "<img", "http:", "https:", "@import", "src="}) {
+    EXPECT_FALSE(contains(page, part));
+  }
+}
+
+TEST(Report, IsSmallForALongRunOfManyRanks) {
+  const auto page = to_html(sample::run(
+      {.steps = 100'000, .ranks = 64, .buckets = 40, .layers = 60}));
+  EXPECT_LT(page.size(), 500'000u);
+  for (int rank = 0; rank < 64; ++rank) {
+    EXPECT_TRUE(contains(page, "data-rank=\"" + std::to_string(rank) + "\""));
+  }
+}
+
+TEST(Report, DrawsMemoryByKind) {
+  const std::string page = to_html(sample::run_with_memory({.ranks = 2}));
+  EXPECT_TRUE(contains(page, "Memory over a step, by kind"));
+  // Activations of 520 MiB when forward ends, with what is there then.
+  EXPECT_TRUE(contains(page, "Rank 1 holds most, 957 MiB"))
+      << page.substr(page.find("holds most") - 10, 60);
+  EXPECT_TRUE(contains(page, "plan 1.12 GiB"));
+  EXPECT_TRUE(contains(page, "limit 1.46 GiB"));
+  EXPECT_TRUE(contains(page, "memory-0-d"));
+  EXPECT_EQ(count(page, "class=\"ma\""), 3u);  // two areas and the legend
+  EXPECT_EQ(count(page, "class=\"mc\""), 0u);
+  EXPECT_FALSE(
+      contains(to_html(sample::run({})), "Memory over a step, by kind"));
+}
+
+std::string fixed(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.2f", value);
+  return text;
+}
+
+TEST(Report, ShowsPredictionAndMeasurementSideBySide) {
+  auto input = sample::run_with_memory({.ranks = 2});
+  EXPECT_FALSE(contains(to_html(input), "Prediction"));
+  input.prediction = sample::prediction_of(input.timeline);
+  const std::string page = to_html(input);
+  EXPECT_TRUE(contains(page, "<h2>Prediction and measurement</h2>"));
+  EXPECT_TRUE(contains(page, "On h100-sxm:1x8 a step was predicted to take "));
+  EXPECT_TRUE(contains(page, "id=\"prediction\""));
+  EXPECT_TRUE(contains(page, ">measured</text>"));
+  EXPECT_TRUE(contains(page, ">predicted</text>"));
+  const TimedParts real =
+      timed_parts(input.timeline, diagnose(input.timeline));
+  for (const auto& part : compared_parts(input.prediction->parts, real)) {
+    const std::string row =
+        ">" + part.name + "</th><td>" +
+        (part.predicted > 0 ? format_seconds(part.predicted) : "\u2013") +
+        "</td><td>" + format_seconds(part.measured) + "</td><td>" +
+        (part.predicted > 0 ? fixed(part.measured / part.predicted)
+                            : "\u2013");
+    EXPECT_TRUE(contains(page, row)) << row;
+  }
+  // Of 957 MiB a sixteenth less was predicted.
+  EXPECT_TRUE(contains(
+      page, ">rank 1</th><td>897 MiB</td><td>957 MiB</td><td>1.07</td>"));
+  EXPECT_TRUE(contains(page, ">activations</th><td>"));
+}
+
+TEST(Report, SaysWhyNothingIsPredicted) {
+  auto input = sample::run({.steps = 30, .ranks = 2});
+  input.prediction = StepPrediction{.missing = "No <rates> of this machine."};
+  const std::string page = to_html(input);
+  EXPECT_TRUE(contains(page, "<h2>Prediction and measurement</h2>"));
+  EXPECT_TRUE(contains(page, "No &lt;rates&gt; of this machine."));
+  EXPECT_FALSE(contains(page, "id=\"prediction\""));
+}
+
+TEST(Report, CallsNothingOfASimulationMeasured) {
+  auto input = sample::run({.steps = 30});
+  input.timeline = sample::pipeline_run({.slow_stage = 0.15});
+  EXPECT_TRUE(contains(to_html(input), "Measured: step "));
+  input.timeline.simulated = true;
+  for (auto& step : input.metrics) step.simulated = true;
+  input.prediction = sample::prediction_of(input.timeline);
+  const std::string page = to_html(input);
+  for (const char* part :
+       {"easured", "real step", "training run", "Recorded", "recorded"}) {
+    EXPECT_FALSE(contains(page, part)) << part;
+  }
+  EXPECT_TRUE(contains(page, "Simulated: step "));
+  EXPECT_TRUE(contains(page, "simulated run"));
+  EXPECT_TRUE(contains(page, "<h2>Prediction</h2>"));
+  // Of ranks that are alike one is shown.
+  input.prediction->memory = {{.rank = 0}, {.rank = 1}, {.rank = 2}};
+  for (auto& rank : input.prediction->memory) rank.memory.bytes[0] = 1 << 20;
+  input.prediction->memory[1].memory.bytes[0] = 5 << 20;
+  const std::string alike = to_html(input);
+  EXPECT_TRUE(contains(alike, ">rank 0 and 1 other</th>"));
+  EXPECT_TRUE(contains(alike, ">rank 1</th><td>5 MiB</td><td></td>"));
+  EXPECT_FALSE(contains(alike, ">rank 2</th><td>1 MiB</td>"));
+}
+
+TEST(Report, PredictionsOfManyRanksStaySmall) {
+  auto input = sample::run_with_memory({.ranks = 64});
+  input.timeline.memory.resize(64);
+  auto without = input;
+  input.prediction = sample::prediction_of(input.timeline);
+  const std::string page = to_html(input);
+  EXPECT_LT(page.size(), to_html(without).size() + 10'000);
+  EXPECT_LT(page.size(), 500'000u);
+  EXPECT_TRUE(contains(page, "The 8 ranks of 64 that hold most."));
+}
+
+TEST(Report, MemoryOfManyRanksStaysSmall) {
+  const auto input = sample::run_with_memory({.ranks = 32});
+  auto without = input;
+  without.timeline.memory.clear();
+  const std::string page = to_html(input);
+  EXPECT_LT(page.size(), to_html(without).size() + 100'000);
+  EXPECT_LT(page.size(), 500'000u);
+  EXPECT_EQ(count(page, "class=\"chart memory\""), 4u);
+  EXPECT_TRUE(contains(page, "the 4 ranks of 32 that hold most"));
+}
+
+TEST(Report, EscapesEveryText) {
+  const std::string evil = "<script>alert(1)</script>\"'";
+  auto input = sample::run({.steps = 30, .ranks = 2});
+  input.title = input.outcome = evil;
+  input.facts = {{evil, evil}};
+  for (auto& name : input.timeline.rank_names) name = evil;
+  for (auto& span : input.timeline.spans) {
+    span.name = evil;
+    span.track += evil;
+  }
+  EXPECT_FALSE(contains(to_html(input), "<script"));
+}
+
+TEST(Report, LeavesOutWhatWasNotMeasured) {
+  const auto page = to_html({.title = "nothing"});
+  for (const char* part : {"<svg", "<table", "<h2"}) {
+    EXPECT_FALSE(contains(page, part));
+  }
+  auto input = sample::run({.steps = 30, .ranks = 1});
+  input.evaluations.clear();
+  for (auto& m : input.metrics) m.grad_norm.reset();
+  const auto other = to_html(input);
+  EXPECT_FALSE(contains(other, "id=\"accuracy\""));
+  EXPECT_FALSE(contains(other, "id=\"grad-norm\""));
+  EXPECT_FALSE(contains(other, "class=\"ex\" x=\""));
+  EXPECT_TRUE(contains(other, "id=\"throughput\""));
+}
+
+TEST(Report, SurvivesFiguresOfAnySize) {
+  auto input = sample::run({.steps = 30, .ranks = 2});
+  for (double value :
+       {0.0,
+        -1.0,
+        1e-300,
+        1e300,
+        1.7e308,
+        -1.7e308,
+        kNan,
+        HUGE_VAL,
+        -HUGE_VAL}) {
+    for (auto& m : input.metrics) {
+      m.loss = m.samples_per_second = m.learning_rate = value;
+      m.grad_norm = m.step_seconds = value;
+    }
+    const auto page = to_html(input);
+    EXPECT_FALSE(contains(page, "=\"nan")) << value;
+    EXPECT_FALSE(contains(page, "=\"inf")) << value;
+    EXPECT_LT(page.size(), 200'000u);
+  }
+}
+
+TEST(Report, SaysWhereTheLossWasNotFinite) {
+  auto input = sample::run({.steps = 30, .ranks = 1});
+  input.metrics[12].loss = kNan;
+  EXPECT_TRUE(contains(to_html(input), "not a finite number at step 13"));
+}
+
+TEST(Report, AFileThatCannotBeWrittenIsNamed) {
+  TempFolder folder;
+  write_report(folder.path("a/b/report.html"), {.title = "x"});
+  EXPECT_TRUE(
+      contains(read_file(folder.path("a/b/report.html")), "<h1>x</h1>"));
+  const auto file = folder.write("file", "");
+  EXPECT_THAT(
+      error_text([&] { write_report(file + "/report.html", {.title = "x"}); }),
+      HasSubstr("cannot write " + file + "/report.html"));
+}
+
+}  // namespace report_test
+}  // namespace echelon

@@ -1,0 +1,296 @@
+#include "tests/report/sample_tensor.h"
+
+#include <algorithm>
+
+#include "tests/report/sample_run.h"
+
+namespace echelon::sample {
+namespace {
+
+constexpr int64_t kUs = 1000;
+
+// Ranges of whole heads, each `size` features.
+IndexRange heads_of(int64_t heads, int64_t rank, int64_t ranks, int64_t size) {
+  const auto range = even_range(heads, rank, ranks);
+  return {range.begin * size, range.end * size};
+}
+
+CutParameter cut(
+    const std::string& name,
+    std::vector<int64_t> shape,
+    int64_t dim,
+    std::vector<std::vector<IndexRange>> pieces) {
+  CutParameter parameter{.name = name};
+  for (auto& own : pieces) {
+    Shard shard{.shape = shape, .dim = dim};
+    shard.pieces = own;
+    shard.owned = own;
+    parameter.parts.push_back(shard);
+  }
+  return parameter;
+}
+
+CutParameter even(
+    const std::string& name,
+    std::vector<int64_t> shape,
+    int64_t dim,
+    int64_t ranks) {
+  CutParameter parameter{.name = name};
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    parameter.parts.push_back(even_shard(shape, dim, rank, ranks));
+  }
+  return parameter;
+}
+
+CutParameter
+whole(const std::string& name, std::vector<int64_t> shape, int64_t ranks) {
+  CutParameter parameter{.name = name};
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    parameter.parts.push_back(replicated(shape, static_cast<int>(rank)));
+  }
+  return parameter;
+}
+
+CutLayer gpt_layer(const TensorShape& s, int64_t index) {
+  const int64_t n = s.ranks;
+  const int64_t size = s.hidden / s.heads;
+  std::vector<std::vector<IndexRange>> fused;
+  std::vector<std::vector<IndexRange>> heads;
+  for (int64_t rank = 0; rank < n; ++rank) {
+    const auto own = heads_of(s.heads, rank, n, size);
+    heads.push_back({own});
+    fused.push_back({});
+    for (int64_t part = 0; part < 3; ++part) {
+      const int64_t from = part * s.hidden;
+      fused.back().push_back({from + own.begin, from + own.end});
+    }
+  }
+  return {
+      "transformer.h." + std::to_string(index),
+      {whole("ln_1.weight", {s.hidden}, n),
+       whole("ln_1.bias", {s.hidden}, n),
+       cut("attn.c_attn.weight", {s.hidden, 3 * s.hidden}, 1, fused),
+       cut("attn.c_attn.bias", {3 * s.hidden}, 0, fused),
+       cut("attn.c_proj.weight", {s.hidden, s.hidden}, 0, heads),
+       whole("attn.c_proj.bias", {s.hidden}, n),
+       whole("ln_2.weight", {s.hidden}, n),
+       whole("ln_2.bias", {s.hidden}, n),
+       even("mlp.c_fc.weight", {s.hidden, s.intermediate}, 1, n),
+       even("mlp.c_fc.bias", {s.intermediate}, 0, n),
+       even("mlp.c_proj.weight", {s.intermediate, s.hidden}, 0, n),
+       whole("mlp.c_proj.bias", {s.hidden}, n)}};
+}
+
+CutLayer llama_layer(const TensorShape& s, int64_t index) {
+  const int64_t n = s.ranks;
+  const int64_t size = s.hidden / s.heads;
+  std::vector<std::vector<IndexRange>> queries;
+  std::vector<std::vector<IndexRange>> keys;
+  for (int64_t rank = 0; rank < n; ++rank) {
+    queries.push_back({heads_of(s.heads, rank, n, size)});
+    const auto own = even_range(s.heads, rank, n);
+    const int64_t group = s.heads / s.kv_heads;
+    keys.push_back(
+        {{own.begin / group * size, ((own.end - 1) / group + 1) * size}});
+  }
+  const int64_t kv = s.kv_heads * size;
+  return {
+      "model.layers." + std::to_string(index),
+      {whole("input_layernorm.weight", {s.hidden}, n),
+       cut("self_attn.q_proj.weight", {s.hidden, s.hidden}, 0, queries),
+       cut("self_attn.k_proj.weight", {kv, s.hidden}, 0, keys),
+       cut("self_attn.v_proj.weight", {kv, s.hidden}, 0, keys),
+       cut("self_attn.o_proj.weight", {s.hidden, s.hidden}, 1, queries),
+       whole("post_attention_layernorm.weight", {s.hidden}, n),
+       even("mlp.gate_proj.weight", {s.intermediate, s.hidden}, 0, n),
+       even("mlp.up_proj.weight", {s.intermediate, s.hidden}, 0, n),
+       even("mlp.down_proj.weight", {s.hidden, s.intermediate}, 1, n)}};
+}
+
+TensorCut empty_cut(const TensorShape& s) {
+  return {
+      .ranks = s.ranks, .cuts_tokens = s.cuts_tokens, .tokens = s.tokens};
+}
+
+// What one rank does when; all ranks do the same.
+struct Clock {
+  Timeline& timeline;
+  int32_t rank;
+  int64_t step;
+  int64_t now;
+
+  void compute(const std::string& name, SpanKind kind, int64_t us) {
+    timeline.spans.push_back(
+        {rank, "compute", name, kind, now, now + us * kUs, step, 0, ""});
+    now += us * kUs;
+  }
+  // Begun `earlier` than now; the rank waits for the rest.
+  void call(
+      const std::string& axis,
+      const std::string& name,
+      int64_t bytes,
+      int64_t us,
+      int64_t earlier = 0) {
+    const int64_t begin = now - earlier * kUs;
+    const int64_t end = begin + us * kUs;
+    timeline.spans.push_back(
+        {rank, "comm", name, SpanKind::communication, begin, end, step, bytes,
+         axis});
+    if (end <= now) return;
+    timeline.spans.push_back(
+        {rank, "compute", "wait for " + name, SpanKind::communication, now, end,
+         step, 0, ""});
+    now = end;
+  }
+};
+
+// What the products of a part of a layer are called, as the trainer's are:
+// matrices of one input share a name.
+std::string entrance_of(const std::string& part) {
+  if (part == "attn") return "attn.c_attn";
+  if (part == "self_attn") return "self_attn.qkv_proj";
+  return part == "mlp" ? "mlp.c_fc" : "mlp.gate_up_proj";
+}
+
+std::string exit_of(const std::string& part) {
+  if (part == "attn") return "attn.c_proj";
+  if (part == "self_attn") return "self_attn.o_proj";
+  return part == "mlp" ? "mlp.c_proj" : "mlp.down_proj";
+}
+
+void forward_layer(
+    Clock& clock,
+    const TensorCut& cut,
+    const std::string& layer,
+    const std::vector<std::string>& parts,
+    int64_t bytes) {
+  for (const auto& part : parts) {
+    const std::string in = layer + "." + entrance_of(part);
+    const std::string out = layer + "." + exit_of(part);
+    if (cut.cuts_tokens) {
+      clock.call("tp", "all_gather " + in + " gather", bytes / 2, 90);
+    }
+    clock.compute("forward " + layer, SpanKind::forward, 600);
+    clock.call(
+        "tp",
+        cut.cuts_tokens ? "reduce_scatter " + out + " scatter"
+                        : "all_reduce " + out + " sum",
+        bytes, 140);
+  }
+}
+
+}  // namespace
+
+TensorCut gpt_cut(const TensorShape& s) {
+  TensorCut result = empty_cut(s);
+  result.layers.push_back(
+      {"transformer.wte", {even("weight", {s.words, s.hidden}, 0, s.ranks)}});
+  result.layers.push_back(
+      {"transformer.wpe", {whole("weight", {1024, s.hidden}, s.ranks)}});
+  for (int64_t i = 0; i < s.layers; ++i) {
+    result.layers.push_back(gpt_layer(s, i));
+  }
+  result.layers.push_back(
+      {"transformer.ln_f",
+       {whole("weight", {s.hidden}, s.ranks),
+        whole("bias", {s.hidden}, s.ranks)}});
+  auto head = even("weight", {s.words, s.hidden}, 0, s.ranks);
+  head.tied = true;
+  result.layers.push_back({"lm_head", {head}});
+  return result;
+}
+
+TensorCut llama_cut(const TensorShape& s) {
+  TensorCut result = empty_cut(s);
+  result.layers.push_back(
+      {"model.embed_tokens",
+       {even("weight", {s.words, s.hidden}, 0, s.ranks)}});
+  for (int64_t i = 0; i < s.layers; ++i) {
+    result.layers.push_back(llama_layer(s, i));
+  }
+  result.layers.push_back(
+      {"model.norm", {whole("weight", {s.hidden}, s.ranks)}});
+  result.layers.push_back(
+      {"lm_head", {even("weight", {s.words, s.hidden}, 0, s.ranks)}});
+  return result;
+}
+
+TensorCut cnn_cut(int64_t ranks) {
+  TensorCut result{.ranks = ranks};
+  result.layers = {
+      {"conv1",
+       {even("weight", {16, 3, 3, 3}, 0, ranks), even("bias", {16}, 0, ranks)}},
+      {"conv2",
+       {even("weight", {32, 16, 3, 3}, 1, ranks), whole("bias", {32}, ranks)}},
+      {"fc",
+       {even("weight", {10, 8192}, 1, ranks), whole("bias", {10}, ranks)}}};
+  return result;
+}
+
+ReportInput tensor_run(const TensorCut& cut, const std::string& part) {
+  ReportInput input = run({.steps = 300});
+  input.timeline = {};
+  input.tensor = cut;
+  const int64_t bytes = std::max<int64_t>(1, cut.tokens) * 768 * 4;
+  const std::vector<std::string> parts = {
+      part, part == "attn" ? "mlp" : "gated mlp"};
+  for (int32_t rank = 0; rank < cut.ranks; ++rank) {
+    input.timeline.rank_names.push_back(
+        "rank " + std::to_string(rank) + " (cpu)");
+    int64_t now = 0;
+    for (int64_t step = 0; step < 5; ++step) {
+      Clock clock{input.timeline, rank, step, now};
+      clock.compute("data wait", SpanKind::data, 150);
+      const auto pass = [&](const char* name, SpanKind kind, int64_t from) {
+        input.timeline.spans.push_back(
+            {rank, "compute", name, kind, from, clock.now, step, 0, ""});
+      };
+      const int64_t forward = clock.now;
+      const std::string first = cut.layers.front().name;
+      clock.compute("forward " + first, SpanKind::forward, 100);
+      clock.call("tp", "all_reduce " + first + " sum", bytes, 150);
+      for (const auto& layer : cut.layers) {
+        if (layer.parameters.size() > 2) {
+          forward_layer(clock, cut, layer.name, parts, bytes);
+        }
+      }
+      clock.call("tp", "all_gather lm_head loss", cut.tokens * 8, 30);
+      pass("forward", SpanKind::forward, forward);
+      const int64_t backward = clock.now;
+      for (auto it = cut.layers.rbegin(); it != cut.layers.rend(); ++it) {
+        if (it->parameters.size() <= 2) continue;
+        for (const auto& name : {parts[1], parts[0]}) {
+          const std::string full = it->name + "." + entrance_of(name);
+          clock.compute("backward " + it->name, SpanKind::backward, 1250);
+          if (cut.cuts_tokens) {
+            clock.call(
+                "tp",
+                "all_gather " + it->name + "." + exit_of(name) + " gather",
+                bytes / 2, 90, 60);
+            clock.call(
+                "tp", "all_gather " + full + " gather", bytes / 2, 90, 60);
+            clock.call(
+                "tp", "reduce_scatter " + full + " input gradient", bytes, 150,
+                400);
+          } else {
+            clock.call(
+                "tp", "all_reduce " + full + " input gradient", bytes, 150,
+                rank == 0 ? 400 : 100);
+          }
+        }
+      }
+      for (int bucket = 0; bucket < 3; ++bucket) {
+        clock.call(
+            "dp_replicate", "all_reduce bucket " + std::to_string(bucket),
+            25 << 20, 2000, 5000 - 1500 * bucket);
+      }
+      pass("backward", SpanKind::backward, backward);
+      clock.compute("optimizer", SpanKind::optimizer, 900);
+      clock.call("world", "all_reduce step sums", 48, 20);
+      now = clock.now + 50 * kUs;
+    }
+  }
+  return input;
+}
+
+}  // namespace echelon::sample

@@ -1,0 +1,36 @@
+// Made-up tensor-parallel runs, the same each time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "echelon/report/report.h"
+
+namespace echelon::sample {
+
+struct TensorShape {
+  int64_t ranks = 2;
+  int64_t layers = 12;
+  int64_t hidden = 768;
+  int64_t heads = 12;
+  int64_t kv_heads = 12;      // llama
+  int64_t intermediate = 3072;
+  int64_t words = 50257;
+  bool cuts_tokens = false;
+  int64_t tokens = 1024;
+};
+
+/// As Hugging Face's GPT-2 has them: fused queries, keys and values, [in, out],
+/// words in and out tied.
+TensorCut gpt_cut(const TensorShape& shape);
+/// Three matrices for queries, keys and values, fewer heads of keys than ranks
+/// allowed, no biases, [out, in].
+TensorCut llama_cut(const TensorShape& shape);
+/// Two convolutions and a linear layer.
+TensorCut cnn_cut(int64_t ranks);
+
+/// A run whose forward waits for its all-reduces, and whose backward hides those
+/// of the inputs' gradients; with data parallelism's buckets at the end.
+ReportInput tensor_run(const TensorCut& cut, const std::string& part = "attn");
+
+}  // namespace echelon::sample

@@ -1,0 +1,449 @@
+// Training that is taken up again, in one process with threads as ranks.
+#include "echelon/train/saving/resume.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/tensors/tensor_file.h"
+#include "echelon/error.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/train/trainer.h"
+#include "tests/support/error_text.h"
+#include "tests/support/temp_folder.h"
+#include "tests/train/small_run.h"
+
+namespace echelon {
+namespace resume_test {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class Resumed : public testing::Test {
+ protected:
+  // Momentum, an epoch of 30 steps, random crops and flips, a schedule.
+  static Job digits(const std::string& layout, int64_t steps) {
+    Job job;
+    job.data.name = "digits";
+    job.layout = parse_layout(layout);
+    job.optimizer.schedule = "cosine";
+    job.optimizer.clip_norm = 1;
+    job.train.steps = steps;
+    job.train.batch = 48;
+    job.train.log_every = 1000;
+    job.checkpoint.keep = 100;
+    return job;
+  }
+
+  fs::path path(const std::string& name) const {
+    return folder_.path(name);
+  }
+
+  void run(const Job& job, const std::string& name) {
+    fs::create_directories(path(name));
+    run_ranks(
+        static_cast<int>(job.layout.num_ranks()),
+        [&](World& world) { train(job, world, path(name)); });
+  }
+
+  MetricsFile metrics(const std::string& name) const {
+    return read_metrics(path(name) / "metrics.jsonl");
+  }
+
+  // A run as it is after a crash between step `step` and the next checkpoint.
+  void leave_only(
+      const std::string& from, int64_t step, const std::string& to) {
+    fs::create_directories(path(to));
+    fs::copy(path(from), path(to), fs::copy_options::recursive);
+    for (const auto& place : list_checkpoints(path(to) / "checkpoints")) {
+      if (place.step > step) fs::remove_all(place.path);
+    }
+    fs::remove(path(to) / "checkpoints/last.safetensors");
+  }
+
+  void expect_same_run(const std::string& actual, const std::string& expected) {
+    const auto a = metrics(actual);
+    const auto b = metrics(expected);
+    ASSERT_EQ(a.steps.size(), b.steps.size());
+    for (size_t i = 0; i < a.steps.size(); ++i) {
+      EXPECT_EQ(a.steps[i].step, b.steps[i].step);
+      EXPECT_EQ(a.steps[i].loss, b.steps[i].loss) << "step " << i + 1;
+      EXPECT_EQ(a.steps[i].epoch, b.steps[i].epoch);
+      EXPECT_EQ(a.steps[i].learning_rate, b.steps[i].learning_rate);
+      EXPECT_EQ(a.steps[i].grad_norm, b.steps[i].grad_norm);
+      EXPECT_EQ(a.steps[i].loss_scale, b.steps[i].loss_scale);
+      EXPECT_EQ(a.steps[i].skipped_steps, b.steps[i].skipped_steps);
+    }
+    ASSERT_EQ(a.evaluations.size(), b.evaluations.size());
+    for (size_t i = 0; i < a.evaluations.size(); ++i) {
+      EXPECT_EQ(a.evaluations[i].step, b.evaluations[i].step);
+      EXPECT_EQ(a.evaluations[i].loss, b.evaluations[i].loss);
+      EXPECT_EQ(a.evaluations[i].accuracy, b.evaluations[i].accuracy);
+    }
+    const auto tensors =
+        load_tensors((path(actual) / "checkpoints/last.safetensors").string());
+    const auto others =
+        load_tensors((path(expected) / "checkpoints/last.safetensors").string());
+    ASSERT_EQ(tensors.size(), others.size());
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      EXPECT_EQ(tensors[i].first, others[i].first);
+      EXPECT_TRUE(tensors[i].second.equal(others[i].second))
+          << tensors[i].first;
+    }
+  }
+
+  TempFolder folder_;
+};
+
+class SameLayout : public Resumed,
+                   public testing::WithParamInterface<std::string> {
+ protected:
+  // To the last bit: losses, learning rates, norms, evaluations, weights.
+  void check(Job job, int64_t every, const std::vector<int64_t>& from) {
+    job.layout = parse_layout(GetParam());
+    job.checkpoint.every_steps = every;
+    job.checkpoint.keep = 100;
+    run(job, "whole");
+    for (const int64_t step : from) {
+      SCOPED_TRACE(step);
+      const std::string name = "from" + std::to_string(step);
+      leave_only("whole", step, name);
+      run(job, name);
+      expect_same_run(name, "whole");
+    }
+  }
+};
+
+TEST_P(SameLayout, GoesOnAsIfItHadNeverStopped) {
+  check(digits(GetParam(), 40), 7, {7, 28, 35});  // an epoch ends at 30
+  EXPECT_EQ(list_checkpoints(path("whole") / "checkpoints").size(), 6u);
+}
+
+// The scale is found within these steps: it halves, and doubles again.
+TEST_P(SameLayout, GoesOnWithItsLossScale) {
+  constexpr int64_t kSteps = 14;
+  Job job = digits(GetParam(), kSteps);
+  job.precision.compute = "fp16";
+  job.precision.initial_loss_scale = 1ll << 30;
+  job.precision.loss_scale_growth = 3;
+  check(job, 2, {2, 8});
+  const auto steps = metrics("whole").steps;
+  ASSERT_TRUE(steps[1].skipped_steps && steps.back().loss_scale);
+  EXPECT_GT(*steps[1].skipped_steps, 0);
+  EXPECT_GT(*steps.back().skipped_steps, *steps[1].skipped_steps);
+  EXPECT_LT(*steps.back().loss_scale, *steps[1].loss_scale);
+  EXPECT_LT(*steps.back().skipped_steps, kSteps);
+}
+
+TEST_P(SameLayout, ATextModelGoesOnWithItsDropout) {
+  Job job = small_gpt(write_tokens(folder_));
+  job.model.dtype = "float32";
+  job.model.dropout = 0.2;
+  job.train.log_every = 1000;
+  check(job, 3, {3, 6});
+}
+
+// Each rank has statistics of its own samples, unless it shares them.
+TEST_P(SameLayout, AModelGoesOnWithItsStatistics) {
+  Job job;
+  job.model.name = "resnet18";
+  job.data.name = "dummy";
+  job.data.samples = 40;
+  job.data.shape = {3, 8, 8};
+  job.train.batch = 8;
+  job.train.steps = 5;
+  job.train.log_every = 1000;
+  job.pipeline.microbatches = 1;
+  job.optimizer = {.name = "sgd", .learning_rate = 0.01, .momentum = 0.9};
+  check(job, 2, {2, 4});
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, SameLayout,
+    testing::Values("dp=1", "dp=2", "fsdp=2", "dp=2,fsdp=2", "pp=2"),
+    [](const auto& info) {
+      std::string name = info.param;
+      for (char& c : name) {
+        if (c == '=' || c == ',') c = '_';
+      }
+      return name;
+    });
+
+// There is nothing left to do: no step, no evaluation, no checkpoint twice.
+TEST_F(Resumed, ADoneRunIsDoneAgain) {
+  for (const std::string layout : {"dp=1", "dp=2"}) {
+    SCOPED_TRACE(layout);
+    const Job job = digits(layout, 4);
+    run(job, layout);
+    const fs::path weights = path(layout) / "checkpoints/last.safetensors";
+    const auto before = metrics(layout);
+    const auto tensors = load_tensors(weights.string());
+    fs::remove(weights);
+    run(job, layout);
+    EXPECT_EQ(metrics(layout).steps, before.steps);
+    EXPECT_EQ(metrics(layout).evaluations, before.evaluations);
+    EXPECT_EQ(list_checkpoints(path(layout) / "checkpoints").size(), 1u);
+    const auto again = load_tensors(weights.string());
+    ASSERT_EQ(again.size(), tensors.size());
+    EXPECT_TRUE(again[0].second.equal(tensors[0].second));
+  }
+}
+
+TEST_F(Resumed, ARunsOwnCheckpointsCountMoreThanThoseItBeganWith) {
+  Job job = digits("dp=1", 4);
+  run(job, "first");
+  job.train.steps = 6;
+  job.checkpoint.resume = path("first").string();
+  run(job, "second");
+  job.train.steps = 8;
+  testing::internal::CaptureStdout();
+  run(job, "second");
+  EXPECT_THAT(
+      testing::internal::GetCapturedStdout(),
+      testing::AllOf(
+          HasSubstr("goes on from step 6 of " + path("second").string()),
+          HasSubstr("of its own, and no longer needs " +
+                    path("first").string())));
+  const auto steps = metrics("second").steps;
+  ASSERT_EQ(steps.size(), 4u);
+  EXPECT_EQ(steps.front().step, 5);
+  EXPECT_EQ(steps.back().step, 8);
+}
+
+std::vector<int64_t> steps_of(const fs::path& run) {
+  std::vector<int64_t> steps;
+  for (const auto& place : list_checkpoints(run / "checkpoints")) {
+    steps.push_back(place.step);
+  }
+  return steps;
+}
+
+TEST_F(Resumed, CheckpointsByTime) {
+  Job job = digits("dp=2", 4);
+  job.checkpoint.at_end = false;
+  job.checkpoint.every_minutes = 1e-9;  // has passed at each step
+  run(job, "often");
+  EXPECT_EQ(steps_of(path("often")), (std::vector<int64_t>{4, 3, 2, 1}));
+  job.checkpoint.every_minutes = 1e6;
+  run(job, "seldom");
+  EXPECT_EQ(steps_of(path("seldom")), (std::vector<int64_t>{}));
+}
+
+TEST_F(Resumed, NoneAtTheEndWhenNoneIsWanted) {
+  Job job = digits("dp=2", 5);
+  job.checkpoint.at_end = false;
+  run(job, "none");
+  EXPECT_FALSE(fs::exists(path("none") / "checkpoints"));
+  job.checkpoint.every_steps = 2;
+  run(job, "some");
+  EXPECT_EQ(steps_of(path("some")), (std::vector<int64_t>{4, 2}));
+  EXPECT_FALSE(fs::exists(path("some") / "checkpoints/last.safetensors"));
+}
+
+// Ranks are other numbers, in the same groups.
+TEST_F(Resumed, InAnotherOrderOfTheAxesToTheLastBit) {
+  for (const char* layout :
+       {"dp=2,tp=2", "fsdp=2,tp=2", "dp=2,pp=2", "pp=2,tp=2", "dp=2,fsdp=2"}) {
+    SCOPED_TRACE(layout);
+    const std::string name = layout;
+    Job job = digits(layout, 12);
+    job.checkpoint.every_steps = 5;
+    run(job, name);
+    leave_only(name, 5, name + " again");
+    auto& order = job.layout.order;
+    std::reverse(order.begin(), order.end());
+    run(job, name + " again");
+    expect_same_run(name + " again", name);
+  }
+}
+
+TEST_F(Resumed, FromAnotherRunsFolder) {
+  Job job = digits("dp=2", 20);
+  job.checkpoint.every_steps = 10;
+  run(job, "first");
+  job.layout = parse_layout("fsdp=2");
+  job.train.steps = 30;
+  job.optimizer.schedule = "constant";
+  job.checkpoint.resume = path("first").string();
+  run(job, "second");
+  const auto steps = metrics("second").steps;
+  ASSERT_EQ(steps.size(), 10u);
+  EXPECT_EQ(steps.front().step, 21);
+}
+
+TEST_F(Resumed, NeverBeginsAnew) {
+  Job job = digits("dp=1", 3);
+  run(job, "run");
+  fs::remove(path("run") / "metrics.jsonl");
+  job.checkpoint.resume = "never";
+  job.train.steps = 2;
+  run(job, "run");
+  EXPECT_EQ(metrics("run").steps.front().step, 1);
+}
+
+void flip(const fs::path& file, int64_t offset) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(offset);
+  const char byte = static_cast<char>(stream.get() ^ 1);
+  stream.seekp(offset);
+  stream.put(byte);
+}
+
+TEST_F(Resumed, ADamagedOneIsLeftOutForTheOneBefore) {
+  Job job = digits("fsdp=2", 12);
+  job.checkpoint.every_steps = 4;
+  run(job, "whole");
+  leave_only("whole", 8, "damaged");
+  const auto newest = list_checkpoints(path("damaged") / "checkpoints").front();
+  ASSERT_EQ(newest.step, 8);
+  // Of one rank's file alone.
+  flip(newest.path / "rank-00001.safetensors",
+       static_cast<int64_t>(
+           fs::file_size(newest.path / "rank-00001.safetensors")) - 5);
+  testing::internal::CaptureStderr();
+  run(job, "damaged");
+  const std::string warnings = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(warnings, HasSubstr("step-00000008 is damaged and left out: "));
+  EXPECT_THAT(warnings, HasSubstr("rank-00001.safetensors"));
+  EXPECT_THAT(warnings, testing::Not(HasSubstr("failed")));
+  expect_same_run("damaged", "whole");
+  std::vector<int64_t> left;
+  for (const auto& place : list_checkpoints(path("damaged") / "checkpoints")) {
+    left.push_back(place.step);
+    EXPECT_THAT(verify_checkpoint(place.path.string()), testing::IsEmpty());
+  }
+  EXPECT_EQ(left, (std::vector<int64_t>{12, 8, 4}));
+  EXPECT_TRUE(fs::exists(
+      path("damaged") / "checkpoints/damaged-step-00000008"));
+}
+
+TEST_F(Resumed, NoneThatIsWholeIsAnError) {
+  Job job = digits("dp=1", 2);
+  run(job, "run");
+  const auto only = list_checkpoints(path("run") / "checkpoints").front();
+  flip(only.path / "rank-00000.safetensors", 3000);
+  job.train.steps = 4;
+  testing::internal::CaptureStderr();
+  EXPECT_THAT(
+      error_text([&] { run(job, "run"); }),
+      HasSubstr("no checkpoint is whole, of 1; the last one: "));
+  testing::internal::GetCapturedStderr();
+}
+
+TEST_F(Resumed, AnotherSeedOrOtherDataAreRefusedUnlessForced) {
+  Job job = digits("dp=1", 2);
+  run(job, "run");
+  job.train.steps = 3;
+  Job other = job;
+  other.train.seed = 7;
+  EXPECT_THAT(
+      error_text([&] { run(other, "run"); }),
+      HasSubstr("[train] seed = 7, then 0: the samples"));
+  other = job;
+  other.data.holdout = 0.5;
+  EXPECT_THAT(
+      error_text([&] { run(other, "run"); }),
+      testing::AllOf(
+          HasSubstr("data: holdout = 0.5, then 0.2; data: samples = "),
+          HasSubstr("; data: held_out = ")));
+  other.checkpoint.force = true;
+  run(other, "run");
+  EXPECT_EQ(metrics("run").steps.back().step, 3);
+}
+
+TEST_F(Resumed, AnotherModelIsRefusedWithAllThatDiffers) {
+  Job job = digits("dp=1", 2);
+  job.model.name = "mlp";
+  job.model.hidden = {16, 16};
+  run(job, "run");
+  job.train.steps = 3;
+  job.model.hidden = {16, 8, 8};
+  const std::string error = error_text([&] { run(job, "run"); });
+  EXPECT_THAT(error, HasSubstr("missing"));
+  EXPECT_THAT(error, HasSubstr("[16, 16]"));
+  EXPECT_THAT(error, HasSubstr("[8, 16]"));
+}
+
+TEST_F(Resumed, TwoRunsDoNotShareAFolder) {
+  const Job job = digits("dp=1", 2);
+  const CheckpointLock lock(path("run") / "checkpoints");
+  EXPECT_THAT(
+      error_text([&] { run(job, "run"); }),
+      HasSubstr("process " + std::to_string(::getpid())));
+}
+
+// Steps of less than a millisecond: their metrics are written together, but not later
+// than what a killed run goes on from.
+TEST_F(Resumed, MetricsAreWrittenBeforeTheirCheckpoint) {
+  for (const bool async : {false, true}) {
+    Job job = digits("dp=1", 60);
+    job.train.batch = 2;
+    job.train.eval_every = 1000;
+    job.checkpoint.every_steps = 5;
+    job.checkpoint.async = async;
+    const std::string name = async ? "async" : "sync";
+    std::vector<std::pair<int64_t, int64_t>> seen;  // before each pass
+    LayerList layers;
+    layers.add_function("look", [&](torch::Tensor input) {
+      const auto saved = list_checkpoints(path(name) / "checkpoints");
+      if (!saved.empty()) {
+        seen.emplace_back(saved.front().step, metrics(name).steps.back().step);
+      }
+      return input.flatten(1);
+    });
+    layers.add("fc", [] { return torch::nn::Linear(64, 10); });
+    fs::create_directories(path(name));
+    run_ranks(1, [&](World& world) { train(job, world, path(name), &layers); });
+    ASSERT_GT(seen.size(), 10u);
+    for (const auto& [saved, written] : seen) EXPECT_GE(written, saved) << name;
+  }
+}
+
+TEST_F(Resumed, TheBestOneStays) {
+  Job job = digits("dp=1", 30);
+  job.checkpoint.every_steps = 5;
+  job.checkpoint.keep = 2;
+  job.checkpoint.best = "eval_loss";
+  job.train.eval_every = 5;
+  job.optimizer.learning_rate = 3e-3;
+  run(job, "run");
+  const auto evaluations = metrics("run").evaluations;
+  const auto best = std::min_element(
+      evaluations.begin(), evaluations.end(),
+      [](const auto& a, const auto& b) { return a.loss < b.loss; });
+  std::set<int64_t> left;
+  for (const auto& place : list_checkpoints(path("run") / "checkpoints")) {
+    left.insert(place.step);
+  }
+  EXPECT_EQ(left, (std::set<int64_t>{25, 30, best->step}));
+}
+
+// What is written beside training is what was there when the step ended.
+TEST_F(Resumed, FilesHoldTheStateOfTheirStep) {
+  for (const std::string layout : {"dp=1", "dp=2", "fsdp=2", "pp=2", "tp=3"}) {
+    SCOPED_TRACE(layout);
+    Job job = digits(layout, 6);
+    job.checkpoint.every_steps = 2;
+    run(job, "async " + layout);
+    job.checkpoint.async = false;
+    run(job, "sync " + layout);
+    for (const int64_t step : {2, 4, 6}) {
+      const CheckpointReader a(
+          checkpoint_path(path("async " + layout) / "checkpoints", step));
+      const CheckpointReader b(
+          checkpoint_path(path("sync " + layout) / "checkpoints", step));
+      EXPECT_EQ(a.manifest().content_hash, b.manifest().content_hash) << step;
+      EXPECT_EQ(a.manifest().step, step);
+    }
+  }
+}
+
+}  // namespace resume_test
+}  // namespace echelon

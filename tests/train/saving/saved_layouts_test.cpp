@@ -1,0 +1,237 @@
+// Every layout of doc/composition.md saves, and takes up what the others saved.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "echelon/layout/layout.h"
+#include "tests/train/saving/saved_run.h"
+#include "tests/support/places.h"
+
+namespace echelon {
+namespace saved_layouts_test {
+
+namespace fs = std::filesystem;
+
+// "a, b" -> "a", "b"
+std::vector<std::string> split(const std::string& text, const char* between) {
+  std::vector<std::string> parts;
+  const size_t width = std::string(between).size();
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(between, at), text.size());
+    parts.push_back(text.substr(at, end - at));
+    at = end + width;
+  }
+  return parts;
+}
+
+// What the table's third column says of how the model is cut and where it lies; the
+// rest, as recompute, leaves what is saved as it is.
+void apply(const std::string& also, Job& job) {
+  for (const auto& part : split(also, ", ")) {
+    const auto after = [&](const std::string& start) {
+      return part.starts_with(start) ? part.substr(start.size()) : "";
+    };
+    if (part == "sequence parallel") job.tensor.sequence_parallel = true;
+    if (const auto stage = after("stage "); !stage.empty()) {
+      job.shard.stage = std::stoll(stage);
+    }
+    if (const auto name = after("schedule "); !name.empty()) {
+      job.pipeline.schedule = name;
+    }
+    if (const auto use = after("gathered for a "); !use.empty()) {
+      job.shard.gather = use;
+    }
+    if (part == "optimizer offloaded") job.memory.offload = "optimizer";
+    if (part.ends_with("parameters offloaded")) job.memory.offload = "parameters";
+  }
+}
+
+std::string axes_of(const Layout& layout) {
+  std::string axes;
+  for (const auto& [name, degree] :
+       {std::pair("dp ", layout.dp_replicate), std::pair("fsdp ", layout.dp_shard),
+        std::pair("tp ", layout.tp), std::pair("pp ", layout.pp)}) {
+    if (degree > 1) axes += name;
+  }
+  return axes.empty() ? "one device" : axes;
+}
+
+std::string name_of(const Job& job) {
+  std::string name = to_string(job.layout);
+  if (job.layout.dp_shard > 1) {
+    name += " stage " + std::to_string(job.shard.stage);
+    if (job.shard.gather != "auto") name += " gather " + job.shard.gather;
+  }
+  if (job.tensor.sequence_parallel) name += " sequence parallel";
+  if (job.layout.pp > 1) name += " " + job.pipeline.schedule;
+  if (job.memory.offload != Job().memory.offload) {
+    name += " offload " + job.memory.offload;
+  }
+  return name;
+}
+
+// The layouts of the table's rows of that model, each once; one device first.
+std::vector<SmallCase> layouts_of_table(const std::string& model, const Job& base) {
+  std::vector<SmallCase> cases;
+  std::set<std::string> seen;
+  std::ifstream table(source_path("doc/composition.md"));
+  for (std::string line; std::getline(table, line);) {
+    const auto columns = split(line, " | ");
+    if (columns.size() != 6 || columns[0] != "| " + model) continue;
+    if (columns[2] == "tied embeddings") continue;  // another model: gpt has that
+    SmallCase one{"", base};
+    one.job.layout = parse_layout(columns[1]);
+    apply(columns[2], one.job);
+    one.name = name_of(one.job);
+    if (seen.insert(one.name).second) cases.push_back(one);
+  }
+  return cases;
+}
+
+// What is not overwritten shows.
+void spoil(SmallRun& run) {
+  const torch::NoGradGuard no_grad;
+  run.state.model().before_load();
+  run.world.group().barrier();
+  for (const auto& [name, part] : parts_by_name(run)) {
+    torch::Tensor value = part.value;
+    value.fill_(-1);
+  }
+}
+
+struct Saved {
+  fs::path at_1;
+  SavedValues values_1, values_2;
+};
+
+class EveryLayout {
+ public:
+  EveryLayout(std::vector<SmallCase> cases, fs::path folder)
+      : cases_(std::move(cases)), folder_(std::move(folder)) {}
+
+  // Step 0 in each layout, saved, and step 1, saved.
+  void train() {
+    for (const auto& one : cases_) {
+      SCOPED_TRACE("saved by " + one.name);
+      const fs::path own = folder_ / std::to_string(saved_.size());
+      on_ranks(one.job, [&](SmallRun& run) {
+        run.train(0, 1);
+        save(run, own, 1);
+        run.train(1, 2);
+        save(run, own, 2);
+      });
+      const auto places = list_checkpoints(own);
+      ASSERT_EQ(places.size(), 2);
+      saved_.push_back(
+          {places[1].path, read_all(places[1].path), read_all(places[0].path)});
+      by_axes_[axes_of(one.job.layout)].push_back(saved_.size() - 1);
+    }
+  }
+
+  // In layout `to`: what each of them saved, to the last bit; its own last, from
+  // which step 1 is the same to the last bit.
+  void take_up(size_t to) {
+    SCOPED_TRACE("taken up by " + cases_[to].name);
+    on_ranks(with_seed(cases_[to].job, 99), [&](SmallRun& run) {
+      for (size_t from = saved_.size(); from > 0; --from) {
+        expect_taken_up(run, from - 1);
+      }
+      if (run.world.rank() == 0) pairs_ += saved_.size();
+      save(run, folder_ / ("again" + std::to_string(to)), 1);
+      expect_taken_up(run, to);
+      run.train(1, 2);
+      expect_equal(run, saved_[to].values_2, 0);
+    });
+    // What it made of one device's checkpoint is that checkpoint.
+    EXPECT_EQ(
+        content(newest(folder_ / ("again" + std::to_string(to)))),
+        content(saved_[0].at_1));
+  }
+
+  // Step 1 after another kind's step 0 is one device's.
+  void go_on(size_t to) {
+    auto kind = by_axes_.begin();
+    std::advance(kind, to % by_axes_.size());
+    const size_t from = kind->second[to % kind->second.size()];
+    SCOPED_TRACE(cases_[from].name + ", then " + cases_[to].name);
+    on_ranks(with_seed(cases_[to].job, 99), [&](SmallRun& run) {
+      load(run, saved_[from].at_1);
+      run.train(1, 2);
+      expect_equal(run, saved_[0].values_2, 1e-10);
+    });
+  }
+
+  size_t size() const { return cases_.size(); }
+  size_t num_kinds() const { return by_axes_.size(); }
+  size_t num_pairs() const { return pairs_; }
+
+ private:
+  void expect_taken_up(SmallRun& run, size_t from) {
+    spoil(run);
+    load(run, saved_[from].at_1);
+    expect_equal(run, saved_[from].values_1, 0);
+    if (testing::Test::HasFailure()) {
+      ADD_FAILURE() << "saved by " << cases_[from].name;
+    }
+  }
+  static std::string content(const fs::path& checkpoint) {
+    return CheckpointReader(checkpoint).manifest().content_hash;
+  }
+
+  const std::vector<SmallCase> cases_;
+  const fs::path folder_;
+  std::vector<Saved> saved_;
+  std::map<std::string, std::vector<size_t>> by_axes_;
+  size_t pairs_ = 0;
+};
+
+void check(const std::string& model, const Job& base, const fs::path& folder) {
+  EveryLayout every(layouts_of_table(model, base), folder);
+  ASSERT_NO_FATAL_FAILURE(every.train());
+  EXPECT_GE(every.size(), 40);
+  EXPECT_GE(every.num_kinds(), 12);
+  for (size_t to = 0; to < every.size(); ++to) {
+    every.take_up(to);
+    every.go_on(to);
+    if (testing::Test::HasFailure()) break;
+  }
+  std::cout << model << ": " << every.size() << " layouts of "
+            << every.num_kinds() << " kinds, " << every.num_pairs()
+            << " pairs\n";
+}
+
+// One matrix for words in and out, so tied across stages.
+TEST(SavedLayouts, OfGptTakeUpEachOther) {
+  TempFolder folder;
+  Job base = small_gpt(write_tokens(folder));
+  base.train.batch = 24;
+  check("gpt", base, folder.path("gpt"));
+}
+
+// Heads of keys and values that several ranks hold.
+TEST(SavedLayouts, OfLlamaTakeUpEachOther) {
+  TempFolder folder;
+  Job base = small_gpt(write_tokens(folder));
+  base.train.batch = 24;
+  base.model.name = "llama";
+  base.model.hidden_size = 24;
+  base.model.heads = 6;
+  base.model.kv_heads = 2;
+  base.model.intermediate_size = 31;
+  check("llama", base, folder.path("llama"));
+}
+
+TEST(SavedLayouts, OfSimpleCnnTakeUpEachOther) {
+  TempFolder folder;
+  Job base = small_mlp();
+  base.model = {.name = "simple_cnn", .dtype = "float64"};
+  base.train.batch = 24;
+  check("simple_cnn", base, folder.path("simple_cnn"));
+}
+
+}  // namespace saved_layouts_test
+}  // namespace echelon

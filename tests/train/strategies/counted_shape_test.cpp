@@ -1,0 +1,242 @@
+// Networks as formulas have them against their layers as they run.
+#include "echelon/train/strategies/counted_shape.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "echelon/cost/convolution_shapes.h"
+#include "echelon/error.h"
+#include "echelon/job/check_job.h"
+#include "echelon/predict/configured.h"
+
+namespace echelon {
+namespace counted_shape_test {
+
+Job job_of(const std::string& model, const std::string& data, const std::string& layout = "") {
+  const std::string text = "[model]\n" + model + "\n[data]\n" + data +
+      "\n[optimizer]\nname = \"adamw\"\n[train]\nbatch = 8\nsteps = 1\nrun = \"none\"\n" +
+      layout;
+  return parse_job(text, "test.toml");
+}
+
+const std::string kImages =
+    "name = \"dummy\"\nsamples = 16\nshape = [3, 64, 64]\nclasses = 10\n"
+    "holdout = 0.0\n";
+
+void expect_alike(const CountedLayer& formula, const CountedLayer& counted) {
+  SCOPED_TRACE(formula.name);
+  EXPECT_EQ(formula.name, counted.name);
+  EXPECT_EQ(formula.parameters, counted.parameters);
+  EXPECT_EQ(formula.forward_flops, counted.forward_flops);
+  EXPECT_EQ(formula.backward_flops, counted.backward_flops);
+  EXPECT_EQ(formula.output_elements, counted.output_elements);
+  EXPECT_EQ(formula.inner, counted.inner);
+  EXPECT_EQ(formula.columns, counted.columns);
+  EXPECT_EQ(formula.rows, counted.rows);
+}
+
+// The counted model has the loss as its last layer.
+void expect_formula_counts(const Job& job) {
+  const ModelShape counted = counted_shape(job);
+  const ModelShape formula =
+      configured(job, check_job(job, job.layout.num_ranks())).model;
+  ASSERT_EQ(formula.layers.size() + 1, counted.layers.size());
+  EXPECT_EQ(counted.layers.back().name, "loss");
+  EXPECT_EQ(counted.layers.back().parameters, 0);
+  for (size_t i = 0; i < formula.layers.size(); ++i) {
+    expect_alike(formula.layers[i], counted.layers[i]);
+    // Beside, statistics of normalisation, which are no more for more samples.
+    EXPECT_NEAR(
+        formula.layers[i].kept_elements, counted.layers[i].kept_elements,
+        0.04 * counted.layers[i].kept_elements + 1)
+        << formula.layers[i].name;
+  }
+}
+
+TEST(CountedShape, FormulasOfImageNetworksAreWhatRuns) {
+  for (const char* name : {"simple_cnn", "resnet18", "resnet50"}) {
+    SCOPED_TRACE(name);
+    expect_formula_counts(
+        job_of("name = \"" + std::string(name) + "\"", kImages));
+  }
+}
+
+TEST(CountedShape, FormulaOfThePerceptronIsWhatRuns) {
+  expect_formula_counts(
+      job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
+}
+
+// A gradient in the other order, from a flat layer or another stage, is turned
+// before pooling's backward, which would copy all that was pooled for it.
+TEST(CountedShape, PoolingGetsItsGradientsInTheOrderOfItsImages) {
+  const ModelShape model =
+      counted_shape(job_of("name = \"simple_cnn\"", kImages));
+  for (size_t i = 0; i < 2; ++i) {
+    const CountedLayer& layer = model.layers[i];
+    SCOPED_TRACE(layer.name);
+    const auto found = [&](const std::string& name) {
+      return std::count_if(
+          layer.backward.begin(), layer.backward.end(),
+          [&](const CountedOperator& one) { return one.name == name; });
+    };
+    EXPECT_EQ(found("max_pool2d_with_indices_backward channels last"), 1);
+    EXPECT_EQ(found("max_pool2d_with_indices_backward"), 0);
+    // Of 8 samples in float32: source, target, and what copy_ returns.
+    const double output = 3 * 8 * 4 * layer.output_elements;
+    double copied = 0;
+    for (const CountedOperator& one : layer.backward) {
+      if (one.name == "copy_" && !one.for_weight) copied += one.bytes;
+    }
+    EXPECT_EQ(copied, output);
+  }
+}
+
+double sum(
+    const std::vector<CountedOperator>& operators, bool weights,
+    double (*value)(const CountedOperator&)) {
+  double all = 0;
+  for (const auto& one : operators) {
+    if (one.for_weight == weights) all += value(one);
+  }
+  return all;
+}
+
+double flops(const CountedOperator& one) {
+  return 2.0 * static_cast<double>(one.count * one.m * one.n * one.k);
+}
+
+// Each operator's work adds up to the layer's, and half of backward is weights'.
+TEST(CountedShape, OperatorsAddUp) {
+  const ModelShape model = counted_shape(
+      job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
+  for (size_t i = 0; i + 1 < model.layers.size(); ++i) {
+    const CountedLayer& layer = model.layers[i];
+    SCOPED_TRACE(layer.name);
+    EXPECT_EQ(layer.counted_samples, 8);
+    EXPECT_DOUBLE_EQ(sum(layer.forward, false, flops), 8 * layer.forward_flops);
+    EXPECT_DOUBLE_EQ(sum(layer.backward, true, flops), 8 * layer.forward_flops);
+    EXPECT_DOUBLE_EQ(
+        sum(layer.backward, false, flops),
+        8 * (layer.backward_flops - layer.forward_flops));
+  }
+}
+
+// A tensor of gradients each, of 32-bit elements: two are read, one is written.
+TEST(CountedShape, GradientsAreAddedUp) {
+  const ModelShape model = counted_shape(
+      job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
+  for (size_t i = 0; i + 1 < model.layers.size(); ++i) {
+    const CountedLayer& layer = model.layers[i];
+    SCOPED_TRACE(layer.name);
+    std::vector<double> added;
+    for (const auto& one : layer.backward) {
+      if (!one.accumulates) continue;
+      EXPECT_EQ(one.name, "add");
+      EXPECT_TRUE(one.for_weight);
+      added.push_back(one.bytes);
+    }
+    ASSERT_EQ(added.size(), 2u);  // weight and bias
+    EXPECT_EQ(added[0] + added[1], 3 * 4 * layer.parameters);
+  }
+}
+
+TEST(CountedShape, ConvolutionsAreTheirProducts) {
+  const ModelShape model =
+      counted_shape(job_of("name = \"simple_cnn\"", kImages));
+  const auto& backward = model.layers[1].backward;
+  const auto find = [&](const char* product) {
+    return std::find_if(backward.begin(), backward.end(), [&](const auto& one) {
+      return one.product == product;
+    });
+  };
+  const auto inputs = find("convolution inputs");
+  const auto weights = find("convolution weights");
+  ASSERT_NE(inputs, backward.end());
+  ASSERT_NE(weights, backward.end());
+  EXPECT_TRUE(weights->for_weight);
+  EXPECT_FALSE(inputs->for_weight);
+  EXPECT_EQ(weights->m, 8 * 32 * 32);
+  EXPECT_EQ(weights->n, 32);
+  EXPECT_EQ(weights->k, 16 * 9);
+  const auto named = [&](const std::string& name) {
+    return std::find_if(backward.begin(), backward.end(), [&](const auto& one) {
+      return one.name.starts_with(name) && one.product.empty();
+    });
+  };
+  const auto bias = named("convolution_backward");
+  ASSERT_NE(bias, backward.end());
+  EXPECT_TRUE(bias->for_weight);
+  EXPECT_EQ(bias->bytes, 8 * 32 * 32 * 32 * 4);
+  EXPECT_NE(named("max_pool2d_with_indices_backward"), backward.end());
+}
+
+// Kernels of images are told apart by the order of their memory.
+TEST(CountedShape, ImagesWhoseChannelsLieTogetherAreNamedSo) {
+  for (const auto order :
+       {torch::MemoryFormat::Contiguous, torch::MemoryFormat::ChannelsLast}) {
+    LayerList layers;
+    layers.add(
+        "pool", [] { return torch::nn::Identity(); },
+        [order](auto&, const torch::Tensor& x) {
+          return std::get<0>(
+              at::max_pool2d_with_indices(x.contiguous(order), 2));
+        });
+    const ModelShape model =
+        counted_shape(layers, {{{2, 16, 8, 8}}}, 2, "ours");
+    const bool last = order == torch::MemoryFormat::ChannelsLast;
+    const std::string ending = last ? "channels last" : "_with_indices";
+    bool found = false;
+    for (const auto& one : model.layers[0].forward) {
+      found |= one.name.starts_with("max_pool2d_with_indices") &&
+          one.name.ends_with(ending);
+    }
+    EXPECT_TRUE(found) << ending;
+  }
+}
+
+// A pass through memory: read and written once, of 32-bit elements.
+TEST(CountedShape, MovedBytesAreThoseOfTheTensors) {
+  LayerList layers;
+  layers.add(
+      "gelu", [] { return torch::nn::Identity(); },
+      [](auto&, const torch::Tensor& x) { return at::gelu(x); });
+  const ModelShape model = counted_shape(layers, {{{4, 100}}}, 4, "ours");
+  const auto& forward = model.layers[0].forward;
+  const auto gelu = std::find_if(forward.begin(), forward.end(), [](const auto& one) {
+    return one.name == "gelu";
+  });
+  ASSERT_NE(gelu, forward.end());
+  EXPECT_EQ(gelu->bytes, 2 * 400 * 4);
+  EXPECT_EQ(model.layers[0].moved_elements, 200);
+}
+
+TEST(CountedShape, TiedParametersCountOnce) {
+  const auto path =
+      std::filesystem::path(testing::TempDir()) / "counted_shape_test.txt";
+  std::ofstream(path) << std::string(4096, 'x');
+  const Job job = job_of(
+      "name = \"gpt\"\nlayers = 2\nhidden_size = 32\nheads = 2\nmax_positions = 16",
+      "name = \"text\"\nsources = [\"" + path.string() +
+          "\"]\ntokenizer = \"bytes\"\nsequence = 16\nholdout = 0.0\n");
+  const TrainingData data = open_data(job.data, job.train.seed);
+  const ModelSource source = model_source(job, data.train->spec());
+  double sum = 0;
+  for (const auto& layer : counted_shape(job, source).layers) sum += layer.parameters;
+  EXPECT_EQ(sum, static_cast<double>(source.num_parameters()));
+}
+
+TEST(CountedShape, StagesAreTheTrainers) {
+  const ModelShape model = counted_shape(job_of(
+      "name = \"mlp\"\nhidden = [32, 16]\ncut = [\"fc3\"]", kImages,
+      "[layout]\npp = 2\nmicrobatches = 4\n"));
+  std::vector<int64_t> stages;
+  for (const auto& layer : model.layers) stages.push_back(layer.stage);
+  EXPECT_EQ(stages, (std::vector<int64_t>{0, 0, 1, 1}));
+  EXPECT_EQ(model.layers[0].counted_samples, 2);
+}
+
+}  // namespace counted_shape_test
+}  // namespace echelon
