@@ -3,9 +3,10 @@
 //   activation_memory [--layers L] [--hidden H] [--heads A] [--sequence S]
 //                     [--batch B] [--steps N] [--dropout P]
 //
-// A gpt in float32 on one thread of the CPU. Bytes are those that are alive when
-// forward has ended, beside logits and parameters; times are medians of forward
-// and backward, the ways taking turns; both over those of recompute = "none".
+// A gpt in float32 on one thread of the CPU. Bytes are those that are alive
+// when forward has ended, beside logits and parameters; times are medians of
+// forward and backward, the ways taking turns; both over those of recompute =
+// "none".
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -17,8 +18,8 @@
 
 #include "benchmarks/arguments.h"
 #include "echelon/memory/layer_memory.h"
-#include "echelon/profiling/memory_meter.h"
 #include "echelon/models/make_network.h"
+#include "echelon/profiling/memory_meter.h"
 
 namespace {
 
@@ -59,8 +60,7 @@ void step(Way& way, const Setting& setting, bool count) {
     if (count) counting = meter.count();
     const auto logits = way.network->forward(setting.inputs)[0];
     if (count) {
-      way.kept =
-          meter.now().total() - static_cast<int64_t>(logits.nbytes());
+      way.kept = meter.now().total() - static_cast<int64_t>(logits.nbytes());
     }
     logits.sum().backward();
   }

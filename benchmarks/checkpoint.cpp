@@ -1,14 +1,15 @@
-// Saving and loading a GPT's training, one process per rank, under `echelon run`:
-// Echelon's side of versus_pytorch/checkpoint.py.
+// Saving and loading a GPT's training, one process per rank, under `echelon
+// run`: Echelon's side of versus_pytorch/checkpoint.py.
 //
-//   echelon run -n 2 -- checkpoint --mode dp|fsdp --layers L --hidden H --heads N
+//   echelon run -n 2 -- checkpoint --mode dp|fsdp --layers L --hidden H --heads
+//   N
 //     --vocabulary V --positions P --learning-rate R --weights FILE --data FILE
 //     --steps S --saves K --loads K --folder FOLDER --out FILE
 //
-// FILE of --data holds "tokens", int64 [batches, samples, P + 1]. After S steps come
-// K saves beside steps, K saves that are waited for, and K loads of the last one, of
-// files that are not in memory; before each of the three one more, to warm up.
-// Rank 0 writes JSON.
+// FILE of --data holds "tokens", int64 [batches, samples, P + 1]. After S steps
+// come K saves beside steps, K saves that are waited for, and K loads of the
+// last one, of files that are not in memory; before each of the three one more,
+// to warm up. Rank 0 writes JSON.
 #include <fcntl.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -102,7 +103,9 @@ double folder_bytes(const fs::path& folder) {
 }
 
 // VmHWM is counted anew from here on.
-void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
+void forget_peak() {
+  std::ofstream("/proc/self/clear_refs") << "5";
+}
 
 // This rank's number, on every rank.
 Tensor gather(const World& world, double value) {
@@ -121,9 +124,8 @@ class Measurement {
         world_(world),
         groups_(world, job_.layout),
         source_(model_source(job_, sample_of(job_))),
-        tokens_(
-            read_tokens(arguments.text("--data"))
-                .chunk(world.size(), 1)[static_cast<size_t>(world.rank())]),
+        tokens_(read_tokens(arguments.text("--data"))
+                    .chunk(world.size(), 1)[static_cast<size_t>(world.rank())]),
         state_(job_, {source_, world_, groups_}, 1000),
         saver_(job_, source_, world_, groups_, folder_, nullptr) {}
 

@@ -1,8 +1,8 @@
 // What a checkpoint's file costs over its bytes alone: write_rank_file against
-// write and fsync, CheckpointReader (all checksums verified) against pread by as many
-// threads, with the file in the system's memory and without. Alternates; prints
-// medians, in brackets the least and the most, and the processors' time besides,
-// which other programs disturb less.
+// write and fsync, CheckpointReader (all checksums verified) against pread by
+// as many threads, with the file in the system's memory and without.
+// Alternates; prints medians, in brackets the least and the most, and the
+// processors' time besides, which other programs disturb less.
 //
 //   checkpoint_files --folder PATH [--mib 400] [--rounds 5] [--threads 0]
 #include <fcntl.h>
@@ -15,8 +15,8 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <functional>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <random>
 
@@ -59,14 +59,10 @@ struct Times {
         std::minmax_element(seconds.begin(), seconds.end());
     std::printf(
         "%-24s %6.3f s (%.3f to %.3f)  %5.2f GB/s  processors %.3f s (%.3f)\n",
-        name,
-        median(seconds),
-        *least,
-        *most,
+        name, median(seconds), *least, *most,
         static_cast<double>(bytes) / median(seconds) / 1e9,
         median(processor_seconds),
-        *std::min_element(
-            processor_seconds.begin(), processor_seconds.end()));
+        *std::min_element(processor_seconds.begin(), processor_seconds.end()));
   }
 };
 
@@ -74,12 +70,8 @@ struct Times {
 struct FreshMemory {
   explicit FreshMemory(size_t size)
       : bytes(static_cast<std::byte*>(::mmap(
-            nullptr,
-            size,
-            PROT_READ | PROT_WRITE,
-            MAP_PRIVATE | MAP_ANONYMOUS,
-            -1,
-            0))),
+            nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+            -1, 0))),
         size(size) {}
   ~FreshMemory() { ::munmap(bytes, size); }
   std::byte* bytes;
@@ -109,8 +101,7 @@ void plain_read(const std::string& path, int threads, std::byte* to) {
   must(fd >= 0, "open");
   const auto bytes = static_cast<int64_t>(std::filesystem::file_size(path));
   share_work(
-      (bytes + kChecksumBlockBytes - 1) / kChecksumBlockBytes,
-      threads,
+      (bytes + kChecksumBlockBytes - 1) / kChecksumBlockBytes, threads,
       [&](int64_t block) {
         const int64_t begin = block * kChecksumBlockBytes;
         const int64_t size = std::min(kChecksumBlockBytes, bytes - begin);
@@ -204,7 +195,8 @@ int main(int argc, char** argv) try {
     }
   }
   std::filesystem::remove_all(folder);
-  std::printf("%lld bytes, %d threads\n", static_cast<long long>(bytes), threads);
+  std::printf(
+      "%lld bytes, %d threads\n", static_cast<long long>(bytes), threads);
   write_plain.print("write and fsync", bytes);
   write_file.print("write_rank_file", bytes);
   cold_plain.print("pread, from the disk", bytes);

@@ -27,8 +27,7 @@ struct LocalBatch {
 };
 
 torch::Tensor read_tensor(
-    const safetensors::File& file,
-    const std::string& name,
+    const safetensors::File& file, const std::string& name,
     torch::Dtype dtype) {
   const auto& info = file.at(name);
   return torch::from_blob(
@@ -74,11 +73,11 @@ Replica build(const Arguments& arguments, const std::vector<int64_t>& shape) {
 
 /// `model` is the network or its distributed wrapper. Returns the last loss.
 template <class Model>
-torch::Tensor step(
-    Model& model, Optimizer& optimizer, const LocalBatch& batch) {
+torch::Tensor
+step(Model& model, Optimizer& optimizer, const LocalBatch& batch) {
   optimizer.zero_grad();
-  auto loss =
-      torch::nn::functional::cross_entropy(model.forward(batch.inputs), batch.targets);
+  auto loss = torch::nn::functional::cross_entropy(
+      model.forward(batch.inputs), batch.targets);
   loss.backward();
   optimizer.step();
   return loss;
@@ -86,11 +85,8 @@ torch::Tensor step(
 
 template <class Model>
 double seconds_per_step(
-    Model& model,
-    Optimizer& optimizer,
-    const std::vector<LocalBatch>& batches,
-    int64_t count,
-    const World& world) {
+    Model& model, Optimizer& optimizer, const std::vector<LocalBatch>& batches,
+    int64_t count, const World& world) {
   world.group().barrier();
   const auto start = std::chrono::steady_clock::now();
   for (int64_t i = 0; i < count; ++i) {
@@ -145,8 +141,8 @@ void run(const Arguments& arguments) {
   const int64_t steps = arguments.integer("--block-steps");
   std::vector<double> together_seconds, alone_seconds;
   for (int block = 0; block < 6; ++block) {
-    const double with = seconds_per_step(
-        ddp, *replica.optimizer, batches, steps, world);
+    const double with =
+        seconds_per_step(ddp, *replica.optimizer, batches, steps, world);
     const double without = seconds_per_step(
         *alone.network, *alone.optimizer, batches, steps, world);
     if (block > 0) {  // the first one warms up

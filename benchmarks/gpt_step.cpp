@@ -6,9 +6,9 @@
 //     --learning-rate R --weights FILE --data FILE [--sequence-parallel]
 //     [--chunks C] [--backend local|gloo] --out FILE
 //
-// FILE of --data holds "tokens", int64 [batches, samples, P + 1]. --alone leaves
-// the collectives out: with dp a rank trains on its part by itself, with tp the
-// group is silent, and losses mean nothing. Rank 0 writes JSON.
+// FILE of --data holds "tokens", int64 [batches, samples, P + 1]. --alone
+// leaves the collectives out: with dp a rank trains on its part by itself, with
+// tp the group is silent, and losses mean nothing. Rank 0 writes JSON.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -93,8 +93,7 @@ class Training {
       ddp_ = std::make_unique<Ddp>(network_, world.group());
     }
     shared_ = std::make_unique<SharedGradients>(*network_, parallel_);
-    optimizer_ =
-        plain_adamw(to_update(), arguments.number("--learning-rate"));
+    optimizer_ = plain_adamw(to_update(), arguments.number("--learning-rate"));
   }
 
   // tokens [samples, length + 1]; the loss of each token, averaged.
@@ -119,8 +118,8 @@ class Training {
  private:
   using Ddp = DistributedDataParallel<std::shared_ptr<Network>>;
 
-  // A layer is a unit; one that uses a parameter of an earlier layer, as the head
-  // does that of the words, uses its unit as well.
+  // A layer is a unit; one that uses a parameter of an earlier layer, as the
+  // head does that of the words, uses its unit as well.
   void cut(NewLayer& added) {
     std::set<size_t> units;
     if (!added.parameters.empty()) {
@@ -154,9 +153,9 @@ class Training {
 
 void run(const Arguments& arguments) {
   arguments.allow(
-      {"--mode", "--stage", "--alone", "--layers", "--hidden", "--heads", "--vocabulary",
-       "--positions", "--steps", "--learning-rate", "--weights", "--data",
-       "--sequence-parallel", "--chunks", "--backend", "--out"});
+      {"--mode", "--stage", "--alone", "--layers", "--hidden", "--heads",
+       "--vocabulary", "--positions", "--steps", "--learning-rate", "--weights",
+       "--data", "--sequence-parallel", "--chunks", "--backend", "--out"});
   torch::set_num_threads(1);
   CommOptions comm;
   if (arguments.has("--backend") && arguments.text("--backend") == "gloo") {
@@ -172,8 +171,7 @@ void run(const Arguments& arguments) {
   Training training(arguments, world);
   const StepTimes times = time_steps(
       tokens,
-      /*warm_up=*/1,
-      arguments.integer("--steps"),
+      /*warm_up=*/1, arguments.integer("--steps"),
       [&](const Tensor& batch) { return training.step(batch); },
       [&] { world.group().barrier(); });
   if (cut_samples) world.group().all_reduce(times.losses, ReduceOp::avg);

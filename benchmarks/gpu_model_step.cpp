@@ -5,9 +5,9 @@
 //     --weights FOLDER --data FILE --out FILE
 //
 // FILE of --data holds "tokens", int64 [batches, B, L + 1]. Parameters and the
-// optimizer's state are bfloat16, as on PyTorch's side. Writes JSON: losses, the
-// seconds of each step, the floating-point operations of one. Ends
-// with 77 and says why where there is no GPU.
+// optimizer's state are bfloat16, as on PyTorch's side. Writes JSON: losses,
+// the seconds of each step, the floating-point operations of one. Ends with 77
+// and says why where there is no GPU.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -17,8 +17,8 @@
 
 #include "benchmarks/arguments.h"
 #include "benchmarks/language_step.h"
-#include "echelon/comm/nccl/cuda.h"
 #include "echelon/architecture/language_model.h"
+#include "echelon/comm/nccl/cuda.h"
 #include "echelon/counting/layer_cost.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
@@ -78,9 +78,7 @@ int run(const Arguments& arguments) {
   };
   const StepTimes times = time_steps(
       read_tokens(arguments.text("--data")).to(device),
-      /*warm_up=*/3,
-      arguments.integer("--steps"),
-      step,
+      /*warm_up=*/3, arguments.integer("--steps"), step,
       synchronize_cuda_stream);
   std::ofstream(arguments.text("--out"))
       << "{\"losses\": " << json_list(times.losses)

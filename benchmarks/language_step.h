@@ -23,8 +23,7 @@ inline torch::Tensor read_tokens(const std::string& path) {
   const safetensors::File file(path);
   const auto& info = file.at("tokens");
   return torch::from_blob(
-             const_cast<std::byte*>(file.bytes(info).data()),
-             info.shape,
+             const_cast<std::byte*>(file.bytes(info).data()), info.shape,
              torch::kInt64)
       .clone();
 }
@@ -57,9 +56,7 @@ struct StepTimes {
 ///   step   tokens [samples, length + 1] -> the loss
 ///   fence  returns when all ranks, or the device, have done what was asked
 inline StepTimes time_steps(
-    const torch::Tensor& tokens,
-    int64_t warm_up,
-    int64_t steps,
+    const torch::Tensor& tokens, int64_t warm_up, int64_t steps,
     const std::function<torch::Tensor(const torch::Tensor&)>& step,
     const std::function<void()>& fence) {
   using Clock = std::chrono::steady_clock;

@@ -45,10 +45,9 @@ int main(int argc, char** argv) try {
   std::vector<int64_t> samples(dataset->size());
   std::iota(samples.begin(), samples.end(), 0);
   Loader loader(
-      *dataset,
-      {.samples = samples,
-       .global_batch = 32,
-       .workers = arguments.integer("--workers")});
+      *dataset, {.samples = samples,
+                 .global_batch = 32,
+                 .workers = arguments.integer("--workers")});
   std::ofstream(arguments.text("--out"))
       << "{\"images_per_second\": " << images_per_second(loader) << "}\n";
 } catch (const std::exception& error) {

@@ -86,11 +86,8 @@ void wait_for(double seconds) {
 // inputs of stage 0 want none: its weights' wait is as long as both.
 struct Wait : torch::autograd::Function<Wait> {
   static Tensor forward(
-      torch::autograd::AutogradContext* context,
-      Tensor x,
-      Tensor weight,
-      double seconds,
-      double weight_seconds) {
+      torch::autograd::AutogradContext* context, Tensor x, Tensor weight,
+      double seconds, double weight_seconds) {
     context->saved_data["seconds"] = seconds;
     context->saved_data["weight_seconds"] = weight_seconds;
     context->save_for_backward({weight});
@@ -222,19 +219,15 @@ measure_stage(const PipelineStage& stage, bool last, const Settings& settings) {
 
 // Every stage's costs, on every rank.
 std::vector<StageCost> measure(
-    const World& world,
-    const std::vector<PipelineStage>& stages,
-    int32_t num_stages,
-    const Settings& settings) {
+    const World& world, const std::vector<PipelineStage>& stages,
+    int32_t num_stages, const Settings& settings) {
   Tensor table = torch::zeros({num_stages, 4}, torch::kFloat64);
   world.group().barrier();
   for (const auto& stage : stages) {
     const auto cost =
         measure_stage(stage, stage.stage + 1 == num_stages, settings);
     table[stage.stage] = torch::tensor(
-        {cost.forward,
-         cost.backward,
-         cost.backward_input,
+        {cost.forward, cost.backward, cost.backward_input,
          cost.backward_weight},
         torch::kFloat64);
   }
@@ -250,8 +243,7 @@ std::vector<StageCost> measure(
 // Both -----------------------------------------------------------------------
 
 Result
-run(const std::string& part,
-    const std::string& kind,
+run(const std::string& part, const std::string& kind,
     const Settings& settings) {
   const Schedule schedule = make_schedule(
       {.kind = kind,
@@ -268,10 +260,8 @@ run(const std::string& part,
         torch::set_num_threads(1);
         const auto build = [&] {
           return build_stages(
-              list,
-              cut_evenly(list, schedule.num_stages()),
-              schedule.rank_of_stage,
-              world.rank());
+              list, cut_evenly(list, schedule.num_stages()),
+              schedule.rank_of_stage, world.rank());
         };
         const auto alone = build();
         const auto ideal = [&] {
@@ -333,16 +323,8 @@ void write_json(const std::string& path, const std::vector<Result>& results) {
 
 void run_all(const Arguments& arguments) {
   arguments.allow(
-      {"--backend",
-       "--json",
-       "--kind",
-       "--part",
-       "--stages",
-       "--microbatches",
-       "--steps",
-       "--width",
-       "--rows",
-       "--wait-ms"});
+      {"--backend", "--json", "--kind", "--part", "--stages", "--microbatches",
+       "--steps", "--width", "--rows", "--wait-ms"});
   Settings settings;
   const auto number = [&](const char* name, auto& value) {
     if (arguments.has(name)) {
@@ -363,11 +345,8 @@ void run_all(const Arguments& arguments) {
           : BackendKind::local;
   std::vector<Result> results;
   std::printf(
-      "%-6s %-14s %5s %10s  step / ideal: median (min to max)\n",
-      "part",
-      "schedule",
-      "ranks",
-      "ideal");
+      "%-6s %-14s %5s %10s  step / ideal: median (min to max)\n", "part",
+      "schedule", "ranks", "ideal");
   for (const std::string part : {"waits", "real"}) {
     if (arguments.has("--part") && arguments.text("--part") != part) continue;
     std::vector<int64_t> ranks = {4, 8};
@@ -382,14 +361,9 @@ void run_all(const Arguments& arguments) {
         results.push_back(run(part, kind, settings));
         const Result& r = results.back();
         std::printf(
-            "%-6s %-14s %5d %7.1f ms  %.3f (%.3f to %.3f)\n",
-            part.c_str(),
-            kind.c_str(),
-            r.ranks,
-            1e3 * median(r.ideals),
-            r.ratio(0.5),
-            r.ratio(0),
-            r.ratio(1));
+            "%-6s %-14s %5d %7.1f ms  %.3f (%.3f to %.3f)\n", part.c_str(),
+            kind.c_str(), r.ranks, 1e3 * median(r.ideals), r.ratio(0.5),
+            r.ratio(0), r.ratio(1));
         std::fflush(stdout);
       }
     }

@@ -49,8 +49,7 @@ TORCH_MODULE(Block);
 Tensor read_tensor(const safetensors::File& file, const std::string& name) {
   const auto& info = file.at(name);
   return torch::from_blob(
-             const_cast<std::byte*>(file.bytes(info).data()),
-             info.shape,
+             const_cast<std::byte*>(file.bytes(info).data()), info.shape,
              torch::kFloat32)
       .clone();
 }
@@ -125,8 +124,7 @@ void run(const Arguments& arguments) {
 
   const auto cuts = cut_evenly(layers, schedule.num_stages());
   Pipeline pipeline(
-      world.group(),
-      schedule,
+      world.group(), schedule,
       build_stages(layers, cuts, schedule.rank_of_stage, world.rank()));
   if (arguments.has("--weights")) {
     load(pipeline.stages(), arguments.text("--weights"));

@@ -67,9 +67,7 @@ double quantile(std::vector<double> values, double of) {
 
 // Runs all variants in turn; `meet` brings ranks together before each.
 std::vector<Result> measure(
-    const std::string& part,
-    const std::vector<Variant>& variants,
-    int rounds,
+    const std::string& part, const std::vector<Variant>& variants, int rounds,
     const std::function<void()>& meet) {
   std::vector<Result> results;
   for (const auto& variant : variants) results.push_back({part, variant.name});
@@ -107,11 +105,8 @@ Region region_of(const Settings& settings, const TensorParallel& tp) {
     return (torch::randn(shape) * 0.02).requires_grad_();
   };
   return {
-      leaf({rows, settings.hidden}),
-      leaf({inner, settings.hidden}),
-      leaf({inner}),
-      leaf({settings.hidden, inner}),
-      leaf({settings.hidden})};
+      leaf({rows, settings.hidden}), leaf({inner, settings.hidden}),
+      leaf({inner}), leaf({settings.hidden, inner}), leaf({settings.hidden})};
 }
 
 void clear(const Region& region) {
@@ -124,19 +119,11 @@ void clear(const Region& region) {
 void cut_step(const Region& region, const TensorParallel& tp, int64_t tokens) {
   clear(region);
   const auto inner = column_linear(
-      region.x,
-      {{region.up, region.up_bias}},
-      WeightLayout::out_in,
-      tp,
-      tokens,
+      region.x, {{region.up, region.up_bias}}, WeightLayout::out_in, tp, tokens,
       "up");
   const auto y = row_linear(
-      at::gelu(inner[0], "tanh"),
-      region.down,
-      region.bias,
-      WeightLayout::out_in,
-      tp,
-      "down");
+      at::gelu(inner[0], "tanh"), region.down, region.bias,
+      WeightLayout::out_in, tp, "down");
   y.backward(torch::ones_like(y));
 }
 
@@ -177,9 +164,8 @@ region_on_rank(const Settings& settings, World& world, bool cut) {
          [=] { cut_step(region, way(chunks), settings.tokens); }});
   }
   return measure(
-      cut ? "region, tokens cut" : "region", variants, settings.rounds, [&] {
-        world.group().barrier();
-      });
+      cut ? "region, tokens cut" : "region", variants, settings.rounds,
+      [&] { world.group().barrier(); });
 }
 
 std::vector<Result> measure_region(const Settings& settings) {
@@ -219,8 +205,7 @@ std::vector<Result> measure_loss(const Settings& settings) {
           return vocab_cross_entropy(logits, targets, settings.vocabulary, {})
               .mean();
         })}},
-      settings.rounds,
-      [] {});
+      settings.rounds, [] {});
 }
 
 std::vector<Result> measure_norm(const Settings& settings) {
@@ -240,27 +225,20 @@ std::vector<Result> measure_norm(const Settings& settings) {
       {{"at::rms_norm",
         step([&] { return at::rms_norm(x, {settings.hidden}, weight, 1e-5); })},
        {"rms_norm", step([&] { return rms_norm(x, weight, 1e-5); })}},
-      settings.rounds,
-      [] {});
+      settings.rounds, [] {});
 }
 
 // Output ---------------------------------------------------------------------
 
 void print(const std::vector<Result>& results) {
   std::printf(
-      "%-20s %-22s %10s   %s\n",
-      "part",
-      "variant",
-      "median ms",
+      "%-20s %-22s %10s   %s\n", "part", "variant", "median ms",
       "ratio: median, 10%, 90%");
   for (const auto& result : results) {
     std::printf(
-        "%-20s %-22s %10.2f   %.3f  %.3f  %.3f\n",
-        result.part.c_str(),
-        result.name.c_str(),
-        1e3 * quantile(result.seconds, 0.5),
-        quantile(result.ratios, 0.5),
-        quantile(result.ratios, 0.1),
+        "%-20s %-22s %10.2f   %.3f  %.3f  %.3f\n", result.part.c_str(),
+        result.name.c_str(), 1e3 * quantile(result.seconds, 0.5),
+        quantile(result.ratios, 0.5), quantile(result.ratios, 0.1),
         quantile(result.ratios, 0.9));
   }
 }
@@ -282,15 +260,8 @@ void write_json(const std::vector<Result>& results, const std::string& path) {
 
 Settings settings_of(const Arguments& arguments) {
   arguments.allow(
-      {"--part",
-       "--ranks",
-       "--tokens",
-       "--hidden",
-       "--vocabulary",
-       "--rounds",
-       "--threads",
-       "--backend",
-       "--json"});
+      {"--part", "--ranks", "--tokens", "--hidden", "--vocabulary", "--rounds",
+       "--threads", "--backend", "--json"});
   Settings settings;
   const auto set = [&](const char* name, auto& value) {
     if (!arguments.has(name)) return;

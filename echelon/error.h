@@ -12,20 +12,19 @@ namespace echelon {
 /// What a process ends with, so that scripts and schedulers can tell.
 enum class ExitCode : int {
   done = 0,
-  failure = 1,         // a rank, a link, or a mistake of ours
-  configuration = 2,   // the user can fix it before any rank starts
-  data = 3,            // an input file is missing, broken or does not fit
-  numeric = 4,         // NaN or overflow
-  preempted = 75,      // queue again
-  do_not_requeue = 93, // queueing again would fail the same way
-  interrupted = 130,   // stopped by the user
+  failure = 1,          // a rank, a link, or a mistake of ours
+  configuration = 2,    // the user can fix it before any rank starts
+  data = 3,             // an input file is missing, broken or does not fit
+  numeric = 4,          // NaN or overflow
+  preempted = 75,       // queue again
+  do_not_requeue = 93,  // queueing again would fail the same way
+  interrupted = 130,    // stopped by the user
 };
 
 /// Base of all errors that Echelon throws.
 class Error : public std::runtime_error {
  public:
-  explicit Error(const std::string& message,
-                 ExitCode code = ExitCode::failure)
+  explicit Error(const std::string& message, ExitCode code = ExitCode::failure)
       : std::runtime_error(message), code_(code) {}
   /// What the process should end with when nobody catches this.
   ExitCode exit_code() const { return code_; }

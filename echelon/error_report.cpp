@@ -53,19 +53,19 @@ void write_report(const ErrorReport& report) {
     return;
   }
   const nlohmann::json json = {
-      {"message", report.message},   {"type", report.type},
+      {"message", report.message},     {"type", report.type},
       {"exit_code", report.exit_code}, {"time_ns", report.time_ns},
-      {"rank", report.rank},         {"consequence", report.consequence}};
+      {"rank", report.rank},           {"consequence", report.consequence}};
   const std::string text =
       json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   const std::string draft = std::string(path) + ".new";
-  const int fd = open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC,
-                      0600);
+  const int fd =
+      open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) {
     return;
   }
-  const bool whole = write(fd, text.data(), text.size()) ==
-                     static_cast<ssize_t>(text.size());
+  const bool whole =
+      write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   close(fd);
   if (!whole || std::rename(draft.c_str(), path) != 0) {
     unlink(draft.c_str());

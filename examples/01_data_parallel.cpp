@@ -20,9 +20,7 @@ struct NetImpl : torch::nn::Module {
     fc1 = register_module("fc1", torch::nn::Linear(16, 64));
     fc2 = register_module("fc2", torch::nn::Linear(64, 2));
   }
-  torch::Tensor forward(torch::Tensor x) {
-    return fc2(torch::relu(fc1(x)));
-  }
+  torch::Tensor forward(torch::Tensor x) { return fc2(torch::relu(fc1(x))); }
   torch::nn::Linear fc1{nullptr}, fc2{nullptr};
 };
 TORCH_MODULE(Net);
@@ -46,8 +44,7 @@ int main() {
     const auto x = torch::randn({64, 16}, world.device());
     const auto y = (x.sum(1) > 0).to(torch::kLong);
     optimizer.zero_grad();
-    const auto loss =
-        torch::nn::functional::cross_entropy(parallel(x), y);
+    const auto loss = torch::nn::functional::cross_entropy(parallel(x), y);
     loss.backward();
     optimizer.step();
 

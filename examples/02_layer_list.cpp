@@ -37,8 +37,7 @@ TORCH_MODULE(Mix);
 echelon::LayerList model() {
   echelon::LayerList layers;
   layers.add(
-      "embed",
-      [] { return torch::nn::Embedding(kWords, kWidth); },
+      "embed", [] { return torch::nn::Embedding(kWords, kWidth); },
       [](auto& embed, const Tensor& words) {
         const auto x = embed.forward(words);
         return std::make_tuple(x, x);
@@ -46,8 +45,7 @@ echelon::LayerList model() {
   layers.add("mix.0", [] { return Mix(); });
   layers.add("mix.1", [] { return Mix(); });
   layers.add(
-      "head",
-      [] { return torch::nn::Linear(kWidth, kWords); },
+      "head", [] { return torch::nn::Linear(kWidth, kWords); },
       [](auto& head, const Tensor& x, const Tensor& skip) {
         return head.forward(x + skip);
       });
@@ -55,8 +53,8 @@ echelon::LayerList model() {
 }
 
 // Learns to count: after word w comes w + 1.
-std::pair<double, double> train(
-    const std::vector<std::shared_ptr<echelon::Network>>& slices) {
+std::pair<double, double>
+train(const std::vector<std::shared_ptr<echelon::Network>>& slices) {
   std::vector<Tensor> parameters;
   for (const auto& slice : slices) {
     for (const auto& tensor : slice->parameters()) parameters.push_back(tensor);
@@ -92,13 +90,13 @@ int main() {
   const size_t count = whole->parameters().size();
   const auto [first, last] = train({whole});
   std::printf(
-      "not cut           %zu parameters        loss %.6f -> %.6f\n",
-      count, first, last);
+      "not cut           %zu parameters        loss %.6f -> %.6f\n", count,
+      first, last);
   for (size_t cut = 1; cut < end; ++cut) {
     const auto front = echelon::build_network(layers, 0, cut, kSeed);
     const auto back = echelon::build_network(layers, cut, end, kSeed);
-    const auto counts = std::make_pair(
-        front->parameters().size(), back->parameters().size());
+    const auto counts =
+        std::make_pair(front->parameters().size(), back->parameters().size());
     const auto [first, last] = train({front, back});
     std::printf(
         "cut before %-6s %zu and %zu parameters  loss %.6f -> %.6f\n",

@@ -30,8 +30,7 @@ TORCH_MODULE(Block);
 echelon::LayerList model() {
   echelon::LayerList layers;
   layers.add(
-      "in",
-      [] { return torch::nn::Linear(8, 32); },
+      "in", [] { return torch::nn::Linear(8, 32); },
       [](auto& in, const Tensor& x) {
         const Tensor y = in.forward(x);
         return std::make_tuple(y, y);
@@ -40,8 +39,7 @@ echelon::LayerList model() {
     layers.add(name, [] { return Block(); });
   }
   layers.add(
-      "out",
-      [] { return torch::nn::Linear(32, 1); },
+      "out", [] { return torch::nn::Linear(32, 1); },
       [](auto& out, const Tensor& x, const Tensor& skip) {
         return out.forward(x + skip);
       });
@@ -66,8 +64,7 @@ int main(int argc, char** argv) try {
 
   // Only this rank's layers are built; first values do not depend on the cut.
   echelon::Pipeline pipeline(
-      world.group(),
-      schedule,
+      world.group(), schedule,
       echelon::build_stages(
           layers, cuts, schedule.rank_of_stage, world.rank(), /*seed=*/1),
       {.ties = echelon::ties_across(layers, cuts)});

@@ -17,19 +17,17 @@ using torch::Tensor;
 
 constexpr int64_t kBatch = 64;  // of all data-parallel ranks together
 
-// Y = gelu(X A) B. The first matrix is cut by its columns, so that each rank has
-// some of the hidden features; the second by its rows, so that each rank has a
-// part of the sum. One all-reduce forward, one backward.
+// Y = gelu(X A) B. The first matrix is cut by its columns, so that each rank
+// has some of the hidden features; the second by its rows, so that each rank
+// has a part of the sum. One all-reduce forward, one backward.
 struct Net : torch::nn::Module {
   explicit Net(const echelon::TensorParallel& tensor) {
     in = register_module(
-        "in",
-        std::make_shared<echelon::ColumnParallelLinear>(
-            echelon::LinearShape{.in = 16, .out = 101}, tensor, "in"));
+        "in", std::make_shared<echelon::ColumnParallelLinear>(
+                  echelon::LinearShape{.in = 16, .out = 101}, tensor, "in"));
     out = register_module(
-        "out",
-        std::make_shared<echelon::RowParallelLinear>(
-            echelon::LinearShape{.in = 101, .out = 1}, tensor, "out"));
+        "out", std::make_shared<echelon::RowParallelLinear>(
+                   echelon::LinearShape{.in = 101, .out = 1}, tensor, "out"));
   }
   Tensor forward(const Tensor& x) {
     return out->forward(torch::gelu(in->forward(x)));
@@ -56,8 +54,8 @@ int main(int argc, char** argv) try {
   for (int step = 0; step < 60; ++step) {
     // The same samples on all ranks; each data-parallel rank takes its part.
     const auto phase = 1000.0 * step;
-    const Tensor all = torch::sin(torch::arange(kBatch * 16) * 1.7 + phase)
-                           .view({kBatch, 16});
+    const Tensor all =
+        torch::sin(torch::arange(kBatch * 16) * 1.7 + phase).view({kBatch, 16});
     const Tensor x = all.narrow(0, mesh.data_index() * rows, rows);
     optimizer.zero_grad();
     const Tensor loss =

@@ -1,6 +1,7 @@
 // A model of one's own that no rank holds whole: parameters, gradients and the
 // optimizer's state are cut over the ranks, and the parameters of a block are
-// together only while it computes. Losses do not depend on how many ranks there are.
+// together only while it computes. Losses do not depend on how many ranks there
+// are.
 //
 //   build/bin/echelon run -n 2 -- build/bin/05_sharded
 //   build/bin/05_sharded                       # one rank, and the same losses
@@ -17,9 +18,7 @@ constexpr int64_t kBatch = 64;  // of all ranks together
 constexpr int64_t kWidth = 32;
 
 struct BlockImpl : torch::nn::Module {
-  Tensor forward(const Tensor& x) {
-    return x + out(torch::gelu(in(norm(x))));
-  }
+  Tensor forward(const Tensor& x) { return x + out(torch::gelu(in(norm(x)))); }
   torch::nn::LayerNorm norm = register_module(
       "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
   torch::nn::Linear in =
@@ -33,12 +32,11 @@ struct Net : torch::nn::Module {
   Net() {
     for (int i = 0; i < 4; ++i) blocks->push_back(Block());
   }
-  Tensor forward(const Tensor& x) {
-    return head(blocks->forward(x));
-  }
+  Tensor forward(const Tensor& x) { return head(blocks->forward(x)); }
   torch::nn::Sequential blocks =
       register_module("blocks", torch::nn::Sequential());
-  torch::nn::Linear head = register_module("head", torch::nn::Linear(kWidth, 1));
+  torch::nn::Linear head =
+      register_module("head", torch::nn::Linear(kWidth, 1));
 };
 
 int main() try {
@@ -47,8 +45,9 @@ int main() try {
   auto net = std::make_shared<Net>();
   net->to(world.device());
 
-  // Each block is a unit; what is left, the head, is one more. From here on a rank
-  // keeps its part of each unit, and .parameters() of the net are empty in between.
+  // Each block is a unit; what is left, the head, is one more. From here on a
+  // rank keeps its part of each unit, and .parameters() of the net are empty in
+  // between.
   echelon::FullyShardedDataParallel<Net> sharded(
       net, {.shard = world.group(), .units = {"blocks.*"}});
   std::vector<Tensor> shards;  // one or two of each unit: a few fused updates
@@ -66,8 +65,8 @@ int main() try {
     const Tensor all = torch::randn({kBatch, kWidth});
     const Tensor x =
         all.narrow(0, world.rank() * rows, rows).to(world.device());
-    const Tensor loss = torch::mse_loss(
-        sharded(x), torch::sin(x).mean(1, /*keepdim=*/true));
+    const Tensor loss =
+        torch::mse_loss(sharded(x), torch::sin(x).mean(1, /*keepdim=*/true));
     loss.backward();  // leaves the mean over all ranks in the shards
     optimizer.step();
     sharded.after_update();

@@ -120,9 +120,8 @@ CsvTable parse_csv(std::string_view text, const std::string& name) {
     if (row.cells.size() == 1 && row.cells[0].empty()) continue;
     if (row.cells.size() != table.columns.size()) {
       reader.fail(
-          row.line,
-          std::to_string(row.cells.size()) + " cells, but " +
-              std::to_string(table.columns.size()) + " columns");
+          row.line, std::to_string(row.cells.size()) + " cells, but " +
+                        std::to_string(table.columns.size()) + " columns");
     }
     table.rows.push_back(std::move(row));
   }

@@ -1,5 +1,5 @@
-// Tables of comma-separated values, as RFC 4180 has them: cells in quotes may hold
-// commas, doubled quotes and line breaks.
+// Tables of comma-separated values, as RFC 4180 has them: cells in quotes may
+// hold commas, doubled quotes and line breaks.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace echelon {
 
 struct CsvRow {
-  int64_t line = 0;  // where it begins, from 1
+  int64_t line = 0;                // where it begins, from 1
   std::vector<std::string> cells;  // as many as there are columns
 };
 
@@ -24,9 +24,10 @@ struct CsvTable {
   int64_t column(std::string_view column) const;
 };
 
-/// The first row names the columns. Throws DataError with name, line and rule for an
-/// open quote, text behind a closing quote, a row with more or fewer cells than there
-/// are columns, a column named twice or not at all, and for a table without columns.
+/// The first row names the columns. Throws DataError with name, line and rule
+/// for an open quote, text behind a closing quote, a row with more or fewer
+/// cells than there are columns, a column named twice or not at all, and for a
+/// table without columns.
 CsvTable parse_csv(std::string_view text, const std::string& name);
 
 /// DataError also when it cannot be read.

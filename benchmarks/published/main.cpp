@@ -3,7 +3,8 @@
 //   published_steps TABLE.csv             each file's errors, for people
 //   published_steps TABLE.csv --json      every row, and the same errors
 //   published_steps TABLE.csv --json --planned
-//                                         also what the planner says of each layout
+//                                         also what the planner says of each
+//                                         layout
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -59,7 +60,8 @@ Json row_json(const RowPrediction& one) {
 void add_planned(const std::vector<RowPrediction>& predictions, Json& rows) {
   const auto seconds = planned_seconds(predictions);
   for (size_t i = 0; i < seconds.size(); ++i) {
-    rows[i]["planned_step_seconds"] = seconds[i] ? Json(*seconds[i]) : Json(nullptr);
+    rows[i]["planned_step_seconds"] =
+        seconds[i] ? Json(*seconds[i]) : Json(nullptr);
   }
 }
 
@@ -91,14 +93,12 @@ std::string percent(double share, int64_t of, bool sign) {
 
 void print_text(const std::vector<TableErrors>& files) {
   std::vector<std::vector<std::string>> rows = {
-      {"file", "rows", "predicted", "mean error", "median", "bias",
-       "memory", "bias"}};
+      {"file", "rows", "predicted", "mean error", "median", "bias", "memory",
+       "bias"}};
   for (const auto& e : files) {
     rows.push_back(
-        {e.file.empty() ? "(no file)" : e.file,
-         std::to_string(e.rows),
-         std::to_string(e.predicted),
-         percent(e.mean, e.with_step, false),
+        {e.file.empty() ? "(no file)" : e.file, std::to_string(e.rows),
+         std::to_string(e.predicted), percent(e.mean, e.with_step, false),
          percent(e.median, e.with_step, false),
          percent(e.bias, e.with_step, true),
          percent(e.memory_mean, e.with_memory, false),

@@ -3,12 +3,12 @@
 #include <map>
 #include <string>
 
+#include "benchmarks/published/row_cluster.h"
+#include "benchmarks/published/row_model.h"
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/error.h"
 #include "echelon/planner/plan.h"
 #include "echelon/planner/search_key.h"
-#include "benchmarks/published/row_cluster.h"
-#include "benchmarks/published/row_model.h"
 
 namespace echelon {
 namespace {
@@ -16,7 +16,8 @@ namespace {
 constexpr int64_t kEveryLayout = 1 << 20;
 
 /// All that is not a degree.
-std::vector<std::pair<std::string, std::string>> fixed_of(const Strategy& strategy) {
+std::vector<std::pair<std::string, std::string>>
+fixed_of(const Strategy& strategy) {
   std::vector<std::pair<std::string, std::string>> fixed;
   const auto fix = [&](const char* name) {
     const SearchKey& key = find_search_key(name);
@@ -57,11 +58,13 @@ std::string text_of(const RowPrediction& one, const PlanRequest& request) {
   const StepRow& row = one.row;
   std::string text = to_toml(request.cluster) + row.model + request.stack;
   for (const int64_t number :
-       {row.layers, row.hidden, row.heads, row.kv_heads, row.ffn, row.vocab, row.seq,
-        row.global_batch, static_cast<int64_t>(one.strategy.precision)}) {
+       {row.layers, row.hidden, row.heads, row.kv_heads, row.ffn, row.vocab,
+        row.seq, row.global_batch,
+        static_cast<int64_t>(one.strategy.precision)}) {
     text += " " + std::to_string(number);
   }
-  for (const auto& [key, value] : request.fixed) text += " " + key + "=" + value;
+  for (const auto& [key, value] : request.fixed)
+    text += " " + key + "=" + value;
   return text;
 }
 
@@ -75,8 +78,8 @@ std::vector<Plan> plans_of(const PlanRequest& request) {
 
 }  // namespace
 
-std::vector<std::optional<double>> planned_seconds(
-    const std::vector<RowPrediction>& predictions) {
+std::vector<std::optional<double>>
+planned_seconds(const std::vector<RowPrediction>& predictions) {
   std::map<std::string, std::vector<Plan>> known;
   std::vector<std::optional<double>> seconds;
   for (const RowPrediction& one : predictions) {

@@ -1,9 +1,9 @@
 #include "benchmarks/published/predict.h"
 
-#include "echelon/error.h"
 #include "benchmarks/published/row_cluster.h"
 #include "benchmarks/published/row_model.h"
 #include "benchmarks/published/row_strategy.h"
+#include "echelon/error.h"
 
 namespace echelon {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "echelon/cost/step_estimate.h"
 #include "benchmarks/published/step_row.h"
+#include "echelon/cost/step_estimate.h"
 
 namespace echelon {
 
@@ -27,7 +27,8 @@ struct RowPrediction {
 /// Never throws for what the row says: `excluded` has it.
 RowPrediction predict(const StepRow& row);
 
-/// Of every row, in the file's order. Throws DataError as read_csv and step_rows do.
+/// Of every row, in the file's order. Throws DataError as read_csv and
+/// step_rows do.
 std::vector<RowPrediction> predict_table(const std::filesystem::path& path);
 
 }  // namespace echelon

@@ -63,7 +63,8 @@ std::string device_of(const std::string& gpu) {
   for (const auto& name : device_names()) {
     const auto parts = words(name);
     // "rtx-4090" is named by its second word, every other by its first.
-    const auto& model = parts[0] == "rtx" && parts.size() > 1 ? parts[1] : parts[0];
+    const auto& model =
+        parts[0] == "rtx" && parts.size() > 1 ? parts[1] : parts[0];
     if (!among(cell, model)) continue;
     double score = 1;
     for (const auto& part : parts) score += among(cell, part) ? 1 : -0.1;
@@ -89,7 +90,8 @@ Cluster cluster_of(const StepRow& row) {
     node.num_devices = 16;
   }
   if (node.num_devices == 72 && row.gpus % 72 != 0) node.num_devices = 64;
-  if (const double rate = stated_network(row.text(), node.num_devices); rate > 0) {
+  if (const double rate = stated_network(row.text(), node.num_devices);
+      rate > 0) {
     node.network.bytes_per_second = rate;
   }
   Cluster cluster;

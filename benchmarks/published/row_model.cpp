@@ -27,8 +27,8 @@ bool has(const std::string& text, std::initializer_list<const char*> words) {
   });
 }
 
-std::optional<ModelShape> from_catalogue(
-    const StepRow& row, const std::string& name) {
+std::optional<ModelShape>
+from_catalogue(const StepRow& row, const std::string& name) {
   const auto& names = catalogue_names();
   if (std::find(names.begin(), names.end(), name) == names.end()) return {};
   ModelShape model = find_model(name);
@@ -44,10 +44,10 @@ std::optional<ModelShape> from_catalogue(
 void need_dimensions(const StepRow& row) {
   std::string missing;
   for (const auto& [column, value] :
-       {std::pair("layers", row.layers),
-        std::pair("hidden", row.hidden),
+       {std::pair("layers", row.layers), std::pair("hidden", row.hidden),
         std::pair("heads", row.heads)}) {
-    if (value <= 0) missing += (missing.empty() ? "" : ", ") + std::string(column);
+    if (value <= 0)
+      missing += (missing.empty() ? "" : ", ") + std::string(column);
   }
   if (missing.empty()) return;
   throw ConfigError(
@@ -56,9 +56,9 @@ void need_dimensions(const StepRow& row) {
 }
 
 bool is_gated(const StepRow& row, const std::string& name) {
-  if (has(name, {"llama", "mistral", "mixtral", "qwen", "deepseek", "grok", "yi-",
-                 "kimi", "gpt-oss", "gemma", "phi", "palm", "glm", "internlm",
-                 "baichuan"})) {
+  if (has(name, {"llama", "mistral", "mixtral", "qwen", "deepseek", "grok",
+                 "yi-", "kimi", "gpt-oss", "gemma", "phi", "palm", "glm",
+                 "internlm", "baichuan"})) {
     return true;
   }
   if (has(name, {"gpt", "opt", "bloom", "megatron", "nemotron", "mpt", "bert",

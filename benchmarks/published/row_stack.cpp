@@ -16,7 +16,7 @@ std::string lower(std::string text) {
 }
 
 struct Rule {
-  const char* word;   // in source, table, notes or file
+  const char* word;  // in source, table, notes or file
   const char* stack;
 };
 
@@ -50,9 +50,10 @@ const Rule kRules[] = {
 };
 
 std::string torchtitan(const std::string& text) {
-  if (text.find("torch.compile=0") != std::string::npos) return "torchtitan-eager";
+  if (text.find("torch.compile=0") != std::string::npos)
+    return "torchtitan-eager";
   const bool asynchronous = text.find("async_tp=1") != std::string::npos ||
-      text.find("asynctp+") != std::string::npos;
+                            text.find("asynctp+") != std::string::npos;
   if (asynchronous) return "torchtitan-async-tp";
   // By the date in a page's name: "llama3_h100_202506_torchtitan.md".
   static const std::regex date(R"(_20(\d\d)-?(\d\d)_)");

@@ -23,24 +23,26 @@ bool contains(const std::string& text, const char* word) {
   return text.find(word) != std::string::npos;
 }
 
-int64_t at_least_1(int64_t degree) { return std::max<int64_t>(degree, 1); }
+int64_t at_least_1(int64_t degree) {
+  return std::max<int64_t>(degree, 1);
+}
 
 bool is_nemo(const std::string& stack) {
   return stack == "nemo-2023" || stack == "megatron-core" ||
-      stack.starts_with("megatron-bridge");
+         stack.starts_with("megatron-bridge");
 }
 
 bool is_megatron(const std::string& stack) {
-  return is_nemo(stack) || stack.starts_with("megatron") || stack.starts_with("zero-bubble");
+  return is_nemo(stack) || stack.starts_with("megatron") ||
+         stack.starts_with("zero-bubble");
 }
 
 constexpr int64_t kMostStages = 1024;
 
-// Megatron-LM keeps pipeline stages farthest apart: neighbours in rank are tp, then
-// cp, then data, then pp.
+// Megatron-LM keeps pipeline stages farthest apart: neighbours in rank are tp,
+// then cp, then data, then pp.
 constexpr AxisOrder kMegatronOrder = {
-    Axis::pp, Axis::dp_replicate, Axis::dp_shard,
-    Axis::ep, Axis::cp,           Axis::tp};
+    Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::ep, Axis::cp, Axis::tp};
 
 int64_t zero_stage(const StepRow& row, const std::string& stack, int64_t data) {
   if (data == 1) return 0;
@@ -59,7 +61,8 @@ int64_t zero_stage(const StepRow& row, const std::string& stack, int64_t data) {
         "\" is not understood: zero1, zero2, zero3 or fsdp");
   }
   // What the software does when nothing is said.
-  if (stack.starts_with("torchtitan") || stack == "fsdp" || stack == "deepspeed" || stack == "paxml" || stack == "maxtext") {
+  if (stack.starts_with("torchtitan") || stack == "fsdp" ||
+      stack == "deepspeed" || stack == "paxml" || stack == "maxtext") {
     return 3;
   }
   return is_nemo(stack) ? 1 : 0;
@@ -82,7 +85,8 @@ Layout layout_of(const StepRow& row, const std::string& stack, int64_t& zero) {
   layout.cp = at_least_1(row.cp);
   const int64_t inner = layout.tp * layout.pp * layout.cp;
   const std::string degrees = "tp=" + std::to_string(layout.tp) +
-      " * pp=" + std::to_string(layout.pp) + " * cp=" + std::to_string(layout.cp);
+                              " * pp=" + std::to_string(layout.pp) +
+                              " * cp=" + std::to_string(layout.cp);
   if (row.gpus % inner != 0) {
     throw ConfigError(
         degrees + " does not divide gpus=" + std::to_string(row.gpus));
@@ -98,8 +102,8 @@ Layout layout_of(const StepRow& row, const std::string& stack, int64_t& zero) {
   if (row.ep == 0 && contains(row.text(), "deepep")) layout.ep = data;
   if (data % layout.ep != 0) {
     throw ConfigError(
-        "ep=" + std::to_string(layout.ep) + " does not divide dp=" +
-        std::to_string(data));
+        "ep=" + std::to_string(layout.ep) +
+        " does not divide dp=" + std::to_string(data));
   }
   zero = zero_stage(row, stack, data * layout.cp);
   const int64_t rest = data / layout.ep;
@@ -112,43 +116,48 @@ Precision precision_of(const StepRow& row, const std::string& stack) {
   const std::string cell = lower(row.precision);
   if (contains(cell, "fp4")) return Precision::fp4;
   if (contains(cell, "fp8") || contains(cell, "float8")) return Precision::fp8;
-  if (contains(cell, "bf16") || contains(cell, "bfloat16")) return Precision::bf16;
-  if (contains(cell, "fp16") || contains(cell, "float16")) return Precision::fp16;
+  if (contains(cell, "bf16") || contains(cell, "bfloat16"))
+    return Precision::bf16;
+  if (contains(cell, "fp16") || contains(cell, "float16"))
+    return Precision::fp16;
   if (contains(cell, "tf32")) return Precision::tf32;
-  if (contains(cell, "fp32") || contains(cell, "float32")) return Precision::fp32;
+  if (contains(cell, "fp32") || contains(cell, "float32"))
+    return Precision::fp32;
   if (!cell.empty()) {
-    throw ConfigError("precision \"" + cell.substr(0, 40) + "\" is not understood");
+    throw ConfigError(
+        "precision \"" + cell.substr(0, 40) + "\" is not understood");
   }
   return contains(lower(row.gpu), "v100") || stack == "megatron-2021" ||
-          stack == "megatron-vtrain" || stack == "megatron-deepspeed"
-      ? Precision::fp16
-      : Precision::bf16;
+                 stack == "megatron-vtrain" || stack == "megatron-deepspeed"
+             ? Precision::fp16
+             : Precision::bf16;
 }
 
-/// Where neither schedule nor virtual stages are said: NeMo's recipes interleave with
-/// a stage for every block where that divides, torchtitan's with two stages a rank
-/// where its texts say interleaved.
+/// Where neither schedule nor virtual stages are said: NeMo's recipes
+/// interleave with a stage for every block where that divides, torchtitan's
+/// with two stages a rank where its texts say interleaved.
 void usual_schedule(
     const StepRow& row, const ModelShape& model, Strategy& strategy) {
   if (row.virtual_stages != 0) return;
   const int64_t pp = strategy.layout.pp;
   const int64_t layers = model.transformer->layers;
-  const bool nemo =
-      is_nemo(strategy.stack);
+  const bool nemo = is_nemo(strategy.stack);
   const int64_t samples = row.global_batch / strategy.data_ranks();
   const int64_t count = samples / at_least_1(row.microbatch_size);
   if (nemo && layers % pp == 0 && layers > pp && count % pp == 0) {
     strategy.schedule = "interleaved";
     strategy.stages_per_rank = layers / pp;
-  } else if (strategy.stack.starts_with("torchtitan") &&
-             contains(row.text(), "interleaved")) {
+  } else if (
+      strategy.stack.starts_with("torchtitan") &&
+      contains(row.text(), "interleaved")) {
     strategy.schedule = "interleaved";
     strategy.stages_per_rank = 2;
   }
 }
 
 /// Also the stages of a rank: Megatron's virtual stages.
-void read_schedule(const StepRow& row, const ModelShape& model, Strategy& strategy) {
+void read_schedule(
+    const StepRow& row, const ModelShape& model, Strategy& strategy) {
   const int64_t pp = strategy.layout.pp;
   const std::string cell = lower(row.schedule);
   strategy.schedule = row.virtual_stages > 1 ? "interleaved" : "1f1b";
@@ -185,12 +194,14 @@ void read_schedule(const StepRow& row, const ModelShape& model, Strategy& strate
   } else if (contains(cell, "breadth")) {
     strategy.schedule = "breadth_first";
   } else {
-    throw ConfigError("schedule \"" + cell.substr(0, 40) + "\" is not understood");
+    throw ConfigError(
+        "schedule \"" + cell.substr(0, 40) + "\" is not understood");
   }
 }
 
 /// False when the cell is empty.
-bool read_recompute(const StepRow& row, const ModelShape& model, Strategy& strategy) {
+bool read_recompute(
+    const StepRow& row, const ModelShape& model, Strategy& strategy) {
   const std::string cell = lower(row.recompute);
   const int64_t layers = model.transformer->layers / strategy.layout.pp;
   if (cell.empty()) return false;
@@ -216,18 +227,19 @@ bool read_recompute(const StepRow& row, const ModelShape& model, Strategy& strat
   return true;
 }
 
-bool fits(const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
+bool fits(
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
   if (!check_strategy(model, strategy, cluster).empty()) return false;
   return estimate_memory(model, strategy, cluster).peak_bytes() <=
-      usable_bytes(cluster.groups.front().node.device);
+         usable_bytes(cluster.groups.front().node.device);
 }
 
-/// The least recompute with which it fits, and the most that is usual when none does:
-/// everything, but no more than a part with NeMo, whose recipes say when they do.
+/// The least recompute with which it fits, and the most that is usual when none
+/// does: everything, but no more than a part with NeMo, whose recipes say when
+/// they do.
 void choose_recompute_for(
     const ModelShape& model, const Cluster& cluster, Strategy& strategy) {
-  const bool nemo =
-      is_nemo(strategy.stack);
+  const bool nemo = is_nemo(strategy.stack);
   for (const Recompute choice : kRecomputes) {
     if (nemo && choice == Recompute::all) return;
     strategy.recompute = choice;
@@ -235,8 +247,9 @@ void choose_recompute_for(
   }
 }
 
-/// Without a pipeline the largest power of two (at most 16 samples) that fits; with
-/// one, a sample; torchtitan cuts a batch into as many as there are stages.
+/// Without a pipeline the largest power of two (at most 16 samples) that fits;
+/// with one, a sample; torchtitan cuts a batch into as many as there are
+/// stages.
 void choose_microbatch(
     const StepRow& row, const ModelShape& model, const Cluster& cluster,
     bool recompute_known, Strategy& strategy) {
@@ -282,9 +295,9 @@ Strategy strategy_of(
   strategy.precision = precision_of(row, strategy.stack);
   // Composer's PURE: nothing is kept in fp32.
   if (contains(text, "mp mode pure")) strategy.master = Precision::bf16;
-  strategy.sequence_parallel = strategy.layout.tp > 1 &&
-      (is_nemo(strategy.stack) ||
-       strategy.stack.starts_with("torchtitan") ||
+  strategy.sequence_parallel =
+      strategy.layout.tp > 1 &&
+      (is_nemo(strategy.stack) || strategy.stack.starts_with("torchtitan") ||
        lower(row.recompute).starts_with("sel")) &&
       !contains(text, "no sequence parallel");
   read_schedule(row, model, strategy);

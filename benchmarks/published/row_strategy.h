@@ -1,28 +1,28 @@
-// The strategy of a row: what its cells say, and for empty ones what the software
-// does that it was measured with.
+// The strategy of a row: what its cells say, and for empty ones what the
+// software does that it was measured with.
 #pragma once
 
 #include <string>
 
-#include "echelon/cost/strategy.h"
+#include "benchmarks/published/step_row.h"
 #include "echelon/cluster/cluster.h"
 #include "echelon/cost/model_shape.h"
-#include "benchmarks/published/step_row.h"
+#include "echelon/cost/strategy.h"
 
 namespace echelon {
 
-/// The software, a name of stack_names(): by words of the row's texts; of a source
-/// that is not known by its sharding, its precision and its device. row_stack.cpp has
-/// the rules in order.
+/// The software, a name of stack_names(): by words of the row's texts; of a
+/// source that is not known by its sharding, its precision and its device.
+/// row_stack.cpp has the rules in order.
 std::string stack_of(const StepRow& row);
 
-/// Cells left empty: dp from gpus, tp, pp and cp; degrees 1; schedule 1f1b, interleaved
-/// with virtual stages; precision fp16 on a V100, else bf16; the least recompute with
-/// which it fits; microbatches of one sample in a pipeline, else of the largest power
-/// of two up to 16 that fits.
+/// Cells left empty: dp from gpus, tp, pp and cp; degrees 1; schedule 1f1b,
+/// interleaved with virtual stages; precision fp16 on a V100, else bf16; the
+/// least recompute with which it fits; microbatches of one sample in a
+/// pipeline, else of the largest power of two up to 16 that fits.
 ///
-/// Throws ConfigError that names the cells when they contradict each other or are not
-/// understood.
+/// Throws ConfigError that names the cells when they contradict each other or
+/// are not understood.
 Strategy strategy_of(
     const StepRow& row, const ModelShape& model, const Cluster& cluster);
 

@@ -60,7 +60,7 @@ std::string trimmed(const std::string& cell) {
 
 bool says_nothing(const std::string& cell) {
   return cell.empty() || cell == "-" || cell == "None" || cell == "none" ||
-      cell == "NA" || cell == "n/a" || cell == "nan";
+         cell == "NA" || cell == "n/a" || cell == "nan";
 }
 
 /// "8", "8.0", "1e3". Nothing for any other text or a number below 0.
@@ -68,7 +68,7 @@ bool read_number(const std::string& cell, double& value) {
   const char* end = cell.data() + cell.size();
   const auto [stop, error] = std::from_chars(cell.data(), end, value);
   return error == std::errc() && stop == end && std::isfinite(value) &&
-      value >= 0;
+         value >= 0;
 }
 
 std::string quoted(const char* column, const std::string& cell) {

@@ -28,14 +28,15 @@ struct StepRow {
   /// The first cell that is no number where one is asked for; empty: none.
   std::string wrong;
 
-  /// source, table, notes and file in lower case: where a row says what no column
-  /// has.
+  /// source, table, notes and file in lower case: where a row says what no
+  /// column has.
   std::string text() const;
 };
 
-/// Columns may stand in any order; further ones are not read. Throws DataError that
-/// names the columns that are missing: gpu, gpus, model, seq and global_batch must be
-/// there, every other may be left out, which says no more than empty cells.
+/// Columns may stand in any order; further ones are not read. Throws DataError
+/// that names the columns that are missing: gpu, gpus, model, seq and
+/// global_batch must be there, every other may be left out, which says no more
+/// than empty cells.
 std::vector<StepRow> step_rows(const CsvTable& table);
 
 }  // namespace echelon

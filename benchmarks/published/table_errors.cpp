@@ -10,7 +10,7 @@ namespace {
 double mean(const std::vector<double>& values) {
   if (values.empty()) return 0;
   return std::accumulate(values.begin(), values.end(), 0.0) /
-      static_cast<double>(values.size());
+         static_cast<double>(values.size());
 }
 
 double median(std::vector<double> values) {
@@ -70,11 +70,13 @@ TableErrors errors_of(
 
 }  // namespace
 
-std::vector<TableErrors> errors_by_file(
-    const std::vector<RowPrediction>& predictions) {
+std::vector<TableErrors>
+errors_by_file(const std::vector<RowPrediction>& predictions) {
   std::vector<TableErrors> all;
   for (const auto& one : predictions) {
-    const auto same = [&](const TableErrors& e) { return e.file == one.row.file; };
+    const auto same = [&](const TableErrors& e) {
+      return e.file == one.row.file;
+    };
     if (std::any_of(all.begin(), all.end(), same)) continue;
     all.push_back(errors_of(one.row.file, predictions));
   }

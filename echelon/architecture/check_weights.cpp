@@ -4,8 +4,8 @@
 #include <map>
 #include <set>
 
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
@@ -33,14 +33,12 @@ using ByName = std::map<std::string, const TensorFacts*>;
 
 // A tied parameter is wanted by the name that owns it; any other will do.
 bool has_tied(
-    const ByName& tensors,
-    const std::vector<ParameterInfo>& parameters,
+    const ByName& tensors, const std::vector<ParameterInfo>& parameters,
     const ParameterInfo& parameter) {
   if (!parameter.tied_to.empty()) return true;
   return std::any_of(
       parameters.begin(), parameters.end(), [&](const ParameterInfo& other) {
-        return other.tied_to == parameter.name &&
-               tensors.contains(other.name);
+        return other.tied_to == parameter.name && tensors.contains(other.name);
       });
 }
 
@@ -53,8 +51,7 @@ std::vector<std::string> names_of(const std::vector<ParameterInfo>& list) {
 }  // namespace
 
 std::vector<std::string> weights_differences(
-    const WeightsSource& weights,
-    const std::vector<ParameterInfo>& parameters,
+    const WeightsSource& weights, const std::vector<ParameterInfo>& parameters,
     const std::function<bool(const std::string& name)>& expected) {
   std::vector<TensorFacts> tensors;
   for (const auto& [name, tensor] : weights.tensors()) {
@@ -128,8 +125,7 @@ void throw_differences(
 }  // namespace
 
 void check_weights(
-    const std::string& path,
-    const std::vector<ParameterInfo>& parameters,
+    const std::string& path, const std::vector<ParameterInfo>& parameters,
     const std::string& place) {
   std::vector<std::string> lines;
   try {
@@ -143,8 +139,7 @@ void check_weights(
 
 void check_weights(
     const std::vector<TensorFacts>& tensors,
-    const std::vector<ParameterInfo>& parameters,
-    const std::string& place) {
+    const std::vector<ParameterInfo>& parameters, const std::string& place) {
   throw_differences(weights_differences(tensors, parameters), place);
 }
 

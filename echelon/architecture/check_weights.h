@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "echelon/checkpoint/format/tensor_stream.h"
 #include "echelon/architecture/parameter_list.h"
 #include "echelon/architecture/weights_source.h"
+#include "echelon/checkpoint/format/tensor_stream.h"
 
 namespace echelon {
 
@@ -21,8 +21,7 @@ namespace echelon {
 ///   expected  whether a tensor of the file that `parameters` does not have may
 ///             be there: it is of another slice of the model. Empty: none may.
 std::vector<std::string> weights_differences(
-    const WeightsSource& weights,
-    const std::vector<ParameterInfo>& parameters,
+    const WeightsSource& weights, const std::vector<ParameterInfo>& parameters,
     const std::function<bool(const std::string& name)>& expected = {});
 std::vector<std::string> weights_differences(
     const std::vector<TensorFacts>& tensors,
@@ -36,12 +35,10 @@ std::vector<std::string> weights_differences(
 ///   tensors  what there is of it
 ///   place    how each message begins, "first.toml:3:11: [model] weights = …"
 void check_weights(
-    const std::string& path,
-    const std::vector<ParameterInfo>& parameters,
+    const std::string& path, const std::vector<ParameterInfo>& parameters,
     const std::string& place);
 void check_weights(
     const std::vector<TensorFacts>& tensors,
-    const std::vector<ParameterInfo>& parameters,
-    const std::string& place);
+    const std::vector<ParameterInfo>& parameters, const std::string& place);
 
 }  // namespace echelon

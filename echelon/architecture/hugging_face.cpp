@@ -40,8 +40,7 @@ class Fields {
   int64_t count(const std::string& field, int64_t otherwise) const {
     if (!has(field)) return otherwise;
     const auto& value = object_[field];
-    const bool fits = value.is_number_integer() &&
-                      value.get<int64_t>() >= 1 &&
+    const bool fits = value.is_number_integer() && value.get<int64_t>() >= 1 &&
                       value.get<int64_t>() <= int64_t{1} << 24;
     if (!fits) refuse(field, "must be a whole number from 1 to 16777216");
     return value.get<int64_t>();
@@ -75,9 +74,8 @@ class Fields {
   void need(const std::string& field, bool value, bool otherwise) const {
     if (flag(field, otherwise) == value) return;
     refuse(
-        field,
-        std::string("Echelon computes such models with ") +
-            (value ? "true" : "false") + " alone");
+        field, std::string("Echelon computes such models with ") +
+                   (value ? "true" : "false") + " alone");
   }
 
  private:
@@ -183,8 +181,8 @@ ModelOptions read_llama(const Fields& fields) {
 // A configuration that was saved without its model names the family alone.
 std::string architecture_of(const json& config, const std::string& path) {
   const auto family = config.find("model_type");
-  const bool silent = !config.contains("architectures") ||
-                      config["architectures"].is_null();
+  const bool silent =
+      !config.contains("architectures") || config["architectures"].is_null();
   if (silent && family != config.end()) {
     if (*family == "gpt2") return "GPT2LMHeadModel";
     if (*family == "llama") return "LlamaForCausalLM";
@@ -196,7 +194,8 @@ std::string architecture_of(const json& config, const std::string& path) {
   if (!named) {
     throw DataError(
         path +
-        ": \"architectures\" does not name one; known are [\"GPT2LMHeadModel\"] "
+        ": \"architectures\" does not name one; known are "
+        "[\"GPT2LMHeadModel\"] "
         "and [\"LlamaForCausalLM\"]");
   }
   return config["architectures"][0].get<std::string>();
@@ -332,8 +331,8 @@ ModelOptions read_config(const std::string& path) {
 std::string
 write_config(const LanguageModelShape& shape, const ConfigText& text) {
   ordered_json config = shape.family == LanguageModelShape::Family::gpt
-      ? gpt_config(shape)
-      : llama_config(shape);
+                            ? gpt_config(shape)
+                            : llama_config(shape);
   config["tie_word_embeddings"] = shape.tie_embeddings;
   config["bos_token_id"] = nullptr;
   config["eos_token_id"] = nullptr;
@@ -371,8 +370,7 @@ pack_shards(const std::vector<int64_t>& bytes, int64_t max_bytes) {
 }
 
 std::vector<TensorToWrite> owned_tensors(
-    TensorSource& source,
-    const std::vector<ParameterInfo>& parameters,
+    TensorSource& source, const std::vector<ParameterInfo>& parameters,
     const std::string& dtype) {
   std::map<std::string, Found> there;
   for (size_t i = 0; i < source.tensors().size(); ++i) {
@@ -409,10 +407,8 @@ std::vector<TensorToWrite> owned_tensors(
 }
 
 std::vector<std::string> write_weights(
-    TensorSource& source,
-    const std::vector<TensorToWrite>& tensors,
-    const std::string& folder,
-    int64_t max_shard_bytes) {
+    TensorSource& source, const std::vector<TensorToWrite>& tensors,
+    const std::string& folder, int64_t max_shard_bytes) {
   const safetensors::Metadata metadata = {{"format", "pt"}};
   std::vector<int64_t> bytes;
   int64_t total = 0;

@@ -57,7 +57,8 @@ LanguageModelShape llama_160m() {
       .max_positions = 2048};
 }
 
-// Llama 3.2's, which has one matrix for words in and out, and reads longer texts.
+// Llama 3.2's, which has one matrix for words in and out, and reads longer
+// texts.
 LanguageModelShape llama_1b() {
   auto shape = llama3(16, 2048, 32, 8192);
   shape.tie_embeddings = true;
@@ -124,8 +125,7 @@ LanguageModelShape collected(const ModelOptions& options, int64_t vocabulary) {
   base.layers = or_else(options.layers, base.layers);
   base.hidden_size = or_else(options.hidden_size, base.hidden_size);
   base.heads = or_else(options.heads, base.heads);
-  base.kv_heads =
-      or_else(or_else(options.kv_heads, base.kv_heads), base.heads);
+  base.kv_heads = or_else(or_else(options.kv_heads, base.kv_heads), base.heads);
   base.intermediate_size =
       or_else(options.intermediate_size, base.intermediate_size);
   if (base.family == Family::gpt && base.intermediate_size == 0) {
@@ -179,7 +179,8 @@ void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
   if (shape.rope_low_freq_factor >= shape.rope_high_freq_factor) {
     throw ConfigError(
         place(options) +
-        ": rope_low_freq_factor is not below rope_high_freq_factor; Llama 3 has "
+        ": rope_low_freq_factor is not below rope_high_freq_factor; Llama 3 "
+        "has "
         "1 and 4");
   }
   if (shape.family == Family::gpt) {
@@ -199,8 +200,7 @@ void check_heads(const ModelOptions& options, const LanguageModelShape& shape) {
   if (shape.head_size() % 2 != 0) {
     throw ConfigError(
         place(options) + ": hidden_size=" + number(shape.hidden_size) +
-        " / heads=" + number(shape.heads) + " = " +
-        number(shape.head_size()) +
+        " / heads=" + number(shape.heads) + " = " + number(shape.head_size()) +
         ", but rotary positions turn pairs of features; it must be even");
   }
 }
@@ -258,9 +258,7 @@ void list_gpt(Parameters& list, const LanguageModelShape& shape) {
     list.conv1d(block + "attn.c_proj", hidden, hidden, residual);
     list.norm(block + "ln_2", hidden, true);
     list.conv1d(
-        block + "mlp.c_fc",
-        hidden,
-        shape.intermediate_size,
+        block + "mlp.c_fc", hidden, shape.intermediate_size,
         Parameters::kDeviation);
     list.conv1d(
         block + "mlp.c_proj", shape.intermediate_size, hidden, residual);
@@ -326,9 +324,7 @@ language_model_shape(const ModelOptions& options, int64_t vocabulary) {
 }
 
 void check_language_model(
-    const ModelOptions& options,
-    int64_t vocabulary,
-    int64_t sequence,
+    const ModelOptions& options, int64_t vocabulary, int64_t sequence,
     int64_t tp) {
   const auto shape = language_model_shape(options, vocabulary);
   if (sequence > shape.max_positions) {
@@ -366,8 +362,7 @@ std::vector<ParameterInfo> list_language_parameters(
   return parameters;
 }
 
-std::vector<std::string>
-list_language_layers(const LanguageModelShape& shape) {
+std::vector<std::string> list_language_layers(const LanguageModelShape& shape) {
   const bool gpt = shape.family == Family::gpt;
   std::vector<std::string> names;
   if (gpt) {

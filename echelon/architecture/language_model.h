@@ -1,7 +1,8 @@
 // The numbers of a language model, from its size's name and what overrides it.
 // Free of LibTorch.
 //
-//   gpt    GPT-2: learned positions, LayerNorm, GELU, one matrix for words in and
+//   gpt    GPT-2: learned positions, LayerNorm, GELU, one matrix for words in
+//   and
 //          out. Radford et al., "Language Models are Unsupervised Multitask
 //          Learners", 2019.
 //   llama  RMSNorm, rotary positions, SwiGLU, grouped queries. Touvron et al.,
@@ -13,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "echelon/options/model.h"
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/options/model.h"
 
 namespace echelon {
 
@@ -28,15 +29,15 @@ struct LanguageModelShape {
   int64_t kv_heads = 1;           // of keys and values; gpt: heads
   int64_t intermediate_size = 1;  // of the MLP
   int64_t vocab_size = 1;
-  int64_t max_positions = 1;      // longest sequence
-  double rope_theta = 10000.0;    // llama; see parallel/tensor/rotary.h
-  double rope_factor = 0.0;       // 0: frequencies are not stretched
+  int64_t max_positions = 1;    // longest sequence
+  double rope_theta = 10000.0;  // llama; see parallel/tensor/rotary.h
+  double rope_factor = 0.0;     // 0: frequencies are not stretched
   double rope_low_freq_factor = 1.0;
   double rope_high_freq_factor = 4.0;
   int64_t rope_original_positions = 8192;
   double norm_eps = 1e-5;
   double dropout = 0.0;
-  bool tie_embeddings = false;    // gpt: true
+  bool tie_embeddings = false;  // gpt: true
 
   int64_t head_size() const { return hidden_size / heads; }
   bool operator==(const LanguageModelShape&) const = default;
@@ -51,9 +52,9 @@ bool is_language_model(const ModelOptions& options);
 int64_t vocabulary(const ModelOptions& options, int64_t data_vocabulary);
 
 /// Throws ConfigError for numbers that are missing (all of them in one message)
-/// or do not fit each other: heads that do not divide hidden_size, kv_heads that
-/// do not divide heads, a head of odd size with rotary positions, kv_heads of a
-/// gpt.
+/// or do not fit each other: heads that do not divide hidden_size, kv_heads
+/// that do not divide heads, a head of odd size with rotary positions, kv_heads
+/// of a gpt.
 ///
 ///   vocabulary  as vocabulary() gives it
 LanguageModelShape
@@ -61,29 +62,27 @@ language_model_shape(const ModelOptions& options, int64_t vocabulary);
 
 /// What can be wrong before a rank starts, beyond language_model_shape: a
 /// sequence that is longer than max_positions, fewer heads than tensor-parallel
-/// ranks (each rank computes whole heads; keys and values may be on several), an
-/// MLP or a vocabulary that leaves a rank without a part. Throws ConfigError.
+/// ranks (each rank computes whole heads; keys and values may be on several),
+/// an MLP or a vocabulary that leaves a rank without a part. Throws
+/// ConfigError.
 ///
 ///   sequence  tokens of one sample
 ///   tp        ranks that share each layer's matrices
 void check_language_model(
-    const ModelOptions& options,
-    int64_t vocabulary,
-    int64_t sequence,
+    const ModelOptions& options, int64_t vocabulary, int64_t sequence,
     int64_t tp);
 
 /// Parameters under Hugging Face's names. GPT-2's linear layers keep their
 /// matrices [in, out], all others [out, in]. Values are drawn as there: normal
-/// with standard deviation 0.02 (those of gpt that add to the residual sum: 0.02
-/// / sqrt(2 layers)), biases 0, norms 1. "lm_head.weight" is the last; where it
-/// is tied it says so.
+/// with standard deviation 0.02 (those of gpt that add to the residual sum:
+/// 0.02 / sqrt(2 layers)), biases 0, norms 1. "lm_head.weight" is the last;
+/// where it is tied it says so.
 std::vector<ParameterInfo> list_language_parameters(
     const LanguageModelShape& shape, const std::string& dtype);
 
 /// "transformer.wte", "transformer.wpe", "transformer.h.0" …,
 /// "transformer.ln_f", "lm_head"; or "model.embed_tokens", "model.layers.0" …,
 /// "model.norm", "lm_head". Reads `family` and `layers`.
-std::vector<std::string>
-list_language_layers(const LanguageModelShape& shape);
+std::vector<std::string> list_language_layers(const LanguageModelShape& shape);
 
 }  // namespace echelon

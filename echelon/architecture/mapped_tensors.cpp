@@ -28,9 +28,11 @@ void MappedTensors::read(const std::vector<Piece>& pieces) {
       continue;
     }
     const auto width = safetensors::dtype_bytes(tensor.info->dtype);
-    const auto bytes = tensor.file->bytes(*tensor.info).subspan(
-        static_cast<size_t>(piece.elements.begin) * width,
-        static_cast<size_t>(piece.elements.size()) * width);
+    const auto bytes =
+        tensor.file->bytes(*tensor.info)
+            .subspan(
+                static_cast<size_t>(piece.elements.begin) * width,
+                static_cast<size_t>(piece.elements.size()) * width);
     for (size_t at = 0; at < bytes.size(); at += kMappedBytes) {
       const auto some =
           bytes.subspan(at, std::min(kMappedBytes, bytes.size() - at));

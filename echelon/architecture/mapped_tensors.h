@@ -1,12 +1,12 @@
-// The tensors of a weights file or Hugging Face folder, read piece by piece. Free of
-// LibTorch.
+// The tensors of a weights file or Hugging Face folder, read piece by piece.
+// Free of LibTorch.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "echelon/checkpoint/format/tensor_stream.h"
 #include "echelon/architecture/weights_source.h"
+#include "echelon/checkpoint/format/tensor_stream.h"
 
 namespace echelon {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "echelon/error.h"
 #include "echelon/architecture/language_model.h"
+#include "echelon/error.h"
 
 namespace echelon {
 namespace {
@@ -46,8 +46,7 @@ class ListBuilder {
 
   void conv(const std::string& name, int64_t in, int64_t out, int64_t kernel) {
     weight_and_bias(
-        name,
-        {out, in, kernel, kernel},
+        name, {out, in, kernel, kernel},
         static_cast<double>(in) * static_cast<double>(kernel * kernel));
   }
 
@@ -56,8 +55,7 @@ class ListBuilder {
   void residual_conv(
       const std::string& name, int64_t in, int64_t out, int64_t kernel) {
     const double fan_out = static_cast<double>(out * kernel * kernel);
-    add(name + ".weight",
-        {out, in, kernel, kernel},
+    add(name + ".weight", {out, in, kernel, kernel},
         {InitialValue::Kind::normal, std::sqrt(2.0 / fan_out)});
   }
 
@@ -88,9 +86,7 @@ class ListBuilder {
   }
 
   void
-  add(std::string name,
-      Shape shape,
-      InitialValue initial,
+  add(std::string name, Shape shape, InitialValue initial,
       bool buffer = false) {
     if (product(shape) < 0) {
       throw ConfigError(
@@ -122,9 +118,7 @@ void list_simple_cnn(
 }
 
 void list_mlp(
-    ListBuilder& builder,
-    int64_t features,
-    const Shape& hidden,
+    ListBuilder& builder, int64_t features, const Shape& hidden,
     int64_t classes) {
   int64_t in = features;
   int64_t number = 0;
@@ -136,9 +130,7 @@ void list_mlp(
 }
 
 void list_resnet(
-    ListBuilder& builder,
-    const ResnetPlan& plan,
-    int64_t channels,
+    ListBuilder& builder, const ResnetPlan& plan, int64_t channels,
     int64_t classes) {
   builder.residual_conv("conv1", channels, 64, 7);
   builder.batch_norm("bn1", 64);
@@ -205,8 +197,8 @@ int64_t ParameterInfo::num_elements() const {
 int64_t num_parameters(const std::vector<ParameterInfo>& list) {
   int64_t sum = 0;
   for (const auto& info : list) {
-    const bool counts = info.kind == ParameterInfo::Kind::parameter &&
-                        info.tied_to.empty();
+    const bool counts =
+        info.kind == ParameterInfo::Kind::parameter && info.tied_to.empty();
     if (counts) sum += info.num_elements();
   }
   return sum;
@@ -234,8 +226,7 @@ std::vector<ParameterInfo> list_parameters(
   if (classes < 1) {
     throw ConfigError(
         "[model] " +
-        std::string(
-            is_language_model(options) ? "vocab_size=" : "classes=") +
+        std::string(is_language_model(options) ? "vocab_size=" : "classes=") +
         std::to_string(classes) + ": a " +
         (is_language_model(options) ? "language model" : "classifier") +
         " needs 1 or more");

@@ -48,8 +48,7 @@ int64_t num_parameters(const std::vector<ParameterInfo>& list);
 /// that is not an image, an image too small for the model's poolings, a tensor
 /// whose number of elements overflows, or as language_model_shape.
 std::vector<ParameterInfo> list_parameters(
-    const ModelOptions& options,
-    const std::vector<int64_t>& input_shape,
+    const ModelOptions& options, const std::vector<int64_t>& input_shape,
     int64_t classes);
 
 /// The names of the model's layers, in order: what it can be cut between.

@@ -1,15 +1,15 @@
 #include "echelon/architecture/weights_source.h"
 
-#include <filesystem>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/format/foreign.h"
+#include "echelon/checkpoint/weights/checkpoint_tensors.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -61,8 +61,7 @@ std::string base_prefix(const std::vector<std::string>& names) {
   return names.front().substr(0, names.front().find('.') + 1);
 }
 
-std::string
-name_in_model(const std::string& name, const std::string& prefix) {
+std::string name_in_model(const std::string& name, const std::string& prefix) {
   if (prefix.empty()) return name;
   if (is_stored_constant(name)) return "";
   const bool full = name.starts_with(prefix) || name.starts_with("lm_head.");
@@ -162,8 +161,9 @@ void WeightsSource::add_checkpoint(const std::string& path) {
     places = find_checkpoints(path);
   } catch (const CheckpointError& error) {
     throw CheckpointError(
-        error.what() + std::string("; weights are a .safetensors file, a Hugging "
-                                   "Face folder with ") +
+        error.what() +
+        std::string("; weights are a .safetensors file, a Hugging "
+                    "Face folder with ") +
         kSingle + " or " + kIndex + ", a run or a checkpoint");
   }
   std::string way_out;

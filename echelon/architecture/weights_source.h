@@ -1,6 +1,7 @@
-// Where a model's weights lie: in one safetensors file, in a Hugging Face folder,
-// which has model.safetensors or the shards that model.safetensors.index.json names,
-// or in a checkpoint, to which a run's folder leads as well. Free of LibTorch.
+// Where a model's weights lie: in one safetensors file, in a Hugging Face
+// folder, which has model.safetensors or the shards that
+// model.safetensors.index.json names, or in a checkpoint, to which a run's
+// folder leads as well. Free of LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -20,38 +21,39 @@ namespace echelon {
 ///   names  of all layers or all parameters, in order
 std::string base_prefix(const std::vector<std::string>& names);
 
-/// The name that a tensor of a file has in the model: with `prefix`, as base_prefix
-/// gives it, in front where it lacks it (all but "lm_head.…"). Empty, with a prefix,
-/// for masks and frequencies that old releases of transformers stored as buffers
+/// The name that a tensor of a file has in the model: with `prefix`, as
+/// base_prefix gives it, in front where it lacks it (all but "lm_head.…").
+/// Empty, with a prefix, for masks and frequencies that old releases of
+/// transformers stored as buffers
 /// ("….attn.bias", "….attn.masked_bias", "….rotary_emb.inv_freq").
-std::string
-name_in_model(const std::string& name, const std::string& prefix);
+std::string name_in_model(const std::string& name, const std::string& prefix);
 
-/// FOLDER/checkpoints/last.safetensors where a run, or an import, has left that and
-/// no checkpoint; else empty.
+/// FOLDER/checkpoints/last.safetensors where a run, or an import, has left that
+/// and no checkpoint; else empty.
 std::string last_weights(const std::string& run);
 
-/// All tensors of a file or folder, or parameters and buffers of a checkpoint, not
-/// read. A value; copies share the files.
+/// All tensors of a file or folder, or parameters and buffers of a checkpoint,
+/// not read. A value; copies share the files.
 class WeightsSource {
  public:
   /// Under the names of name_in_model().
   ///
   /// Throws CheckpointError when there is no such file, when it is malformed or
   /// cut off, when the index is no index or names a shard that is not there or
-  /// has not the tensor, when two tensors have one name, and for a checkpoint whose
-  /// manifest or files cannot be trusted.
+  /// has not the tensor, when two tensors have one name, and for a checkpoint
+  /// whose manifest or files cannot be trusted.
   explicit WeightsSource(const std::string& path, std::string prefix = "");
 
   struct Tensor {
-    TensorFacts facts;                              // by its name in the model
-    std::shared_ptr<const safetensors::File> file;  // mapped; null: a checkpoint's
+    TensorFacts facts;  // by its name in the model
+    std::shared_ptr<const safetensors::File>
+        file;  // mapped; null: a checkpoint's
     const safetensors::TensorInfo* info = nullptr;  // of `file`
     std::shared_ptr<TensorSource> checkpoint;
     size_t number = 0;  // in `checkpoint`
 
-    /// Copies elements, row-major; of a checkpoint every byte is verified. Throws
-    /// CheckpointError.
+    /// Copies elements, row-major; of a checkpoint every byte is verified.
+    /// Throws CheckpointError.
     void read(const IndexRange& elements, std::byte* to) const;
   };
 
@@ -65,8 +67,8 @@ class WeightsSource {
   void add_file(const std::string& path);
   void add_index(const std::string& path);
   void add_checkpoint(const std::string& path);
-  void add(
-      std::shared_ptr<const safetensors::File> file,
+  void
+  add(std::shared_ptr<const safetensors::File> file,
       const safetensors::TensorInfo& info);
   void add(Tensor tensor);
 

@@ -63,18 +63,22 @@ double microseconds_of(const std::function<void()>& call) {
 
 std::string name_of(BackendKind kind) {
   switch (kind) {
-    case BackendKind::local: return "local";
-    case BackendKind::gloo: return "gloo";
-    case BackendKind::nccl: return "nccl";
-    case BackendKind::automatic: return "automatic";
+    case BackendKind::local:
+      return "local";
+    case BackendKind::gloo:
+      return "gloo";
+    case BackendKind::nccl:
+      return "nccl";
+    case BackendKind::automatic:
+      return "automatic";
   }
   return "?";
 }
 
 }  // namespace
 
-std::vector<BenchRow> bench_collectives(
-    World& world, const BenchOptions& options) {
+std::vector<BenchRow>
+bench_collectives(World& world, const BenchOptions& options) {
   std::vector<int> all;
   for (int rank = 0; rank < world.size(); ++rank) all.push_back(rank);
   std::vector<Group> groups;
@@ -119,7 +123,8 @@ std::vector<BenchRow> bench_collectives(
 
 std::string to_text(const std::vector<BenchRow>& rows) {
   std::string text =
-      "operation        backend  ranks      bytes      median us         min us\n";
+      "operation        backend  ranks      bytes      median us         min "
+      "us\n";
   for (const auto& row : rows) {
     char line[160];
     std::snprintf(

@@ -7,7 +7,9 @@
 namespace echelon {
 namespace {
 
-double as_double(int64_t value) { return static_cast<double>(value); }
+double as_double(int64_t value) {
+  return static_cast<double>(value);
+}
 
 // Each is a difference of times.
 double usual(std::vector<double> differences) {
@@ -16,7 +18,8 @@ double usual(std::vector<double> differences) {
 }
 
 double slower_pass(const SmallSeconds& seconds, int64_t stages) {
-  return seconds.pass - as_double(stages) * seconds.elsewhere - seconds.plain_pass;
+  return seconds.pass - as_double(stages) * seconds.elsewhere -
+         seconds.plain_pass;
 }
 
 }  // namespace
@@ -27,9 +30,7 @@ double median(std::vector<double> values) {
 }
 
 Launches fit_launches(
-    const OperatorCounts& a,
-    double a_seconds,
-    const OperatorCounts& b,
+    const OperatorCounts& a, double a_seconds, const OperatorCounts& b,
     double b_seconds) {
   const double determinant = a.computing * b.views - b.computing * a.views;
   const double view =
@@ -37,8 +38,8 @@ Launches fit_launches(
   const double computing =
       (a_seconds * b.views - b_seconds * a.views) / determinant;
   if (view > 0 && computing > 0) return {computing, view};
-  const double each = (a_seconds + b_seconds) /
-                      (a.computing + a.views + b.computing + b.views);
+  const double each =
+      (a_seconds + b_seconds) / (a.computing + a.views + b.computing + b.views);
   return {each, each};
 }
 
@@ -55,7 +56,8 @@ double usual_largest(int64_t ranks) {
 
 double fit_jitter(int64_t ranks, double seconds, double waiting) {
   if (ranks < 2 || !(seconds > 0)) return 0;
-  const double one = waiting / (usual_largest(ranks) * std::sqrt(seconds / 1e-3));
+  const double one =
+      waiting / (usual_largest(ranks) * std::sqrt(seconds / 1e-3));
   return std::max(0.0, one);
 }
 
@@ -81,7 +83,8 @@ HostWork fit_host_work(
   const Microbatches& counts = steps.of_data;
   std::vector<double> pass, layer, least;
   for (const auto& seconds : beside) {
-    const double few = seconds[0], more_passes = seconds[1], more_layers = seconds[2];
+    const double few = seconds[0], more_passes = seconds[1],
+                 more_layers = seconds[2];
     pass.push_back((more_passes - few) / as_double(counts.many - counts.few));
     layer.push_back(
         (more_layers - few) / as_double(steps.many_layers - steps.few_layers));
@@ -91,9 +94,8 @@ HostWork fit_host_work(
   work.pass_seconds = usual(std::move(pass));
   work.layer_seconds = usual(std::move(layer));
   work.step_seconds = std::max(
-      0.0,
-      usual(std::move(least)) - as_double(counts.few) * work.pass_seconds -
-          as_double(steps.few_layers) * work.layer_seconds);
+      0.0, usual(std::move(least)) - as_double(counts.few) * work.pass_seconds -
+               as_double(steps.few_layers) * work.layer_seconds);
   return work;
 }
 
@@ -112,8 +114,8 @@ HostWork with_pipeline_work(
   work.action_seconds = usual(std::move(action));
   // The other stages wait for the first microbatch and for the last.
   const double actions = 2 * as_double(counts.few + steps.ranks - 1);
-  work.pipeline_seconds = std::max(
-      0.0, usual(std::move(least)) - actions * work.action_seconds);
+  work.pipeline_seconds =
+      std::max(0.0, usual(std::move(least)) - actions * work.action_seconds);
   return work;
 }
 

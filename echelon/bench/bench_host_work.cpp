@@ -6,14 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/bench/bench_fits.h"
+#include "echelon/bench/small_training.h"
 #include "echelon/cluster/local_machine.h"
 #include "echelon/cost/host_seconds.h"
 #include "echelon/cost/layer_work.h"
 #include "echelon/predict/counted_layers.h"
 #include "echelon/predict/predict_run.h"
-#include "echelon/bench/bench_fits.h"
 #include "echelon/train/strategies/counted_shape.h"
-#include "echelon/bench/small_training.h"
 
 namespace echelon {
 namespace {
@@ -40,7 +40,8 @@ double predicted_step(
 
 using Rounds = std::vector<std::vector<double>>;
 
-// The steps and the passes of some networks, timed, and how long their steps are.
+// The steps and the passes of some networks, timed, and how long their steps
+// are.
 class SmallNetworks {
  public:
   SmallNetworks(BenchMeter& meter, World& world)
@@ -48,7 +49,8 @@ class SmallNetworks {
 
   void add(const SmallSetting& setting) {
     settings_.push_back(setting);
-    trainings_.push_back(std::make_unique<SmallTraining>(setting, elsewhere_, world_));
+    trainings_.push_back(
+        std::make_unique<SmallTraining>(setting, elsewhere_, world_));
   }
 
   void measure(BenchMeter& meter) {
@@ -71,12 +73,14 @@ class SmallNetworks {
   // What a rank of the first one computes of a microbatch, elsewhere as well.
   double computing_seconds(size_t place) const {
     std::vector<double> seconds;
-    for (const auto& round : rounds_) seconds.push_back(round[at(place, 0) + 1]);
+    for (const auto& round : rounds_)
+      seconds.push_back(round[at(place, 0) + 1]);
     return median(std::move(seconds));
   }
 
-  // By which the steps of `count` networks from `first` on are longer than what is
-  // predicted and than their layers are by themselves behind that place, by round.
+  // By which the steps of `count` networks from `first` on are longer than what
+  // is predicted and than their layers are by themselves behind that place, by
+  // round.
   Rounds beside(
       const MachineMeasurement& measured, size_t place, size_t first,
       size_t count) const {
@@ -97,7 +101,8 @@ class SmallNetworks {
   double operator_seconds(size_t place) const {
     const SmallSetting& setting = settings_.front();
     const Configured of = counted(setting);
-    const auto work = layer_work(of.model, of.strategy, find_stack(of.strategy.stack));
+    const auto work =
+        layer_work(of.model, of.strategy, find_stack(of.strategy.stack));
     Layers layers;
     for (const LayerWork& layer : work) layers.push_back(&layer);
     return fit_operator(
@@ -131,8 +136,8 @@ class SmallNetworks {
 
 }  // namespace
 
-std::vector<HostWork> bench_host_work(
-    BenchMeter& meter, World& world, MachineMeasurement measured) {
+std::vector<HostWork>
+bench_host_work(BenchMeter& meter, World& world, MachineMeasurement measured) {
   const SmallSteps small{
       .ranks = world.size(), .of_data = kOfData, .of_pipeline = kOfPipeline};
   SmallNetworks networks(meter, world);

@@ -42,7 +42,8 @@ double bench_jitter(BenchMeter& meter, World& world) {
       meet();
     }));
   }
-  const auto rounds = meter.rounds_of_own_seconds(calls, kJitterSteps, kJitterRounds);
+  const auto rounds =
+      meter.rounds_of_own_seconds(calls, kJitterSteps, kJitterRounds);
   double most = 0;
   for (size_t pass = 0; pass < passes.size(); ++pass) {
     std::vector<double> alone, waiting;

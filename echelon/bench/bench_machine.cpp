@@ -39,8 +39,7 @@ double sum_of(const std::vector<LaunchRate>& rates) {
 
 void add_calls(BenchMeter& meter, World& world, MachineMeasurement& measured) {
   BenchOptions options;
-  options.backends = {
-      meter.on_gpu() ? BackendKind::nccl : BackendKind::local};
+  options.backends = {meter.on_gpu() ? BackendKind::nccl : BackendKind::local};
   options.bytes = {4 << 10, 1 << 20, 16 << 20};
   for (const auto& row : bench_collectives(world, options)) {
     measured.calls.push_back(
@@ -78,7 +77,8 @@ MachineMeasurement bench_machine(World& world) {
         launches.begin(), launches.end(),
         [](const auto& a, const auto& b) { return sum_of(a) < sum_of(b); });
     measured.launch_seconds = measured.launch_rates.front().seconds;
-    measured.jitter_seconds = median(std::move(jitter));  // a difference of times
+    measured.jitter_seconds =
+        median(std::move(jitter));  // a difference of times
   }
   measured.memory_bytes_per_second = stream_rate(measured.operator_rates);
   if (world.size() > 1) add_calls(meter, world, measured);

@@ -42,8 +42,8 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Seconds of some products: the quickest of three times, which an interrupt leaves
-// alone and a core that is shared does not.
+// Seconds of some products: the quickest of three times, which an interrupt
+// leaves alone and a core that is shared does not.
 double seconds_of_products() {
   const torch::NoGradGuard no_grad;
   const torch::Tensor a = torch::ones({64, 64});
@@ -75,13 +75,15 @@ double BenchMeter::seconds_of(const std::function<void()>& call) {
   const int64_t rounds = agreed(once > kLongSeconds ? kLongRounds : kRounds);
   std::vector<double> times;
   for (int64_t i = 0; i < rounds; ++i) {
-    times.push_back(undisturbed([&] { return std::vector{round(call, calls)}; })[0]);
+    times.push_back(
+        undisturbed([&] { return std::vector{round(call, calls)}; })[0]);
   }
   return average(median(std::move(times)));
 }
 
 std::vector<std::vector<double>> BenchMeter::rounds_of_own_seconds(
-    const std::vector<std::function<double()>>& calls, int64_t again, int64_t rounds) {
+    const std::vector<std::function<double()>>& calls, int64_t again,
+    int64_t rounds) {
   std::vector<std::vector<double>> seconds;
   for (int64_t round = 0; round < rounds; ++round) {
     seconds.push_back(undisturbed([&] {
@@ -106,13 +108,14 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
     for (const auto& call : calls) seconds.push_back(seconds_of(call));
     return seconds;
   }
-  // A network's operators are about as large as each other: what a large one leaves in
-  // the caches is nothing that a small one would find.
+  // A network's operators are about as large as each other: what a large one
+  // leaves in the caches is nothing that a small one would find.
   std::array<std::vector<size_t>, kGroupSeconds.size() + 1> alike;
   for (const auto& call : calls) {
     seconds.push_back(quickest_seconds_of(call));
     size_t group = 0;
-    while (group < kGroupSeconds.size() && seconds.back() > kGroupSeconds[group]) {
+    while (group < kGroupSeconds.size() &&
+           seconds.back() > kGroupSeconds[group]) {
       ++group;
     }
     alike[group].push_back(seconds.size() - 1);
@@ -122,10 +125,12 @@ BenchMeter::seconds_of(const std::vector<std::function<void()>>& calls) {
     again.push_back(calls_in(kTurnSeconds, seconds[i]));
   }
   std::vector<std::vector<double>> times(calls.size());
-  const auto take_turns = [&](const std::vector<size_t>& group, const auto& turn) {
+  const auto take_turns = [&](const std::vector<size_t>& group,
+                              const auto& turn) {
     for (size_t taken = 0; taken < kTurns && !group.empty(); ++taken) {
       const auto row = undisturbed(turn);
-      for (size_t k = 0; k < group.size(); ++k) times[group[k]].push_back(row[k]);
+      for (size_t k = 0; k < group.size(); ++k)
+        times[group[k]].push_back(row[k]);
     }
   };
   take_turns(alike.front(), [&] {
@@ -198,14 +203,15 @@ double BenchMeter::round(const std::function<void()>& call, int64_t calls) {
 }
 
 double BenchMeter::average(double value) const {
-  const auto sum = torch::full({1}, value, torch::dtype(torch::kFloat64))
-                       .to(device());
+  const auto sum =
+      torch::full({1}, value, torch::dtype(torch::kFloat64)).to(device());
   all_.all_reduce(sum);
   return sum.item<double>() / world_.size();
 }
 
 double BenchMeter::most(double value) const {
-  const auto one = torch::full({1}, value, torch::dtype(torch::kFloat64)).to(device());
+  const auto one =
+      torch::full({1}, value, torch::dtype(torch::kFloat64)).to(device());
   all_.all_reduce(one, ReduceOp::max);
   return one.item<double>();
 }

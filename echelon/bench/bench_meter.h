@@ -7,16 +7,17 @@
 #include <functional>
 #include <vector>
 
-#include "echelon/comm/world.h"
 #include "echelon/bench/usual_pace.h"
+#include "echelon/comm/world.h"
 
 namespace echelon {
 
-/// Collective: every rank of the world makes one and asks it the same, in the same
-/// order. Ranks begin each round together, so that cores, memory and links are shared
-/// as they are in training; figures are medians over rounds, averaged over the ranks. A
-/// round after which a processor's cores are slower than they were is measured again,
-/// once they are not: a hundred times, and half a minute of waiting, in all.
+/// Collective: every rank of the world makes one and asks it the same, in the
+/// same order. Ranks begin each round together, so that cores, memory and links
+/// are shared as they are in training; figures are medians over rounds,
+/// averaged over the ranks. A round after which a processor's cores are slower
+/// than they were is measured again, once they are not: a hundred times, and
+/// half a minute of waiting, in all.
 class BenchMeter {
  public:
   explicit BenchMeter(World& world);
@@ -26,17 +27,19 @@ class BenchMeter {
   /// Seconds of one call, of many that follow each other.
   double seconds_of(const std::function<void()>& call);
 
-  /// Of what each call says that it took, the median of `again` that follow each
-  /// other; by round, then by call. Differences between calls count: in each round all
-  /// take turns, so that a machine that slows down for a while does so for all.
+  /// Of what each call says that it took, the median of `again` that follow
+  /// each other; by round, then by call. Differences between calls count: in
+  /// each round all take turns, so that a machine that slows down for a while
+  /// does so for all.
   std::vector<std::vector<double>> rounds_of_own_seconds(
-      const std::vector<std::function<double()>>& calls, int64_t again, int64_t rounds);
+      const std::vector<std::function<double()>>& calls, int64_t again,
+      int64_t rounds);
 
-  /// Seconds of each call. On a processor they take turns, as the operators of a
-  /// network do: between two of one kind the caches have seen all others, and a machine
-  /// that slows down for a while does so for all. What takes next to nothing is called
-  /// again and again in its turn, as starting an operator is measured. A GPU is kept
-  /// busy with each for some time.
+  /// Seconds of each call. On a processor they take turns, as the operators of
+  /// a network do: between two of one kind the caches have seen all others, and
+  /// a machine that slows down for a while does so for all. What takes next to
+  /// nothing is called again and again in its turn, as starting an operator is
+  /// measured. A GPU is kept busy with each for some time.
   std::vector<double>
   seconds_of(const std::vector<std::function<void()>>& calls);
 
@@ -47,7 +50,8 @@ class BenchMeter {
   bool on_gpu() const { return device().is_cuda(); }
 
  private:
-  std::vector<double> undisturbed(const std::function<std::vector<double>()>& round);
+  std::vector<double>
+  undisturbed(const std::function<std::vector<double>()>& round);
   bool slow();
   double quickest_seconds_of(const std::function<void()>& call);
   void finish() const;

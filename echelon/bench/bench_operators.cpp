@@ -11,11 +11,11 @@
 #include <string>
 #include <utility>
 
+#include "echelon/bench/bench_fits.h"
 #include "echelon/counting/layer_operators.h"
-#include "echelon/models/make_network.h"
 #include "echelon/counting/meta_mode.h"
 #include "echelon/counting/operator_work.h"
-#include "echelon/bench/bench_fits.h"
+#include "echelon/models/make_network.h"
 
 namespace echelon {
 namespace {
@@ -32,9 +32,8 @@ const std::vector<int64_t> kSmall = {16};  // features of small networks
 class Largest : public detail::OperatorObserver {
  public:
   bool counts_whole(const std::string&) const override { return false; }
-  void ran(
-      const std::string& op,
-      const std::vector<c10::IValue>& arguments,
+  void
+  ran(const std::string& op, const std::vector<c10::IValue>& arguments,
       at::ArrayRef<c10::IValue> results) override {
     for (auto& work : operator_work(op, arguments, results)) {
       if (work.bytes > largest.bytes) largest = std::move(work);
@@ -92,7 +91,8 @@ class Operators {
     calls_.push_back(std::move(without));
   }
 
-  // Values like those of data: branches on elements that are all alike are quicker.
+  // Values like those of data: branches on elements that are all alike are
+  // quicker.
   Tensor drawn(at::IntArrayRef sizes) const {
     return torch::randn(sizes, meter_.device());
   }
@@ -100,8 +100,8 @@ class Operators {
  private:
   BenchMeter& meter_;
   std::vector<OperatorRate> rates_;
-  std::vector<size_t> call_of_;                  // by rate
-  std::vector<std::optional<size_t>> without_;   // by rate: the call to take off
+  std::vector<size_t> call_of_;                 // by rate
+  std::vector<std::optional<size_t>> without_;  // by rate: the call to take off
   std::vector<std::function<void()>> calls_;
 };
 
@@ -109,7 +109,7 @@ class Operators {
 void add_elementwise(Operators& operators, int64_t numel) {
   const Tensor a = operators.drawn({numel}), b = operators.drawn({numel});
   operators.add([=] { a + b; });
-  operators.add([=] { a * b; });
+  operators.add([=] { a* b; });
   operators.add([=] { a.clone(); });
   operators.add([=] { at::relu(a); });
   operators.add([=] { at::threshold_backward(a, b, 0); });
@@ -142,8 +142,9 @@ void add_by_rows(Operators& operators, int64_t numel, int64_t width) {
   const Tensor classes = torch::arange(rows, torch::device(x.device())) % width;
   const auto [loss, weights] =
       at::nll_loss_forward(logarithms, classes, std::nullopt, 2, -100);
-  operators.add(
-      [=] { at::nll_loss_forward(logarithms, classes, std::nullopt, 2, -100); });
+  operators.add([=] {
+    at::nll_loss_forward(logarithms, classes, std::nullopt, 2, -100);
+  });
   operators.add([=, loss = loss, weights = weights] {
     at::nll_loss_backward(
         loss, logarithms, classes, std::nullopt, 2, -100, weights);
@@ -159,7 +160,8 @@ void add_by_rows(Operators& operators, int64_t numel, int64_t width) {
 void add_by_images(
     Operators& operators, int64_t numel, torch::MemoryFormat order) {
   const int64_t side = numel < 16 * 256 ? 4 : 16;
-  // Pooling takes a branch for each pixel: of what a ReLU leaves, as in networks.
+  // Pooling takes a branch for each pixel: of what a ReLU leaves, as in
+  // networks.
   const Tensor x = operators.drawn({numel / (16 * side * side), 16, side, side})
                        .relu()
                        .contiguous(order);
@@ -183,14 +185,14 @@ void add_by_images(
         x, x, weight, std::nullopt, {1, 1}, {0, 0}, {1, 1}, false, {0, 0}, 1,
         {false, false, true});
   });
-  operators.add_difference(work.name, work.bytes, gradients(true), gradients(false));
+  operators.add_difference(
+      work.name, work.bytes, gradients(true), gradients(false));
   const Tensor g = x.clone();
   const Tensor w = operators.drawn({16}).abs(), mean = operators.drawn({16});
   const auto [z, own_mean, own_scale] =
       at::native_batch_norm(x, w, w, mean, mean, true, 0.1, 1e-5);
-  operators.add([=] {
-    at::native_batch_norm(x, w, w, mean, mean, true, 0.1, 1e-5);
-  });
+  operators.add(
+      [=] { at::native_batch_norm(x, w, w, mean, mean, true, 0.1, 1e-5); });
   operators.add([=, own_mean = own_mean, own_scale = own_scale] {
     at::native_batch_norm_backward(
         g, x, w, mean, mean, own_mean, own_scale, true, 1e-5,
@@ -198,7 +200,8 @@ void add_by_images(
   });
 }
 
-// One parameter's update: what is read and written of it, its gradient and its state.
+// One parameter's update: what is read and written of it, its gradient and its
+// state.
 void add_optimizers(Operators& operators, int64_t numel) {
   const Tensor p = operators.drawn({numel}), g = operators.drawn({numel});
   const Tensor m = operators.drawn({numel}), v = operators.drawn({numel}).abs();
@@ -206,7 +209,8 @@ void add_optimizers(Operators& operators, int64_t numel) {
   const double bytes = static_cast<double>(p.nbytes());
   operators.add("optimizer adamw", 7 * bytes, [=] {
     at::_fused_adamw_(
-        {p}, {g}, {m}, {v}, {}, {step}, 1e-9, 0.9, 0.99, 0.0, 1e-8, false, false);
+        {p}, {g}, {m}, {v}, {}, {step}, 1e-9, 0.9, 0.99, 0.0, 1e-8, false,
+        false);
   });
   const std::vector<Tensor> parameters = {p}, gradients = {g};
   operators.add("optimizer sgd", 3 * bytes, [=] {
@@ -221,8 +225,8 @@ double seconds_from(Clock::time_point begin) {
 }
 
 // Layers whose operators compute next to nothing. Between them, forwards and
-// backwards, other memory is read, as much as larger operators would: its time is not
-// theirs.
+// backwards, other memory is read, as much as larger operators would: its time
+// is not theirs.
 class SmallNetwork {
  public:
   SmallNetwork(const LayerList& layers, torch::Device device)
@@ -271,7 +275,8 @@ class SmallNetwork {
  private:
   static constexpr int64_t kMostBeside = int64_t{16} << 20;
 
-  static void count(const std::vector<OperatorWork>& operators, OperatorCounts& counts) {
+  static void
+  count(const std::vector<OperatorWork>& operators, OperatorCounts& counts) {
     for (const auto& work : operators) {
       const bool computes = work.bytes > 0 || !work.product.empty();
       (computes ? counts.computing : counts.views) += 1;
@@ -301,7 +306,8 @@ class SmallNetwork {
   double beside_seconds_ = 0;
 };
 
-// The linear layers of the trainer start more views than operators that compute ...
+// The linear layers of the trainer start more views than operators that compute
+// ...
 LayerList many_views() {
   ModelOptions options;
   options.name = "mlp";
@@ -352,7 +358,8 @@ std::function<void()> smallest_call(torch::Device device) {
 std::vector<LaunchRate> bench_launches(BenchMeter& meter) {
   SmallNetwork views(many_views(), meter.device());
   SmallNetwork functions(few_views(), meter.device());
-  std::vector<std::function<double()>> calls;  // four for each of the bytes beside
+  std::vector<std::function<double()>>
+      calls;  // four for each of the bytes beside
   for (const int64_t bytes : kBeside) {
     for (SmallNetwork* network : {&views, &functions}) {
       for (const bool backward : {false, true}) {
@@ -364,7 +371,8 @@ std::vector<LaunchRate> bench_launches(BenchMeter& meter) {
     }
   }
   std::vector<std::vector<double>> seconds(calls.size());
-  for (const auto& round : meter.rounds_of_own_seconds(calls, 4, kLaunchRounds)) {
+  for (const auto& round :
+       meter.rounds_of_own_seconds(calls, 4, kLaunchRounds)) {
     for (size_t i = 0; i < calls.size(); i += 2) {
       const double forward = round[i], both = round[i + 1];
       seconds[i].push_back(forward);
@@ -377,8 +385,8 @@ std::vector<LaunchRate> bench_launches(BenchMeter& meter) {
     for (size_t k = 0; k < 4; ++k) usual[k] = median(std::move(seconds[i + k]));
     const Launches forward =
         fit_launches(views.forward(), usual[0], functions.forward(), usual[2]);
-    const Launches backward =
-        fit_launches(views.backward(), usual[1], functions.backward(), usual[3]);
+    const Launches backward = fit_launches(
+        views.backward(), usual[1], functions.backward(), usual[3]);
     rates.push_back(
         {.bytes_beside = static_cast<double>(kBeside[i / 4]),
          .seconds = forward.computing,

@@ -62,25 +62,25 @@ class Products {
     }
   }
 
-  // 3x3, of images of `side` pixels each way; few channels lie together in memory,
-  // as the networks of models/ have them.
+  // 3x3, of images of `side` pixels each way; few channels lie together in
+  // memory, as the networks of models/ have them.
   void convolution(int64_t images, int64_t in, int64_t out, int64_t side) {
     const auto order = in < 64 ? torch::MemoryFormat::ChannelsLast
                                : torch::MemoryFormat::Contiguous;
-    const Tensor x =
-        torch::full({images, in, side, side}, 0.5, meter_.device()).contiguous(order);
+    const Tensor x = torch::full({images, in, side, side}, 0.5, meter_.device())
+                         .contiguous(order);
     const Tensor weight = torch::full({out, in, 3, 3}, 0.5, meter_.device());
     // In the order that the kernel chooses.
     const Tensor y = torch::conv2d(x, weight, {}, 1, 1);
-    const MatrixRate shape{
-        Precision::fp32, images * side * side, out, in * 9};
-    add(shape, 1, [=] { torch::conv2d(x, weight, {}, 1, 1); },
+    const MatrixRate shape{Precision::fp32, images * side * side, out, in * 9};
+    add(
+        shape, 1, [=] { torch::conv2d(x, weight, {}, 1, 1); },
         ProductKind::convolution);
     for (const bool inputs : {true, false}) {
       const auto gradients = [=] {
         torch::convolution_backward(
-            y, x, weight, std::nullopt, {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1,
-            {inputs, !inputs, false});
+            y, x, weight, std::nullopt, {1, 1}, {1, 1}, {1, 1}, false, {0, 0},
+            1, {inputs, !inputs, false});
       };
       add(shape, 1, gradients,
           inputs ? ProductKind::convolution_inputs
@@ -95,12 +95,14 @@ class Products {
     const MatrixRate shape{Precision::fp32, length, length, size};
     const auto [y, sums] =
         at::_scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, true);
-    add(shape, heads,
+    add(
+        shape, heads,
         [=] {
           at::_scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, true);
         },
         ProductKind::attention);
-    add(shape, heads,
+    add(
+        shape, heads,
         [x, y = y, sums = sums] {
           at::_scaled_dot_product_flash_attention_for_cpu_backward(
               x, x, x, x, y, sums, 0.0, true);
@@ -109,27 +111,29 @@ class Products {
   }
 
  private:
-  void add(
-      MatrixRate rate, int64_t count, std::function<void()> call,
+  void
+  add(MatrixRate rate, int64_t count, std::function<void()> call,
       ProductKind kind = ProductKind::product) {
     rate.kind = kind;
     rate.flops_per_second =
-        static_cast<double>(count) *
-        product_flops(
-            kind, static_cast<double>(rate.m), static_cast<double>(rate.n),
-            static_cast<double>(rate.k));
+        static_cast<double>(count) * product_flops(
+                                         kind, static_cast<double>(rate.m),
+                                         static_cast<double>(rate.n),
+                                         static_cast<double>(rate.k));
     rates_.push_back(rate);
     calls_.push_back(std::move(call));
   }
 
   // All products lie in the same memory, one after the other.
   Tensor room(
-      size_t which, at::IntArrayRef sizes, const torch::TensorOptions& options) {
+      size_t which, at::IntArrayRef sizes,
+      const torch::TensorOptions& options) {
     Tensor& all = rooms_[which][options.dtype() == torch::kFloat32 ? 0 : 1];
     const int64_t numel = c10::multiply_integers(sizes);
     if (!all.defined() || all.dtype() != options.dtype()) {
       all = torch::full(
-          {meter_.on_gpu() ? kLargestOfGpu : kLargestOfProcessor}, 0.5, options);
+          {meter_.on_gpu() ? kLargestOfGpu : kLargestOfProcessor}, 0.5,
+          options);
     }
     return all.narrow(0, 0, numel).view(sizes);
   }

@@ -10,12 +10,13 @@
 
 namespace echelon {
 
-/// Computes something else for a while, always as long: behind it caches and branch
-/// predictors know the trainer's code as little as behind a larger network's layers.
+/// Computes something else for a while, always as long: behind it caches and
+/// branch predictors know the trainer's code as little as behind a larger
+/// network's layers.
 class Elsewhere {
  public:
-  /// Collective. One place for each number of samples, of a pass that takes so long;
-  /// with none, no time is spent there.
+  /// Collective. One place for each number of samples, of a pass that takes so
+  /// long; with none, no time is spent there.
   Elsewhere(BenchMeter& meter, const std::vector<int64_t>& samples);
 
   /// The first one until then.

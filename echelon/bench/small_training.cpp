@@ -23,20 +23,23 @@ std::string place_before(int64_t layer) {
 Job with_cuts(const SmallSetting& setting) {
   Job job = job_of(setting);
   for (int64_t layer = 1; layer < setting.layers; ++layer) {
-    if (setting.begins_stage(layer)) job.model.cut.push_back(place_before(layer));
+    if (setting.begins_stage(layer))
+      job.model.cut.push_back(place_before(layer));
   }
   return job;
 }
 
 LayerList layers_of(
-    const SmallSetting& setting, const Elsewhere& elsewhere, const SampleSpec& sample) {
+    const SmallSetting& setting, const Elsewhere& elsewhere,
+    const SampleSpec& sample) {
   const LayerList plain = model_source(job_of(setting), sample).layers;
   LayerList layers;
   for (int64_t layer = 0; layer < setting.layers; ++layer) {
     if (setting.begins_stage(layer)) {
       layers.add_function(
           place_before(layer), [&elsewhere](const torch::Tensor& values) {
-            if (!values.is_meta()) elsewhere.spend();  // shapes are asked for as well
+            if (!values.is_meta())
+              elsewhere.spend();  // shapes are asked for as well
             return values;
           });
     }
@@ -75,13 +78,16 @@ SmallTraining::SmallTraining(
       data_(open_data(job_.data, 0)),
       groups_(world, job_.layout),
       source_(model_source(
-          job_, whole_layers(layers_of(setting, elsewhere, data_.train->spec())),
+          job_,
+          whole_layers(layers_of(setting, elsewhere, data_.train->spec())),
           data_.train->spec())),
       objective_(objective_for(source_.sample, source_.classes, {})),
       state_(job_, {source_, world, groups_}, 1),
       loader_(*data_.train, training_batches(job_, data_, groups_)) {
-  for (const auto& layer : source_.layers.layers()) built_.push_back(layer.build());
-  if (world.rank() == 0) metrics_ = std::make_unique<MetricsWriter>("/dev/null");
+  for (const auto& layer : source_.layers.layers())
+    built_.push_back(layer.build());
+  if (world.rank() == 0)
+    metrics_ = std::make_unique<MetricsWriter>("/dev/null");
 }
 
 double SmallTraining::step() {
@@ -92,7 +98,8 @@ double SmallTraining::step() {
   state_.update(0, /*measure_norm=*/false, nullptr);
   const double seconds = seconds_since(begin);
   if (metrics_) {
-    metrics_->append(StepMetrics{.loss = sums.loss_sum, .step_seconds = seconds});
+    metrics_->append(
+        StepMetrics{.loss = sums.loss_sum, .step_seconds = seconds});
   }
   return seconds_since(begin);
 }

@@ -7,9 +7,9 @@
 #include <memory>
 #include <vector>
 
+#include "echelon/bench/elsewhere.h"
 #include "echelon/data/loader.h"
 #include "echelon/timeline/metrics.h"
-#include "echelon/bench/elsewhere.h"
 #include "echelon/train/strategies/objective.h"
 #include "echelon/train/strategies/step.h"
 
@@ -22,13 +22,15 @@ struct SmallSetting {
   int64_t microbatches = 1;
 
   int64_t stages() const { return layout.pp; }
-  bool begins_stage(int64_t layer) const { return layer % (layers / stages()) == 0; }
+  bool begins_stage(int64_t layer) const {
+    return layer % (layers / stages()) == 0;
+  }
 };
 
 Job job_of(const SmallSetting& setting);
 
-/// As the training loop has it, without a run's folder. Collective, as its steps are.
-/// Each microbatch of a stage begins `elsewhere`, which outlives it.
+/// As the training loop has it, without a run's folder. Collective, as its
+/// steps are. Each microbatch of a stage begins `elsewhere`, which outlives it.
 class SmallTraining {
  public:
   SmallTraining(
@@ -36,8 +38,8 @@ class SmallTraining {
 
   /// Seconds of a step.
   double step();
-  /// Seconds of forwards and backwards of one sample through all layers by themselves,
-  /// of this rank alone.
+  /// Seconds of forwards and backwards of one sample through all layers by
+  /// themselves, of this rank alone.
   double pass();
 
  private:

@@ -19,26 +19,24 @@ void add_job_arguments(CLI::App& app, JobArguments& arguments, bool ranks) {
       ->type_name("");
   if (ranks) {
     app.add_option(
-           "-n",
-           arguments.num_ranks,
+           "-n", arguments.num_ranks,
            "how many ranks; without it as many as [layout] has")
         ->type_name("RANKS");
     app.add_option(
-           "--layout",
-           arguments.overrides.layout,
-           "degrees of the mesh, as dp=2 or fsdp=2,tp=2, and their order where it "
-           "is not the usual one, outermost first: dp=2,tp=2,order=tp:dp; replaces "
+           "--layout", arguments.overrides.layout,
+           "degrees of the mesh, as dp=2 or fsdp=2,tp=2, and their order where "
+           "it "
+           "is not the usual one, outermost first: dp=2,tp=2,order=tp:dp; "
+           "replaces "
            "[layout]")
         ->type_name("AXIS=DEGREE,…");
     app.add_option(
-           "--ranks",
-           arguments.overrides.ranks,
+           "--ranks", arguments.overrides.ranks,
            "each rank a process, or a thread of one process")
         ->type_name("processes|threads");
   }
   app.add_option(
-         "--set",
-         arguments.overrides.set,
+         "--set", arguments.overrides.set,
          "set a value over the file's, as train.steps=100; repeat it "
          "for more")
       ->type_name("TABLE.KEY=VALUE")
@@ -47,9 +45,7 @@ void add_job_arguments(CLI::App& app, JobArguments& arguments, bool ranks) {
 }
 
 int64_t parse_count(
-    const std::string& flag,
-    const std::string& text,
-    int64_t lowest,
+    const std::string& flag, const std::string& text, int64_t lowest,
     int64_t highest) {
   int64_t count = 0;
   const auto [rest, error] =

@@ -33,9 +33,7 @@ JobFacts check(const JobArguments& arguments, const Job& job);
 
 /// "-n", "4" -> 4. Throws ConfigError unless it is a whole number in range.
 int64_t parse_count(
-    const std::string& flag,
-    const std::string& text,
-    int64_t lowest,
+    const std::string& flag, const std::string& text, int64_t lowest,
     int64_t highest);
 
 /// echelon-train, beside this program. Throws ConfigError when it is not there.

@@ -7,9 +7,9 @@
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cluster/saved_cluster.h"
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 #include "echelon/launch/launch.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon::cli {
 namespace {
@@ -30,8 +30,7 @@ std::vector<std::string> split(const std::string& text) {
 }
 
 void check_choice(
-    const std::string& flag,
-    const std::string& word,
+    const std::string& flag, const std::string& word,
     const std::vector<std::string>& choices) {
   if (std::find(choices.begin(), choices.end(), word) != choices.end()) return;
   std::string all;
@@ -80,9 +79,8 @@ std::filesystem::path made_saved_cluster_path(int64_t ranks) {
 int bench_machine(const MachineArguments& arguments) {
   const int64_t num_ranks =
       parse_count("-n", arguments.num_ranks, 1, kMaxRanks);
-  const auto path = arguments.save.empty()
-                        ? made_saved_cluster_path(num_ranks)
-                        : chosen_path(arguments.save);
+  const auto path = arguments.save.empty() ? made_saved_cluster_path(num_ranks)
+                                           : chosen_path(arguments.save);
   launch::LaunchOptions options;
   options.command = {
       find_echelon_train(), "bench", "machine", "--save", path.string()};
@@ -106,13 +104,8 @@ int bench(const BenchArguments& arguments) {
 
   launch::LaunchOptions options;
   options.command = {
-      find_echelon_train(),
-      "bench",
-      "collectives",
-      "--backend",
-      arguments.backends,
-      "--bytes",
-      arguments.bytes};
+      find_echelon_train(), "bench",   "collectives",  "--backend",
+      arguments.backends,   "--bytes", arguments.bytes};
   if (arguments.json) options.command.push_back("--json");
   options.num_ranks = static_cast<int>(num_ranks);
   if (arguments.ranks == "threads") {
@@ -131,15 +124,16 @@ void add_bench(CLI::App& app, Action& action) {
   auto* group = app.add_subcommand("bench", "measure what this machine does");
   group->require_subcommand(0, 1);
   group->footer(
-      "echelon bench --save -n 2              reports then predict runs of 2 ranks\n"
+      "echelon bench --save -n 2              reports then predict runs of 2 "
+      "ranks\n"
       "echelon bench --save here.toml -n 2    a file for --cluster\n"
       "echelon bench collectives -n 2 --backend local,gloo");
   auto machine = std::make_shared<MachineArguments>();
   group
       ->add_option(
-          "--save",
-          machine->save,
-          "measure matrix products, memory and links of this machine, all ranks "
+          "--save", machine->save,
+          "measure matrix products, memory and links of this machine, all "
+          "ranks "
           "at once, and write them as a cluster file; without FILE, the one by "
           "which reports predict runs of so many ranks here")
       ->type_name("[FILE]")
@@ -163,20 +157,17 @@ void add_bench(CLI::App& app, Action& action) {
       ->type_name("RANKS");
   command
       ->add_option(
-          "--backend",
-          arguments->backends,
+          "--backend", arguments->backends,
           "which of local, gloo and nccl (local,gloo)")
       ->type_name("NAME,…");
   command
       ->add_option(
-          "--bytes",
-          arguments->bytes,
+          "--bytes", arguments->bytes,
           "bytes of each rank's tensor (4096,1048576,67108864)")
       ->type_name("BYTES,…");
   command
       ->add_option(
-          "--ranks",
-          arguments->ranks,
+          "--ranks", arguments->ranks,
           "each rank a process, or a thread of one process")
       ->type_name("processes|threads");
   command->add_flag("--json", arguments->json, "print the rows as JSON");

@@ -19,8 +19,7 @@ constexpr size_t kMaxBytes = 1 << 20;
 
 [[noreturn]] void become(
     const std::vector<std::string>& command,
-    const std::vector<std::pair<std::string, std::string>>& variables,
-    int out,
+    const std::vector<std::pair<std::string, std::string>>& variables, int out,
     int err) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   ::dup2(out, 1);
@@ -64,8 +63,7 @@ bool drain(int out, int err, Clock::time_point deadline, Captured& captured) {
 }  // namespace
 
 Captured capture(
-    const std::vector<std::string>& command,
-    std::chrono::milliseconds limit,
+    const std::vector<std::string>& command, std::chrono::milliseconds limit,
     const std::vector<std::pair<std::string, std::string>>& variables) {
   Captured captured;
   int out[2], err[2];

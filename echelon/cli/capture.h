@@ -19,8 +19,7 @@ struct Captured {
 /// the environment, until it ends or `limit` passes; then it is killed. Keeps
 /// at most 1 MiB of each stream.
 Captured capture(
-    const std::vector<std::string>& command,
-    std::chrono::milliseconds limit,
+    const std::vector<std::string>& command, std::chrono::milliseconds limit,
     const std::vector<std::pair<std::string, std::string>>& variables = {});
 
 }  // namespace echelon::cli

@@ -9,8 +9,8 @@
 #include "echelon/cli/checkpoint_text.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/findings.h"
-#include "echelon/text/table.h"
 #include "echelon/error.h"
+#include "echelon/text/table.h"
 
 namespace echelon::cli {
 namespace {
@@ -146,10 +146,8 @@ void print(const fs::path& checkpoint, const Verdict& verdict) {
   std::cout << checkpoint.string() << ": "
             << (damages.empty()
                     ? "whole: " +
-                          counted(
-                              static_cast<int64_t>(verdict.files), "file") +
-                          ", " +
-                          bytes_text(static_cast<double>(verdict.bytes))
+                          counted(static_cast<int64_t>(verdict.files), "file") +
+                          ", " + bytes_text(static_cast<double>(verdict.bytes))
                     : red("damaged: ") +
                           counted(
                               static_cast<int64_t>(damages.size()), "place"))
@@ -188,9 +186,9 @@ int list_checkpoints(const CheckpointArguments& arguments) {
   }
   for (const auto& path : others) {
     const std::string name = path.filename().string();
-    std::cout << (name.starts_with(".")
-                      ? "unfinished: " + name + ", being saved or left by a crash"
-                      : "set aside: " + name)
+    std::cout << (name.starts_with(".") ? "unfinished: " + name +
+                                              ", being saved or left by a crash"
+                                        : "set aside: " + name)
               << "\n";
   }
   return damaged ? kDamaged : 0;
@@ -228,10 +226,8 @@ struct Command {
   int (*act)(const CheckpointArguments&);
 };
 
-CLI::App* add(
-    CLI::App& group,
-    Action& action,
-    const Command& command,
+CLI::App*
+add(CLI::App& group, Action& action, const Command& command,
     const std::shared_ptr<CheckpointArguments>& arguments) {
   auto* app = group.add_subcommand(command.name, command.help);
   app->footer(command.examples);
@@ -250,14 +246,16 @@ CLI::App* add(
 void add_checkpoint(CLI::App& app, Action& action) {
   auto* group = app.add_subcommand(
       "checkpoint",
-      "list a run's checkpoints, show what is in one, verify them, compare two");
+      "list a run's checkpoints, show what is in one, verify them, compare "
+      "two");
   group->require_subcommand(1);
   group->footer(
       "echelon checkpoint list runs/first\n"
       "echelon checkpoint show runs/first\n"
       "echelon checkpoint verify runs/first\n"
       "echelon checkpoint diff runs/first");
-  constexpr const char* kRun = "a run's folder, its checkpoints, or one of them";
+  constexpr const char* kRun =
+      "a run's folder, its checkpoints, or one of them";
   const auto make = [&](const Command& command) {
     auto arguments = std::make_shared<CheckpointArguments>();
     return std::pair(add(*group, action, command, arguments), arguments);
@@ -284,8 +282,7 @@ void add_checkpoint(CLI::App& app, Action& action) {
          show_checkpoint});
     show->add_flag("--tensors", arguments->all, "list every tensor");
     show->add_flag(
-        "--config",
-        arguments->config,
+        "--config", arguments->config,
         "print the configuration that it was trained with, and nothing else");
   }
   make(
@@ -300,7 +297,8 @@ void add_checkpoint(CLI::App& app, Action& action) {
   {
     const auto [diff, arguments] = make(
         {"diff",
-         "which parameters changed from A to B, whatever the layouts that saved "
+         "which parameters changed from A to B, whatever the layouts that "
+         "saved "
          "them, and how much. PATH is A, OTHER is B: checkpoints, or runs' "
          "folders, whose latest they are. Of PATH alone, a run: its two newest",
          "A: a checkpoint, or a run (its latest)",
@@ -312,8 +310,7 @@ void add_checkpoint(CLI::App& app, Action& action) {
     diff->add_option("OTHER", arguments->other, "B: another one")
         ->type_name("");
     diff->add_flag(
-        "--all",
-        arguments->all,
+        "--all", arguments->all,
         "the optimizer's and the random state as well, and what is the same");
   }
 }

@@ -8,8 +8,8 @@
 
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/cli/checkpoint_text.h"
-#include "echelon/text/table.h"
 #include "echelon/error.h"
+#include "echelon/text/table.h"
 
 namespace echelon::cli {
 namespace {
@@ -32,7 +32,8 @@ Pair pair_of(const CheckpointArguments& arguments) {
     throw ConfigError(
         arguments.path +
         ": has one checkpoint; name another one to compare it with: echelon "
-        "checkpoint diff " + arguments.path + " OTHER");
+        "checkpoint diff " +
+        arguments.path + " OTHER");
   }
   return {places[1], places[0]};
 }
@@ -58,8 +59,8 @@ struct Setting {
 };
 
 // What was set otherwise; "-" where it is not.
-std::vector<Setting> changed_settings(
-    const CheckpointManifest& a, const CheckpointManifest& b) {
+std::vector<Setting>
+changed_settings(const CheckpointManifest& a, const CheckpointManifest& b) {
   std::vector<Setting> changed;
   const auto in_a = settings(a.config);
   auto in_b = settings(b.config);
@@ -210,10 +211,8 @@ Json json_of(const TensorDiff& diff) {
 }
 
 Json json_of(
-    const Pair& pair,
-    const std::vector<TensorDiff>& diffs,
-    const std::vector<Setting>& changed,
-    bool same) {
+    const Pair& pair, const std::vector<TensorDiff>& diffs,
+    const std::vector<Setting>& changed, bool same) {
   Json json = {
       {"a", pair.a.path.string()},
       {"b", pair.b.path.string()},

@@ -118,8 +118,8 @@ Rows facts(const CheckpointManifest& manifest) {
   rows.push_back({"step", step});
   std::string metrics;
   for (const auto& [name, value] : manifest.metrics) {
-    metrics += (metrics.empty() ? "" : ", ") + plain(name) + " " +
-               number_text(value);
+    metrics +=
+        (metrics.empty() ? "" : ", ") + plain(name) + " " + number_text(value);
   }
   if (!metrics.empty()) rows.push_back({"metrics", metrics});
   rows.push_back(
@@ -152,13 +152,10 @@ void print_tensors(const CheckpointManifest& manifest) {
     std::set<int64_t> files;
     for (const auto& slice : tensor.slices) files.insert(slice.file);
     rows.push_back(
-        {plain(tensor.name),
-         to_string(tensor.kind),
-         tensor.dtype,
+        {plain(tensor.name), to_string(tensor.kind), tensor.dtype,
          safetensors::shape_string(tensor.shape),
          bytes_text(static_cast<double>(bytes_of(tensor))),
-         std::to_string(files.size()),
-         hash_text(tensor.hash).substr(0, 8)});
+         std::to_string(files.size()), hash_text(tensor.hash).substr(0, 8)});
   }
   const std::string text = aligned(rows);
   const size_t end = text.find('\n');

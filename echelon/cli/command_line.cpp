@@ -6,8 +6,8 @@
 #include <iostream>
 
 #include "echelon/cli/help.h"
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon::cli {
 namespace {
@@ -31,22 +31,9 @@ std::unique_ptr<CLI::App> make_tree(Action& action) {
       "it\n"
       "echelon doctor                                    what is amiss here");
   for (auto* add :
-       {add_train,
-        add_run,
-        add_verify,
-        add_compare,
-        add_export,
-        add_import,
-        add_sample,
-        add_bench,
-        add_checkpoint,
-        add_plan,
-        add_explain,
-        add_schedule,
-        add_simulate,
-        add_doctor,
-        add_config,
-        add_completion,
+       {add_train, add_run, add_verify, add_compare, add_export, add_import,
+        add_sample, add_bench, add_checkpoint, add_plan, add_explain,
+        add_schedule, add_simulate, add_doctor, add_config, add_completion,
         add_version}) {
     add(*app, action);
   }

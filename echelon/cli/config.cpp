@@ -60,8 +60,7 @@ void show_table(const Job& job) {
   std::vector<bool> changed;
   for (const auto& entry : job.document.entries()) {
     rows.push_back(
-        {entry.key,
-         config::shortened(entry.value, 44),
+        {entry.key, config::shortened(entry.value, 44),
          entry.place.short_text()});
     changed.push_back(!entry.place.is_default());
   }

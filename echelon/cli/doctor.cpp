@@ -11,10 +11,10 @@
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/findings.h"
 #include "echelon/cli/help.h"
-#include "echelon/text/table.h"
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/error.h"
+#include "echelon/text/table.h"
 
 namespace echelon::cli {
 namespace {
@@ -95,22 +95,10 @@ int doctor(bool json) {
   auto rows = nlohmann::ordered_json::array();
   int warnings = 0, errors = 0;
   for (auto* find :
-       {find_compiler,
-        find_libtorch,
-        find_processor,
-        find_memory,
-        find_gpus,
-        find_links,
-        find_local_cluster,
-        find_shared_memory,
-        find_memfd,
-        find_pidfd,
-        find_open_files,
-        find_processes,
-        find_locked_memory,
-        find_ports,
-        find_hostname,
-        find_all_reduce}) {
+       {find_compiler, find_libtorch, find_processor, find_memory, find_gpus,
+        find_links, find_local_cluster, find_shared_memory, find_memfd,
+        find_pidfd, find_open_files, find_processes, find_locked_memory,
+        find_ports, find_hostname, find_all_reduce}) {
     const Finding finding = find();
     warnings += finding.level == Level::warning;
     errors += finding.level == Level::error;
@@ -149,8 +137,7 @@ void add_doctor(CLI::App& app, Action& action) {
   auto cluster = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "print the findings as JSON");
   command->add_flag(
-      "--cluster",
-      *cluster,
+      "--cluster", *cluster,
       "print this machine as a cluster file (TOML) and nothing else");
   command->callback([&action, json, cluster] {
     action = [json, cluster] {

@@ -46,7 +46,9 @@ void add_explain(CLI::App& app, Action& action) {
       "echelon explain runs/digits --cluster here.toml   with measured rates\n"
       "echelon explain elsewhere/timeline.json --json");
   auto arguments = std::make_shared<ExplainArguments>();
-  command->add_option("RUN", arguments->run, "a run's folder, or its timeline.json")
+  command
+      ->add_option(
+          "RUN", arguments->run, "a run's folder, or its timeline.json")
       ->required();
   command
       ->add_option(

@@ -30,7 +30,8 @@ class Printer {
     std::string name(to_string(found.fault));
     if (!found.axis.empty()) name += " (" + found.axis + ")";
     out_ << "\n" << bold(std::to_string(number) + "  " + name);
-    if (found.share > 0) out_ << ", " << format_percent(found.share) << " of the step";
+    if (found.share > 0)
+      out_ << ", " << format_percent(found.share) << " of the step";
     out_ << "\n";
     paragraph("Diagnosis", found.reason.diagnosis);
     paragraph("Fix", found.reason.fix);
@@ -44,8 +45,9 @@ class Printer {
     out_ << "\n"
          << wrapped(
                 "Predicted on " + run.cluster + ": " +
-                    format_seconds(run.predicted_seconds) + " a step; measured " +
-                    format_seconds(run.step_seconds) + ". " +
+                    format_seconds(run.predicted_seconds) +
+                    " a step; measured " + format_seconds(run.step_seconds) +
+                    ". " +
                     (run.counted_layers ? "Layers as the run counted them."
                                         : "Layers by formulas."),
                 0, style_.columns)
@@ -78,19 +80,22 @@ class Printer {
     if (run.recorded_steps > 0) {
       text += " (" + std::to_string(run.recorded_steps) +
               (run.recorded_steps == 1 ? " step" : " steps") + " recorded, " +
-              std::to_string(run.ranks) + (run.ranks == 1 ? " rank)" : " ranks)");
+              std::to_string(run.ranks) +
+              (run.ranks == 1 ? " rank)" : " ranks)");
     }
     return text;
   }
 
   static std::string gain(const RunFinding& found) {
     const std::string share = format_percent(std::abs(found.gain));
-    std::string text = found.gain < 0 ? "costs " + share + " of" : share + " of";
+    std::string text =
+        found.gain < 0 ? "costs " + share + " of" : share + " of";
     switch (found.gain_source) {
       case GainSource::measured:
         return text + " the step, from the measured times";
       case GainSource::replayed:
-        return text + " the step, from the measured passes in the schedule's order";
+        return text +
+               " the step, from the measured passes in the schedule's order";
       default:
         return text + " a sample's time, by the simulator";
     }
@@ -122,10 +127,14 @@ class Printer {
 
 const char* word_of(GainSource source) {
   switch (source) {
-    case GainSource::none: return "none";
-    case GainSource::measured: return "measured";
-    case GainSource::replayed: return "replayed";
-    case GainSource::simulated: return "simulated";
+    case GainSource::none:
+      return "none";
+    case GainSource::measured:
+      return "measured";
+    case GainSource::replayed:
+      return "replayed";
+    case GainSource::simulated:
+      return "simulated";
   }
   return "";
 }
@@ -156,8 +165,9 @@ void print_explanation_text(
   }
   if (run.findings.empty()) {
     out << "\n"
-        << (run.recorded_steps > 0 ? "Nothing held this run back.\n"
-                                   : "Nothing that metrics tell held this run back.\n");
+        << (run.recorded_steps > 0
+                ? "Nothing held this run back.\n"
+                : "Nothing that metrics tell held this run back.\n");
   }
   printer.prediction(run);
   printer.notes(run.notes);

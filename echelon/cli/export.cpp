@@ -4,14 +4,14 @@
 #include <iostream>
 #include <memory>
 
+#include "echelon/architecture/check_weights.h"
+#include "echelon/architecture/hugging_face.h"
 #include "echelon/checkpoint/format/float_convert.h"
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/export_source.h"
 #include "echelon/cli/new_folder.h"
 #include "echelon/error.h"
-#include "echelon/architecture/check_weights.h"
-#include "echelon/architecture/hugging_face.h"
 
 namespace echelon::cli {
 namespace {
@@ -26,8 +26,8 @@ struct ExportArguments {
   std::string max_shard_bytes = "5000000000";
 };
 
-// As the configuration and transformers name a dtype, and as safetensors does; the
-// widest first.
+// As the configuration and transformers name a dtype, and as safetensors does;
+// the widest first.
 struct DtypeName {
   const char* name;
   const char* stored;
@@ -89,8 +89,7 @@ shape_of(const ModelOptions& options, const TensorSource& weights) {
 
 // What AutoTokenizer needs beside config.json. Returns what to tell of it.
 std::string copy_tokenizer(
-    const std::string& tokenizer,
-    const LanguageModelShape& shape,
+    const std::string& tokenizer, const LanguageModelShape& shape,
     const NewFolder& out) {
   const fs::path source(tokenizer);
   if (source.extension() != ".json") return "";
@@ -116,18 +115,14 @@ std::string describe(const std::vector<std::string>& files) {
 int export_hugging_face(const ExportArguments& arguments) {
   const auto dtype = stored_dtype(arguments.dtype);
   const int64_t max_shard_bytes = parse_count(
-      "--max-shard-bytes",
-      arguments.max_shard_bytes,
-      1,
-      int64_t{1} << 60);
+      "--max-shard-bytes", arguments.max_shard_bytes, 1, int64_t{1} << 60);
   const auto source = open_export_source(arguments.run);
   auto& weights = *source.tensors;
   const Job job = source.job();
   const auto shape = shape_of(job.model, weights);
   const auto parameters = list_language_parameters(shape, job.model.dtype);
   check_weights(weights.tensors(), parameters, source.name);
-  const auto tensors =
-      hugging_face::owned_tensors(weights, parameters, dtype);
+  const auto tensors = hugging_face::owned_tensors(weights, parameters, dtype);
 
   hugging_face::ConfigText text{.dtype = dtype_of(tensors)};
   if (job.data.end_of_text_id >= 0) text.end_of_text = job.data.end_of_text_id;
@@ -138,10 +133,9 @@ int export_hugging_face(const ExportArguments& arguments) {
   const auto files = hugging_face::write_weights(
       weights, tensors, out.path().string(), max_shard_bytes);
   out.move_into_place();
-  std::cout << "wrote " << arguments.out << ": config.json, "
-            << describe(files) << "; " << num_parameters(parameters)
-            << " parameters in " << text.dtype << ", from " << source.name
-            << "\n"
+  std::cout << "wrote " << arguments.out << ": config.json, " << describe(files)
+            << "; " << num_parameters(parameters) << " parameters in "
+            << text.dtype << ", from " << source.name << "\n"
             << remark;
   return 0;
 }
@@ -156,8 +150,7 @@ int export_file(const ExportArguments& arguments) {
     const bool converts = !dtype.empty() && is_float_dtype(tensor.dtype);
     tensors.push_back({i, tensor.name, converts ? dtype : tensor.dtype});
   }
-  write_tensors(
-      arguments.out, *source.tensors, tensors, {{"format", "pt"}});
+  write_tensors(arguments.out, *source.tensors, tensors, {{"format", "pt"}});
   std::cout << "wrote " << arguments.out << ": " << tensors.size()
             << " tensors, from " << source.name << "\n";
   return 0;
@@ -186,30 +179,26 @@ void add_export(CLI::App& app, Action& action) {
   auto arguments = std::make_shared<ExportArguments>();
   command
       ->add_option(
-          "RUN",
-          arguments->run,
+          "RUN", arguments->run,
           "the run folder, whose newest checkpoint is taken, or a checkpoint")
       ->required();
   command->add_option("OUT", arguments->out, "the file or folder to write")
       ->required();
   command
       ->add_option(
-          "--format",
-          arguments->format,
+          "--format", arguments->format,
           "safetensors: one file (the default); huggingface: a folder with "
           "config.json")
       ->type_name("safetensors|huggingface");
   command
       ->add_option(
-          "--dtype",
-          arguments->dtype,
+          "--dtype", arguments->dtype,
           "of the written weights, rounded to the nearest value: float32, "
           "bfloat16, float16 or float64; as they were trained unless set")
       ->type_name("DTYPE");
   command
       ->add_option(
-          "--max-shard-bytes",
-          arguments->max_shard_bytes,
+          "--max-shard-bytes", arguments->max_shard_bytes,
           "huggingface: weights of more bytes are written as several files; "
           "5000000000 unless set")
       ->type_name("BYTES");

@@ -1,9 +1,9 @@
 #include "echelon/cli/export_source.h"
 
-#include "echelon/checkpoint/weights/checkpoint_tensors.h"
-#include "echelon/checkpoint/files/folder.h"
-#include "echelon/error.h"
 #include "echelon/architecture/mapped_tensors.h"
+#include "echelon/checkpoint/files/folder.h"
+#include "echelon/checkpoint/weights/checkpoint_tensors.h"
+#include "echelon/error.h"
 #include "echelon/job/trained_job.h"
 
 namespace echelon::cli {

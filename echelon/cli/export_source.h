@@ -19,8 +19,9 @@ struct ExportSource {
 
 /// Opens what `place` leads to: a checkpoint, or the newest of a folder of
 /// checkpoints or of a run; of a run without any, checkpoints/last.safetensors.
-/// Throws CheckpointError, saying what `place` is instead, when there is nothing of
-/// that, and for a checkpoint whose manifest or files cannot be trusted.
+/// Throws CheckpointError, saying what `place` is instead, when there is
+/// nothing of that, and for a checkpoint whose manifest or files cannot be
+/// trusted.
 ExportSource open_export_source(const std::string& place);
 
 }  // namespace echelon::cli

@@ -3,6 +3,9 @@
 #include <iostream>
 #include <memory>
 
+#include "echelon/architecture/check_weights.h"
+#include "echelon/architecture/hugging_face.h"
+#include "echelon/architecture/mapped_tensors.h"
 #include "echelon/checkpoint/format/foreign.h"
 #include "echelon/checkpoint/weights/sharded_files.h"
 #include "echelon/cli/command_line.h"
@@ -10,9 +13,6 @@
 #include "echelon/config/document.h"
 #include "echelon/config/section.h"
 #include "echelon/error.h"
-#include "echelon/architecture/check_weights.h"
-#include "echelon/architecture/hugging_face.h"
-#include "echelon/architecture/mapped_tensors.h"
 
 namespace echelon::cli {
 namespace {
@@ -73,7 +73,8 @@ void check_kind(const fs::path& folder) {
   if (has_sharded_files(folder.string())) {
     throw CheckpointError(
         (folder / "config.json").string() +
-        ": is missing; beside these files of torch.distributed.checkpoint put the "
+        ": is missing; beside these files of torch.distributed.checkpoint put "
+        "the "
         "config.json of their model, which "
         "`model.config.save_pretrained(FOLDER)` writes");
   }
@@ -84,9 +85,9 @@ open_weights(const std::string& folder, const std::string& prefix) {
   if (!has_sharded_files(folder)) {
     return std::make_unique<MappedTensors>(WeightsSource(folder, prefix));
   }
-  return std::make_unique<ShardedFiles>(
-      folder,
-      [&](const std::string& name) { return name_in_model(name, prefix); });
+  return std::make_unique<ShardedFiles>(folder, [&](const std::string& name) {
+    return name_in_model(name, prefix);
+  });
 }
 
 FolderModel model_of(const std::string& folder) {
@@ -112,9 +113,10 @@ FolderModel model_of(const std::string& folder) {
   return model;
 }
 
-// Copies the folder's tokenizer, if it has one; the lines of config.toml for it.
-std::string
-copy_tokenizer(const fs::path& folder, const NewFolder& out, const fs::path& to) {
+// Copies the folder's tokenizer, if it has one; the lines of config.toml for
+// it.
+std::string copy_tokenizer(
+    const fs::path& folder, const NewFolder& out, const fs::path& to) {
   std::error_code error;
   const auto tokenizer = folder / "tokenizer.json";
   if (!fs::exists(tokenizer, error)) return "";
@@ -136,20 +138,18 @@ int import_folder(const ImportArguments& arguments) {
   fs::create_directory(out.path() / "checkpoints");
   const fs::path file = "checkpoints/last.safetensors";
   write_tensors(
-      (out.path() / file).string(),
-      *model.weights,
-      tensors,
+      (out.path() / file).string(), *model.weights, tensors,
       {{"format", "pt"}});
   const auto place = fs::absolute(arguments.out).lexically_normal();
   model.options.weights = (place / file).string();
   const auto data = copy_tokenizer(arguments.folder, out, place);
   out.write("config.toml", model_table(model.options) + data);
   out.move_into_place();
-  std::cout << "wrote " << (fs::path(arguments.out) / "config.toml").string()
-            << ": a " << model.options.name << " of "
-            << num_parameters(model.parameters)
-            << " parameters, with its weights\n"
-            << "to train it, add what it reads ([data]) and how long ([train])\n";
+  std::cout
+      << "wrote " << (fs::path(arguments.out) / "config.toml").string()
+      << ": a " << model.options.name << " of "
+      << num_parameters(model.parameters) << " parameters, with its weights\n"
+      << "to train it, add what it reads ([data]) and how long ([train])\n";
   return 0;
 }
 
@@ -158,7 +158,8 @@ int import_folder(const ImportArguments& arguments) {
 void add_import(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand(
       "import",
-      "make a folder with a configuration and weights from a Hugging Face folder "
+      "make a folder with a configuration and weights from a Hugging Face "
+      "folder "
       "of a GPT-2 or Llama: config.json and safetensors files, also those that "
       "torch.distributed.checkpoint writes from many ranks");
   command->footer(
@@ -167,8 +168,7 @@ void add_import(CLI::App& app, Action& action) {
   auto arguments = std::make_shared<ImportArguments>();
   command->add_option("FOLDER", arguments->folder, "the Hugging Face folder")
       ->required();
-  command->add_option("OUT", arguments->out, "the folder to write")
-      ->required();
+  command->add_option("OUT", arguments->out, "the folder to write")->required();
   command->callback([&action, arguments] {
     action = [arguments] { return import_folder(*arguments); };
   });

@@ -42,8 +42,8 @@ std::string limit_text(rlim_t limit) {
   return limit == RLIM_INFINITY ? "unlimited" : std::to_string(limit);
 }
 
-// "8 x NVIDIA H100 80GB HBM3 with 80 GiB, driver 560.35.03 (CUDA 12.6)"; GPUs that
-// differ are told each.
+// "8 x NVIDIA H100 80GB HBM3 with 80 GiB, driver 560.35.03 (CUDA 12.6)"; GPUs
+// that differ are told each.
 std::string gpus_text(const NvmlFindings& nvml) {
   std::vector<std::pair<std::string, int>> kinds;
   for (const auto& gpu : nvml.gpus) {
@@ -72,10 +72,8 @@ std::string bytes_text(double bytes) {
                                                 : 1024);
   char text[32];
   std::snprintf(
-      text,
-      sizeof(text),
-      value < 10 && value != std::floor(value) ? "%.1f %s" : "%.0f %s",
-      value,
+      text, sizeof(text),
+      value < 10 && value != std::floor(value) ? "%.1f %s" : "%.0f %s", value,
       unit);
   return text;
 }
@@ -91,9 +89,7 @@ Finding find_processor() {
   }
   if (cores < 2) {
     return {
-        "processor",
-        Level::warning,
-        text,
+        "processor", Level::warning, text,
         "ranks on one core take turns; give this machine or container more"};
   }
   return {"processor", Level::ok, text, ""};
@@ -112,9 +108,7 @@ Finding find_memory() {
   // A rank with LibTorch loaded takes about 250 MiB before its model.
   if (usable < kGiB) {
     return {
-        "memory",
-        Level::warning,
-        text,
+        "memory", Level::warning, text,
         "a rank needs about 250 MiB before its model; free some memory or "
         "raise the limit"};
   }
@@ -126,8 +120,7 @@ Finding find_gpus() {
   if (!nvml.library) {
     if (::access("/dev/nvidiactl", F_OK) == 0) {
       return {
-          "GPUs",
-          Level::warning,
+          "GPUs", Level::warning,
           "a device is there, but not libnvidia-ml.so.1",
           "mount the driver's libraries (NVIDIA container toolkit)"};
     }
@@ -135,16 +128,14 @@ Finding find_gpus() {
   }
   if (nvml.error != 0) {
     return {
-        "GPUs",
-        Level::warning,
+        "GPUs", Level::warning,
         "the driver's library does not start (NVML error " +
             std::to_string(nvml.error) + ")",
         "does nvidia-smi work? load the driver, or restart after an update"};
   }
   if (nvml.gpus.empty()) {
     return {
-        "GPUs",
-        Level::ok,
+        "GPUs", Level::ok,
         "a driver, but no device; ranks use the "
         "processor",
         ""};
@@ -183,17 +174,14 @@ Finding find_local_cluster() {
     const Cluster cluster = find_cluster("local");
     const Node& node = cluster.groups.front().node;
     return {
-        "cluster",
-        Level::ok,
+        "cluster", Level::ok,
         "local = " + std::to_string(node.num_devices) + " x " +
             node.device.name + " of " + bytes_text(node.device.memory_bytes) +
             " (" + cluster.name + "), as `echelon doctor --cluster` writes it",
         ""};
   } catch (const Error& error) {
     return {
-        "cluster",
-        Level::warning,
-        error.what(),
+        "cluster", Level::warning, error.what(),
         "`echelon bench --save here.toml` measures this machine"};
   }
 }
@@ -202,9 +190,7 @@ Finding find_shared_memory() {
   struct statvfs disk {};
   if (::statvfs("/dev/shm", &disk) != 0) {
     return {
-        "/dev/shm",
-        Level::warning,
-        std::strerror(errno),
+        "/dev/shm", Level::warning, std::strerror(errno),
         "mount a tmpfs there: mount -t tmpfs tmpfs /dev/shm"};
   }
   const double block = static_cast<double>(disk.f_frsize);
@@ -213,9 +199,7 @@ Finding find_shared_memory() {
   const std::string text = bytes_text(free) + " free of " + bytes_text(size);
   if (free < 64 * kMiB) {
     return {
-        "/dev/shm",
-        Level::warning,
-        text,
+        "/dev/shm", Level::warning, text,
         "remove old files there, or enlarge it: docker run --shm-size=1g, "
         "or mount -o remount,size=1g /dev/shm"};
   }
@@ -237,8 +221,7 @@ Finding find_memfd() {
   if (file >= 0) ::close(file);
   if (map == MAP_FAILED) {
     return {
-        "memfd",
-        Level::error,
+        "memfd", Level::error,
         std::string("memfd_create: ") + std::strerror(error),
         "allow memfd_create in the sandbox (seccomp), or use "
         "comm.backend = \"gloo\""};
@@ -250,8 +233,7 @@ Finding find_pidfd() {
   const long file = ::syscall(SYS_pidfd_open, ::getpid(), 0);
   if (file < 0) {
     return {
-        "pidfd",
-        Level::error,
+        "pidfd", Level::error,
         std::string("pidfd_open: ") + std::strerror(errno),
         "Linux 5.3 or newer has it; allow pidfd_open in the sandbox "
         "(seccomp)"};
@@ -295,9 +277,7 @@ Finding find_locked_memory() {
   if (limit.rlim_cur != RLIM_INFINITY &&
       ::access("/dev/infiniband", F_OK) == 0) {
     return {
-        "locked memory",
-        Level::warning,
-        text,
+        "locked memory", Level::warning, text,
         "RDMA needs it unlimited: ulimit -l unlimited"};
   }
   return {"locked memory", Level::ok, text, ""};
@@ -317,8 +297,7 @@ Finding find_ports() {
   if (file >= 0) ::close(file);
   if (!bound) {
     return {
-        "ports",
-        Level::error,
+        "ports", Level::error,
         std::string("no port on 127.0.0.1: ") + std::strerror(error),
         "bring loopback up: ip link set lo up"};
   }
@@ -327,8 +306,7 @@ Finding find_ports() {
   int low = 0, high = 0;
   range >> low >> high;
   return {
-      "ports",
-      Level::ok,
+      "ports", Level::ok,
       "free ones on 127.0.0.1" + (high > low ? ", from " + std::to_string(low) +
                                                    " to " + std::to_string(high)
                                              : ""),
@@ -342,8 +320,7 @@ Finding find_hostname() {
   const int error = ::getaddrinfo(name, nullptr, nullptr, &found);
   if (error != 0) {
     return {
-        "host name",
-        Level::warning,
+        "host name", Level::warning,
         std::string(name) + " does not resolve: " + ::gai_strerror(error),
         std::string("several hosts need it: add a line with its address and "
                     "\"") +
@@ -351,12 +328,7 @@ Finding find_hostname() {
   }
   char address[256] = "";
   ::getnameinfo(
-      found->ai_addr,
-      found->ai_addrlen,
-      address,
-      sizeof(address),
-      nullptr,
-      0,
+      found->ai_addr, found->ai_addrlen, address, sizeof(address), nullptr, 0,
       NI_NUMERICHOST);
   ::freeaddrinfo(found);
   return {"host name", Level::ok, std::string(name) + " is " + address, ""};

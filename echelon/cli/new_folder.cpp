@@ -52,8 +52,7 @@ void check_parent(const fs::path& out) {
 
 NewFolder::NewFolder(const fs::path& out) : out_(without_slash(out)) {
   std::error_code error;
-  const bool empty =
-      fs::is_directory(out_, error) && fs::is_empty(out_, error);
+  const bool empty = fs::is_directory(out_, error) && fs::is_empty(out_, error);
   if (fs::exists(fs::symlink_status(out_, error)) && !empty) {
     throw ConfigError(out.string() + ": is there already; name a new folder");
   }

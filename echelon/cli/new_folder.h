@@ -9,13 +9,14 @@ namespace echelon::cli {
 /// Throws ConfigError unless there is a folder to make `out` in.
 void check_parent(const std::filesystem::path& out);
 
-/// Its files are written beside it, in ".OUT.part-PROCESS", which is removed again
-/// unless move_into_place() was reached. Those that processes which were killed left
-/// are removed as well.
+/// Its files are written beside it, in ".OUT.part-PROCESS", which is removed
+/// again unless move_into_place() was reached. Those that processes which were
+/// killed left are removed as well.
 class NewFolder {
  public:
-  /// Throws ConfigError when `out` is there already (an empty folder may be) or has
-  /// no folder to be made in, CheckpointError when the disk does not let us.
+  /// Throws ConfigError when `out` is there already (an empty folder may be) or
+  /// has no folder to be made in, CheckpointError when the disk does not let
+  /// us.
   explicit NewFolder(const std::filesystem::path& out);
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;

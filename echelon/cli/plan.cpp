@@ -12,13 +12,13 @@
 #include "echelon/cli/plan_print.h"
 #include "echelon/cli/terminal.h"
 #include "echelon/cluster/catalogue.h"
-#include "echelon/text/nearest.h"
-#include "echelon/cost/stack.h"
 #include "echelon/cost/model_catalogue.h"
+#include "echelon/cost/stack.h"
 #include "echelon/error.h"
 #include "echelon/planner/configuration.h"
 #include "echelon/planner/plan.h"
 #include "echelon/planner/plan_page.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon::cli {
 namespace {
@@ -55,7 +55,8 @@ std::pair<std::string, std::string> parse_fix(const std::string& text) {
   const size_t at = text.find('=');
   if (at == std::string::npos || at == 0 || at + 1 == text.size()) {
     throw ConfigError(
-        "--fix " + text + ": write KEY=VALUE, as in --fix tp=8 or --fix "
+        "--fix " + text +
+        ": write KEY=VALUE, as in --fix tp=8 or --fix "
         "recompute=none");
   }
   return {text.substr(0, at), text.substr(at + 1)};
@@ -175,22 +176,28 @@ void add_plan(CLI::App& app, Action& action) {
     command->add_option(name, value, help)->type_name(type);
   };
   add_job_flags(*command, *arguments);
-  option("--fix", arguments->fix,
-         "keeps to this, as in tp=8 or schedule=1f1b; may be repeated",
-         "KEY=VALUE");
-  option("--objective", arguments->objective,
-         "the shortest step, the cheapest one, or the fewest devices that do "
-         "(time)",
-         joined(kObjectives));
+  option(
+      "--fix", arguments->fix,
+      "keeps to this, as in tp=8 or schedule=1f1b; may be repeated",
+      "KEY=VALUE");
+  option(
+      "--objective", arguments->objective,
+      "the shortest step, the cheapest one, or the fewest devices that do "
+      "(time)",
+      joined(kObjectives));
   option("--keep", arguments->keep, "layouts to show (5)", "NUMBER");
-  option("--explain", arguments->explain,
-         "the best plan for each value of one setting, and why it is not the "
-         "best of all",
-         "KEY");
-  option("--output", arguments->output,
-         "writes the best as a configuration of echelon train", "CONFIG.toml");
-  option("--html", arguments->html,
-         "draws it as a page: memory, the step, the choices, more devices", "FILE");
+  option(
+      "--explain", arguments->explain,
+      "the best plan for each value of one setting, and why it is not the "
+      "best of all",
+      "KEY");
+  option(
+      "--output", arguments->output,
+      "writes the best as a configuration of echelon train", "CONFIG.toml");
+  option(
+      "--html", arguments->html,
+      "draws it as a page: memory, the step, the choices, more devices",
+      "FILE");
   command->add_flag("--json", arguments->json, "prints everything as JSON");
   command->callback([&action, arguments] {
     action = [arguments] { return make_plan(*arguments); };

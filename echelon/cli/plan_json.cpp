@@ -62,10 +62,9 @@ Json plan_json(const Plan& plan, const PlanRequest& request) {
   json["model_flops_utilisation"] = step.model_flops_utilisation;
   json["computing_share"] = computing_share(step);
   json["cost_per_step"] = plan.cost_per_step;
-  json["seconds"] = {
-      {"matrix", parts.matrix},       {"memory", parts.memory},
-      {"recompute", parts.recompute}, {"bubble", parts.bubble},
-      {"optimizer", parts.optimizer}, {"other", parts.other}};
+  json["seconds"] = {{"matrix", parts.matrix},       {"memory", parts.memory},
+                     {"recompute", parts.recompute}, {"bubble", parts.bubble},
+                     {"optimizer", parts.optimizer}, {"other", parts.other}};
   json["exposed_seconds"] = by_axis(parts.exposed);
   json["communication_seconds"] = by_axis(step.communication);
   json["memory"] = memory_json(step.memory);

@@ -5,9 +5,9 @@
 #include <ostream>
 #include <sstream>
 
-#include "echelon/text/table.h"
 #include "echelon/planner/configuration.h"
 #include "echelon/planner/reasons.h"
+#include "echelon/text/table.h"
 #include "echelon/text/units.h"
 
 namespace echelon::cli {
@@ -62,7 +62,8 @@ std::vector<Part> parts_of(const StepEstimate& step) {
     const double hidden =
         std::max(0.0, step.communication[i] - step.parts.exposed[i]);
     parts.push_back(
-        {axis_name(kAxes[i]) + " communication", step.parts.exposed[i], hidden});
+        {axis_name(kAxes[i]) + " communication", step.parts.exposed[i],
+         hidden});
   }
   parts.push_back({"bubble", step.parts.bubble});
   parts.push_back({"optimizer", step.parts.optimizer});
@@ -90,8 +91,8 @@ class Printer {
          << to_string(request_.precision) << ", " << request_.stack << "\n";
     if (result.considered == 0) return;
     out_ << dim(wrapped(
-                count(result.considered) + " strategies: " +
-                    count(result.pruned) + " cannot fit, " +
+                count(result.considered) +
+                    " strategies: " + count(result.pruned) + " cannot fit, " +
                     count(result.pruned_slow) + " are slower by the bound, " +
                     count(result.estimated) + " steps estimated",
                 0, style_.columns))
@@ -120,7 +121,8 @@ class Printer {
       bars.push_back({std::string(to_string(kind)), gib(bytes), bytes / whole});
     }
     bars.push_back(
-        {"reserved", gib(estimate.reserved_bytes), estimate.reserved_bytes / whole});
+        {"reserved", gib(estimate.reserved_bytes),
+         estimate.reserved_bytes / whole});
     bars.push_back(
         {"of " + gib(limit) + " for a job", gib(estimate.peak_bytes()),
          estimate.peak_bytes() / whole});
@@ -141,8 +143,8 @@ class Printer {
         note = "+" + format_seconds(part.hidden_seconds) + " hidden";
       }
       bars.push_back(
-          {part.name, format_seconds(part.seconds), share, format_percent(share),
-           note});
+          {part.name, format_seconds(part.seconds), share,
+           format_percent(share), note});
     }
     draw(bars);
   }
@@ -201,12 +203,12 @@ class Printer {
       lead = count(plan.devices) + " devices, " + lead;
     }
     out_ << bold(place) << "  " << wrapped(lead, 3, style_.columns) << "\n";
-    std::string figures = bold(format_seconds(step.step_seconds)) + " a step, " +
-                          format_count(step.tokens_per_second) +
-                          (request_.model.transformer ? " tokens/s" : " samples/s") +
-                          ", utilisation " +
-                          format_percent(step.model_flops_utilisation) + ", " +
-                          gib(step.memory.peak_bytes()) + " a device";
+    std::string figures =
+        bold(format_seconds(step.step_seconds)) + " a step, " +
+        format_count(step.tokens_per_second) +
+        (request_.model.transformer ? " tokens/s" : " samples/s") +
+        ", utilisation " + format_percent(step.model_flops_utilisation) + ", " +
+        gib(step.memory.peak_bytes()) + " a device";
     if (plan.cost_per_step > 0) {
       figures += ", costs " + format_number(plan.cost_per_step) + " a step";
     }
@@ -218,7 +220,8 @@ class Printer {
   static std::string shares(const StepEstimate& step) {
     std::string text = "computing " + format_percent(computing_share(step));
     for (const Part& part : parts_of(step)) {
-      if (part.name == "matrix products" || part.name == "memory-bound operators") {
+      if (part.name == "matrix products" ||
+          part.name == "memory-bound operators") {
         continue;
       }
       text += ", " + part.name + " " +
@@ -244,8 +247,8 @@ class Printer {
     std::vector<std::vector<std::string>> rows;
     const size_t width = std::min<size_t>(40, style_.columns > 84 ? 40 : 24);
     for (const Bar& bar : bars) {
-      const auto full = static_cast<size_t>(
-          std::lround(std::clamp(bar.share, 0.0, 1.0) * static_cast<double>(width)));
+      const auto full = static_cast<size_t>(std::lround(
+          std::clamp(bar.share, 0.0, 1.0) * static_cast<double>(width)));
       std::string blocks;
       for (size_t i = 0; i < full; ++i) blocks += "█";
       rows.push_back({"  " + bar.name, bar.value});
@@ -264,8 +267,8 @@ class Printer {
 }  // namespace
 
 void print_plan_text(
-    const PlanRequest& request, const PlanResult& result, const PlanStyle& style,
-    std::ostream& out) {
+    const PlanRequest& request, const PlanResult& result,
+    const PlanStyle& style, std::ostream& out) {
   Printer printer(request, style, out);
   printer.heading(result);
   if (result.plans.empty()) {

@@ -15,8 +15,8 @@ struct PlanStyle {
 };
 
 void print_plan_text(
-    const PlanRequest& request, const PlanResult& result, const PlanStyle& style,
-    std::ostream& out);
+    const PlanRequest& request, const PlanResult& result,
+    const PlanStyle& style, std::ostream& out);
 void print_plan_json(
     const PlanRequest& request, const PlanResult& result, std::ostream& out);
 
@@ -25,7 +25,7 @@ void print_alternatives_text(
     const std::vector<Alternative>& rows, const PlanStyle& style,
     std::ostream& out);
 void print_alternatives_json(
-    const PlanRequest& request, const std::string& key, const std::vector<Alternative>& rows,
-    std::ostream& out);
+    const PlanRequest& request, const std::string& key,
+    const std::vector<Alternative>& rows, std::ostream& out);
 
 }  // namespace echelon::cli

@@ -102,10 +102,8 @@ double all_reduce_microseconds(const std::string& text) {
 
 Finding find_compiler() {
   return {
-      "built with",
-      Level::ok,
-      std::string(build_info::kCompiler) + ", " + build_info::kBuildType,
-      ""};
+      "built with", Level::ok,
+      std::string(build_info::kCompiler) + ", " + build_info::kBuildType, ""};
 }
 
 Finding find_libtorch() {
@@ -114,17 +112,14 @@ Finding find_libtorch() {
     program = find_echelon_train();
   } catch (const Error& error) {
     return {
-        "LibTorch",
-        Level::error,
-        "echelon-train is not beside this program",
+        "LibTorch", Level::error, "echelon-train is not beside this program",
         "build with LibTorch (ECHELON_LIBTORCH, or make build) and install "
         "both programs"};
   }
   const auto libraries = libraries_of(program);
   if (!libraries.missing.empty()) {
     return {
-        "LibTorch",
-        Level::error,
+        "LibTorch", Level::error,
         "echelon-train does not start: " + libraries.missing.front() +
             " is not found",
         "build again after a move of LibTorch, or name its lib folder in "
@@ -132,9 +127,7 @@ Finding find_libtorch() {
   }
   if (libraries.torch.empty()) {
     return {
-        "LibTorch",
-        Level::error,
-        "echelon-train does not load libtorch_cpu.so",
+        "LibTorch", Level::error, "echelon-train does not load libtorch_cpu.so",
         "build again with ECHELON_LIBTORCH set"};
   }
   const std::string version = torch_version(libraries.torch);
@@ -142,9 +135,7 @@ Finding find_libtorch() {
       version + ", " + fs::path(libraries.torch).parent_path().string();
   if (version.rfind("2.11", 0) != 0) {
     return {
-        "LibTorch",
-        Level::error,
-        text,
+        "LibTorch", Level::error, text,
         "echelon is made for 2.11; set ECHELON_LIBTORCH to such a copy and "
         "build again"};
   }
@@ -158,45 +149,30 @@ Finding find_all_reduce() {
     find_echelon_train();
   } catch (const Error&) {
     return {
-        "all_reduce",
-        Level::error,
-        "not tried: there is no echelon-train",
+        "all_reduce", Level::error, "not tried: there is no echelon-train",
         "see LibTorch above"};
   }
   const auto result = capture(
-      {self.string(),
-       "bench",
-       "collectives",
-       "--backend",
-       "local",
-       "-n",
-       "2",
-       "--bytes",
-       "1048576",
-       "--json"},
+      {self.string(), "bench", "collectives", "--backend", "local", "-n", "2",
+       "--bytes", "1048576", "--json"},
       std::chrono::seconds(60));
   if (result.timed_out) {
     return {
-        "all_reduce",
-        Level::error,
-        "two ranks do not meet within 60 s",
+        "all_reduce", Level::error, "two ranks do not meet within 60 s",
         "try it by hand: echelon bench collectives -n 2 --backend gloo"};
   }
   const double microseconds = all_reduce_microseconds(result.out);
   if (result.exit_code != 0 || microseconds < 0) {
     const std::string said = last_line(result.err);
     return {
-        "all_reduce",
-        Level::error,
+        "all_reduce", Level::error,
         "two ranks fail with exit code " + std::to_string(result.exit_code) +
             (said.empty() ? "" : ": " + said),
         "try it by hand: echelon bench collectives -n 2"};
   }
   char text[80];
   std::snprintf(
-      text,
-      sizeof(text),
-      "two ranks sum 1 MiB in %.0f us (local)",
+      text, sizeof(text), "two ranks sum 1 MiB in %.0f us (local)",
       microseconds);
   return {"all_reduce", Level::ok, text, ""};
 }

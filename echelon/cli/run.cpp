@@ -75,25 +75,21 @@ void add_run(CLI::App& app, Action& action) {
       ->type_name("RANK");
   command
       ->add_option(
-          "--master-addr",
-          arguments->master_addr,
+          "--master-addr", arguments->master_addr,
           "address of node 0, when there are several hosts")
       ->type_name("ADDRESS");
   command
       ->add_option(
-          "--master-port",
-          arguments->master_port,
+          "--master-port", arguments->master_port,
           "port of rank 0's store; on one host a free one is taken")
       ->type_name("PORT");
   command
       ->add_option(
-          "--log-dir",
-          arguments->log_dir,
+          "--log-dir", arguments->log_dir,
           "write each rank's output to DIR/rank-N.log")
       ->type_name("DIR");
   command->add_flag(
-      "--no-prefix",
-      arguments->no_prefix,
+      "--no-prefix", arguments->no_prefix,
       "show lines without the rank in front");
   command->prefix_command();
   command->callback([&action, arguments, command] {

@@ -1,10 +1,10 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
+#include "echelon/architecture/language_model.h"
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/error.h"
-#include "echelon/architecture/language_model.h"
 #include "echelon/job/trained_job.h"
 
 namespace echelon::cli {
@@ -26,15 +26,13 @@ void require(bool holds, const std::string& flag, const std::string& rule) {
 
 void check_sample(const SampleArguments& arguments) {
   require(
-      !arguments.prompt.empty(),
-      "--prompt",
+      !arguments.prompt.empty(), "--prompt",
       "is empty; give the words to go on with");
   require(arguments.tokens >= 1, "--tokens", "must be 1 or more");
   require(arguments.temperature >= 0, "--temperature", "must be 0 or more");
   require(arguments.top_k >= 0, "--top-k", "must be 0 (no limit) or more");
   require(
-      arguments.top_p > 0 && arguments.top_p <= 1,
-      "--top-p",
+      arguments.top_p > 0 && arguments.top_p <= 1, "--top-p",
       "must be more than 0 and at most 1");
   require(arguments.seed >= 0, "--seed", "must be 0 or more");
   const Job job = trained_job(arguments.run);
@@ -57,8 +55,7 @@ void add_sample(CLI::App& app, Action& action) {
   auto arguments = std::make_shared<SampleArguments>();
   command
       ->add_option(
-          "RUN",
-          arguments->run,
+          "RUN", arguments->run,
           "the run folder, whose newest checkpoint is taken, or a checkpoint")
       ->required();
   command->add_option("--prompt", arguments->prompt, "the text to go on with")
@@ -68,20 +65,17 @@ void add_sample(CLI::App& app, Action& action) {
       ->type_name("N");
   command
       ->add_option(
-          "--temperature",
-          arguments->temperature,
+          "--temperature", arguments->temperature,
           "0: always the likeliest token; 1: as the model says (0.8)")
       ->type_name("T");
   command
       ->add_option(
-          "--top-k",
-          arguments->top_k,
+          "--top-k", arguments->top_k,
           "only among so many of the likeliest tokens; 0: all")
       ->type_name("K");
   command
       ->add_option(
-          "--top-p",
-          arguments->top_p,
+          "--top-p", arguments->top_p,
           "only among the likeliest that have this probability together (1)")
       ->type_name("P");
   command
@@ -93,20 +87,12 @@ void add_sample(CLI::App& app, Action& action) {
       check_sample(*arguments);
       // The prompt last: it may look like a flag.
       become_echelon_train(
-          {"sample",
-           arguments->run,
-           "--tokens",
-           std::to_string(arguments->tokens),
-           "--temperature",
-           std::to_string(arguments->temperature),
-           "--top-k",
-           std::to_string(arguments->top_k),
-           "--top-p",
-           std::to_string(arguments->top_p),
-           "--seed",
-           std::to_string(arguments->seed),
-           "--prompt",
-           arguments->prompt});
+          {"sample", arguments->run, "--tokens",
+           std::to_string(arguments->tokens), "--temperature",
+           std::to_string(arguments->temperature), "--top-k",
+           std::to_string(arguments->top_k), "--top-p",
+           std::to_string(arguments->top_p), "--seed",
+           std::to_string(arguments->seed), "--prompt", arguments->prompt});
     };
   });
 }

@@ -11,11 +11,11 @@
 #include "echelon/cli/help.h"
 #include "echelon/cli/schedule_print.h"
 #include "echelon/cli/terminal.h"
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 #include "echelon/schedule/check.h"
 #include "echelon/schedule/csv.h"
 #include "echelon/schedule/options.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon::cli {
 namespace {
@@ -39,8 +39,8 @@ std::string joined(const std::vector<std::string>& words, const char* between) {
   return text;
 }
 
-int32_t number(
-    const std::string& flag, const std::string& text, int32_t otherwise) {
+int32_t
+number(const std::string& flag, const std::string& text, int32_t otherwise) {
   if (text.empty()) return otherwise;
   return static_cast<int32_t>(parse_count(flag, text, 1, kMaxScheduleCells));
 }
@@ -55,8 +55,7 @@ Schedule generated(const ScheduleArguments& arguments) {
   if (!arguments.kind.empty()) options.kind = arguments.kind;
   options.ranks = number("--stages", arguments.stages, 1);
   options.microbatches = number(
-      "--microbatches",
-      arguments.microbatches,
+      "--microbatches", arguments.microbatches,
       static_cast<int32_t>(
           std::min(int64_t{2} * options.ranks, kMaxScheduleCells)));
   options.stages_per_rank = number("--per-rank", arguments.per_rank, 0);
@@ -98,9 +97,7 @@ std::string format_of(const ScheduleArguments& arguments) {
 }
 
 void print(
-    const Schedule& schedule,
-    const std::string& format,
-    const TextStyle& style,
+    const Schedule& schedule, const std::string& format, const TextStyle& style,
     std::ostream& out) {
   if (format == "text") print_schedule_text(schedule, style, out);
   if (format == "csv") write_schedule_csv(schedule, out);
@@ -115,8 +112,7 @@ TextStyle terminal_style() {
 }
 
 void print_to_file(
-    const Schedule& schedule,
-    const std::string& format,
+    const Schedule& schedule, const std::string& format,
     const std::string& path) {
   std::ofstream file(path, std::ios::binary);
   if (file) print(schedule, format, {}, file);
@@ -151,39 +147,34 @@ void add_schedule(CLI::App& app, Action& action) {
       "echelon schedule --kind 1f1b --stages 4 --microbatches 8\n"
       "echelon schedule --kind interleaved --stages 4 --per-rank 2 "
       "--microbatches 8\n"
-      "echelon schedule --kind zb-v --stages 4 --format html --output zb-v.html\n"
-      "echelon schedule --kind gpipe --stages 2 --format csv --output mine.csv\n"
+      "echelon schedule --kind zb-v --stages 4 --format html --output "
+      "zb-v.html\n"
+      "echelon schedule --kind gpipe --stages 2 --format csv --output "
+      "mine.csv\n"
       "echelon schedule --file mine.csv");
   auto arguments = std::make_shared<ScheduleArguments>();
-  const auto option = [&](const char* name,
-                          std::string& value,
-                          const char* help,
-                          const std::string& type) {
+  const auto option = [&](const char* name, std::string& value,
+                          const char* help, const std::string& type) {
     command->add_option(name, value, help)->type_name(type);
   };
   option(
       "--kind", arguments->kind, "which schedule (1f1b)",
       joined(schedule_kinds(), "|"));
   option(
-      "--stages",
-      arguments->stages,
+      "--stages", arguments->stages,
       "pipeline ranks, each of which holds a stage of the model or --per-rank",
       "RANKS");
   option(
-      "--microbatches",
-      arguments->microbatches,
-      "parts of a batch that follow each other (twice the ranks)",
-      "NUMBER");
+      "--microbatches", arguments->microbatches,
+      "parts of a batch that follow each other (twice the ranks)", "NUMBER");
   option(
-      "--per-rank",
-      arguments->per_rank,
+      "--per-rank", arguments->per_rank,
       "stages that each rank holds, so that the model has RANKS * NUMBER (what "
       "the kind takes: 2 for interleaved, breadth_first, zb-v and dualpipev, "
       "else 1)",
       "NUMBER");
   option(
-      "--file",
-      arguments->file,
+      "--file", arguments->file,
       "a schedule as CSV, in place of a generated one: a row for each rank, "
       "cells such as 0F1, 0B1, 0I1 and 0W1",
       "F.csv");
@@ -191,7 +182,8 @@ void add_schedule(CLI::App& app, Action& action) {
       "--format", arguments->format, "what to print (text)",
       joined(kFormats, "|"));
   option(
-      "--output", arguments->output, "write it there, not to the terminal", "FILE");
+      "--output", arguments->output, "write it there, not to the terminal",
+      "FILE");
   command->add_flag("--json", arguments->json, "the same as --format json");
   command->callback([&action, arguments] {
     action = [arguments] { return schedule(*arguments); };

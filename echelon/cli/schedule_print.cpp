@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
-#include "echelon/text/table.h"
+#include "echelon/report/pipeline_page.h"
 #include "echelon/schedule/memory.h"
 #include "echelon/schedule/timing.h"
-#include "echelon/report/pipeline_page.h"
+#include "echelon/text/table.h"
 
 namespace echelon::cli {
 namespace {
@@ -115,7 +115,8 @@ class Grid {
     const size_t most = std::max<size_t>(room / width_, 1);
     const size_t bands = std::max<size_t>((ticks_ + most - 1) / most, 1);
     band_ = std::max<size_t>((ticks_ + bands - 1) / bands, 1);
-    const size_t rounded = (band_ + 4) / 5 * 5;  // every fifth tick has a number
+    const size_t rounded =
+        (band_ + 4) / 5 * 5;  // every fifth tick has a number
     if (bands > 1 && rounded <= most) band_ = rounded;
   }
 
@@ -151,8 +152,8 @@ class Grid {
     return with_stage_ ? whole : whole.substr(whole.find(letter(action.kind)));
   }
 
-  void print_rank(
-      size_t rank, size_t first, size_t last, std::ostream& out) const {
+  void
+  print_rank(size_t rank, size_t first, size_t last, std::ostream& out) const {
     std::string label = "rank " + std::to_string(rank);
     label.resize(label_, ' ');
     out << label;
@@ -175,10 +176,7 @@ class Grid {
 
   // One tick of an action: its name, then a line to where it ends.
   void print_cell(
-      const echelon::Action& action,
-      bool begins,
-      bool ends,
-      bool space,
+      const echelon::Action& action, bool begins, bool ends, bool space,
       std::ostream& out) const {
     std::string text = begins ? name(action) : "";
     const size_t filled = ends ? width_ - 1 : width_;
@@ -240,9 +238,7 @@ std::string listed(const std::vector<int32_t>& numbers) {
 }
 
 void print_table(
-    const Stages& stages,
-    const Timing& timing,
-    const StoredActivations& stored,
+    const Stages& stages, const Timing& timing, const StoredActivations& stored,
     std::ostream& out) {
   constexpr size_t kEnds = 20;  // lines of the first and of the last ranks
   bool one_each = true;
@@ -286,8 +282,8 @@ BlockKind block_kind(ActionKind kind) {
   return BlockKind::forward;
 }
 
-PipelinePicture picture(
-    const Schedule& schedule, const Stages& stages, const Timing& timing) {
+PipelinePicture
+picture(const Schedule& schedule, const Stages& stages, const Timing& timing) {
   // What is drawn is less; more would only be carried along.
   const size_t rows = std::min(stages.size(), kMaxPipelineRows + 1);
   const size_t most = kMaxPipelineBlocks + 1;
@@ -323,9 +319,9 @@ PipelinePicture picture(
 std::string range(std::vector<int32_t> numbers) {
   const auto [least, most] =
       std::minmax_element(numbers.begin(), numbers.end());
-  return *least == *most ? std::to_string(*most)
-                         : std::to_string(*least) + " to " +
-                               std::to_string(*most);
+  return *least == *most
+             ? std::to_string(*most)
+             : std::to_string(*least) + " to " + std::to_string(*most);
 }
 
 }  // namespace

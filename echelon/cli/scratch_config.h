@@ -1,11 +1,11 @@
-// A job's resolved configuration in a file for echelon-train, which is gone with the
-// object.
+// A job's resolved configuration in a file for echelon-train, which is gone
+// with the object.
 #pragma once
 
 #include <string>
 
-#include "echelon/launch/scratch.h"
 #include "echelon/job/job.h"
+#include "echelon/launch/scratch.h"
 
 namespace echelon::cli {
 

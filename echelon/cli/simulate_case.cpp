@@ -10,13 +10,13 @@
 #include "echelon/cli/capture.h"
 #include "echelon/cli/scratch_config.h"
 #include "echelon/cluster/catalogue.h"
-#include "echelon/text/nearest.h"
 #include "echelon/cost/counted_model.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/stack.h"
 #include "echelon/error.h"
 #include "echelon/launch/scratch.h"
 #include "echelon/predict/configured.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon::cli {
 namespace {
@@ -44,7 +44,8 @@ void real(
 void require(const char* flag, const std::string& text, const char* example) {
   if (!text.empty()) return;
   throw ConfigError(
-      std::string("echelon simulate: ") + flag + " is missing, as in " + example);
+      std::string("echelon simulate: ") + flag + " is missing, as in " +
+      example);
 }
 
 Recompute recompute_from(const std::string& text) {
@@ -59,7 +60,8 @@ Recompute recompute_from(const std::string& text) {
 }
 
 void read_strategy(const SimulateArguments& arguments, Strategy& strategy) {
-  if (!arguments.layout.empty()) strategy.layout = parse_layout(arguments.layout);
+  if (!arguments.layout.empty())
+    strategy.layout = parse_layout(arguments.layout);
   number("--batch", arguments.batch, 1, kMost, strategy.global_batch);
   number(
       "--microbatch", arguments.microbatch, 1, kMost, strategy.microbatch_size);
@@ -73,7 +75,8 @@ void read_strategy(const SimulateArguments& arguments, Strategy& strategy) {
   number("--zero", arguments.zero, 1, 3, strategy.zero_stage);
   if (!arguments.zero.empty() && strategy.layout.dp_shard == 1) {
     throw ConfigError(
-        "--zero " + arguments.zero + ": what of a model is cut over the ranks of "
+        "--zero " + arguments.zero +
+        ": what of a model is cut over the ranks of "
         "fsdp, but the layout has none; add fsdp=… to --layout");
   }
   if (!arguments.schedule.empty()) strategy.schedule = arguments.schedule;
@@ -160,7 +163,8 @@ ModelShape count_here(const Job& job) {
   return read_counted_model(layers);
 }
 
-void read_configuration(const SimulateArguments& arguments, SimulateCase& made) {
+void read_configuration(
+    const SimulateArguments& arguments, SimulateCase& made) {
   if (!arguments.model.empty()) {
     throw ConfigError(
         "--model " + arguments.model + " beside " + arguments.config +
@@ -187,7 +191,8 @@ void refuse_cut_layers(
     if (degree == 1) continue;
     throw ConfigError(
         std::string(to_string(axis)) + "=" + std::to_string(degree) +
-        ": ranks that compute a layer together talk within it, which counted layers "
+        ": ranks that compute a layer together talk within it, which counted "
+        "layers "
         "do not say; leave --count and --layers out, formulas do");
   }
 }
@@ -199,8 +204,10 @@ void refuse_layers(const SimulateArguments& arguments) {
                                 : "--layers " + arguments.layers;
   if (given.empty()) return;
   throw ConfigError(
-      given + ": layers are those of a configuration; name it, as in echelon "
-      "simulate first.toml --cluster h100-sxm:1x8 " + given);
+      given +
+      ": layers are those of a configuration; name it, as in echelon "
+      "simulate first.toml --cluster h100-sxm:1x8 " +
+      given);
 }
 
 }  // namespace

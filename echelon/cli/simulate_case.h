@@ -36,7 +36,8 @@ struct SimulateCase {
   FailureOptions failures;
 };
 
-/// Throws ConfigError that names the flag for what is missing, wrong or given twice.
+/// Throws ConfigError that names the flag for what is missing, wrong or given
+/// twice.
 SimulateCase read_case(const SimulateArguments& arguments);
 
 }  // namespace echelon::cli

@@ -4,9 +4,9 @@
 #include <utility>
 #include <vector>
 
+#include "echelon/job/job.h"
 #include "echelon/planner/configuration.h"
 #include "echelon/predict/configured.h"
-#include "echelon/job/job.h"
 
 namespace echelon::cli {
 namespace {
@@ -22,14 +22,14 @@ std::string set(const char* key, const std::string& value) {
 // The strategy's passes of a step, as the configuration has them.
 void set_passes(const Strategy& strategy, std::vector<std::string>& settings) {
   settings.push_back(set("train.batch", strategy.global_batch));
-  settings.push_back(set(
-      strategy.layout.pp > 1 ? "layout.microbatches" : "train.accumulate",
-      strategy.num_microbatches()));
+  settings.push_back(
+      set(strategy.layout.pp > 1 ? "layout.microbatches" : "train.accumulate",
+          strategy.num_microbatches()));
 }
 
 // Of the flags that were given.
-std::vector<std::string> settings_of(
-    const SimulateArguments& arguments, const Strategy& strategy) {
+std::vector<std::string>
+settings_of(const SimulateArguments& arguments, const Strategy& strategy) {
   std::vector<std::string> settings;
   if (!arguments.batch.empty() || !arguments.microbatch.empty()) {
     set_passes(strategy, settings);
@@ -102,8 +102,8 @@ SimulatedConfiguration
 configuration_of(const SimulateArguments& arguments, const SimulateCase& what) {
   if (arguments.config.empty() && !is_trained_here(what.model)) {
     return {
-        .missing = "there is no config.toml: echelon train has no " +
-                   what.model.name};
+        .missing =
+            "there is no config.toml: echelon train has no " + what.model.name};
   }
   const Job job =
       arguments.config.empty()

@@ -12,9 +12,9 @@ struct SimulatedConfiguration {
   std::string missing;  // what it does not say, and why; empty: nothing
 };
 
-/// CONFIG with what the flags changed; of a model of the catalogue what the planner
-/// would print, with no data to train on (images: made-up ones). Throws ConfigError
-/// where flags are none for `echelon train`.
+/// CONFIG with what the flags changed; of a model of the catalogue what the
+/// planner would print, with no data to train on (images: made-up ones). Throws
+/// ConfigError where flags are none for `echelon train`.
 SimulatedConfiguration
 configuration_of(const SimulateArguments& arguments, const SimulateCase& what);
 

@@ -17,7 +17,8 @@ std::string bytes_text(double bytes) {
   return format_bytes(static_cast<int64_t>(bytes));
 }
 
-const Device& fullest_device(const SimulateCase& what, const StepEstimate& step) {
+const Device&
+fullest_device(const SimulateCase& what, const StepEstimate& step) {
   const auto pipelines = static_cast<int64_t>(step.memory.ranks.size());
   const int64_t ranks = what.strategy.layout.num_ranks();
   return what.cluster
@@ -63,17 +64,16 @@ Rows figures(const SimulateCase& what, const SimulateResult& result) {
       {"utilisation",
        format_percent(step.model_flops_utilisation) + " of the " +
            std::string(to_string(what.strategy.precision)) + " peak"},
-      {"memory",
-       bytes_text(peak) + " of the fullest device's " + bytes_text(usable) +
-           (step.fits ? "" : ": does not fit")}};
+      {"memory", bytes_text(peak) + " of the fullest device's " +
+                     bytes_text(usable) + (step.fits ? "" : ": does not fit")}};
   if (result.run.step_seconds.size() > 1) {
     const auto [least, most] = std::minmax_element(
         result.run.step_seconds.begin(), result.run.step_seconds.end());
     rows.push_back(
-        {"steps", format_count(
-                      static_cast<double>(result.run.step_seconds.size())) +
-                      ", from " + format_seconds(*least) + " to " +
-                      format_seconds(*most)});
+        {"steps",
+         format_count(static_cast<double>(result.run.step_seconds.size())) +
+             ", from " + format_seconds(*least) + " to " +
+             format_seconds(*most)});
   }
   return rows;
 }
@@ -90,8 +90,8 @@ void print_weeks(
        "by formula " + format_percent(weeks.expected_share)},
       {"  saving", format_percent(weeks.saving),
        weeks.hours_between_failures > 0
-           ? "a checkpoint after each " + format_seconds(weeks.interval_seconds) +
-                 " of training"
+           ? "a checkpoint after each " +
+                 format_seconds(weeks.interval_seconds) + " of training"
            : ""},
       {"  done again", format_percent(weeks.lost), ""},
       {"  recovering", format_percent(weeks.recovering),
@@ -111,11 +111,11 @@ void print_simulation_text(
   const StepEstimate& step = result.run.step;
   out << what.model.name << " on " << what.cluster.name << ", "
       << format_count(static_cast<double>(what.strategy.layout.num_ranks()))
-      << " of "
-      << format_count(static_cast<double>(what.cluster.num_devices()))
+      << " of " << format_count(static_cast<double>(what.cluster.num_devices()))
       << " devices\n"
       << to_string(what.strategy) << "\n\n"
-      << aligned(figures(what, result)) << "\nwhere the slowest rank's step goes\n";
+      << aligned(figures(what, result))
+      << "\nwhere the slowest rank's step goes\n";
   Rows rows;
   for (const auto& [name, seconds] : parts_of(step.parts)) {
     rows.push_back(
@@ -134,8 +134,7 @@ void print_simulation_text(
   } else {
     out << (all == 1 ? "the one rank; " : "each rank; ");
   }
-  out
-      << format_count(static_cast<double>(result.run.events)) << " events in "
+  out << format_count(static_cast<double>(result.run.events)) << " events in "
       << format_seconds(result.wall_seconds) << "\n";
 }
 

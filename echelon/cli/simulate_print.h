@@ -21,8 +21,8 @@ void print_simulation_text(
 void print_simulation_json(
     const SimulateCase& what, const SimulateResult& result, std::ostream& out);
 
-/// Writes timeline.json, metrics.jsonl, report.html, cluster.toml and, where they are
-/// known, config.toml and layers.json into the new folder `path`.
+/// Writes timeline.json, metrics.jsonl, report.html, cluster.toml and, where
+/// they are known, config.toml and layers.json into the new folder `path`.
 void write_simulated_run(
     const SimulateCase& what, const SimulateResult& result,
     const SimulatedConfiguration& configuration, const std::string& path);

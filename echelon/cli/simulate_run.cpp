@@ -7,21 +7,21 @@
 #include "echelon/cost/counted_model.h"
 #include "echelon/predict/counted_layers.h"
 #include "echelon/predict/predict_run.h"
-#include "echelon/timeline/chrome_trace.h"
-#include "echelon/timeline/metrics.h"
 #include "echelon/report/report.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/metrics.h"
 
 namespace echelon::cli {
 namespace {
 
 // A step takes the same whatever it learns: times are all there is.
-std::vector<StepMetrics> metrics_of(
-    const SimulateCase& what, const SimulatedRun& run) {
+std::vector<StepMetrics>
+metrics_of(const SimulateCase& what, const SimulatedRun& run) {
   std::vector<StepMetrics> list;
   const double samples = static_cast<double>(what.strategy.global_batch);
-  const int64_t tokens = what.strategy.seq_len > 0 ? what.strategy.seq_len
-                                                   : what.model.seq_len;
+  const int64_t tokens =
+      what.strategy.seq_len > 0 ? what.strategy.seq_len : what.model.seq_len;
   for (const double seconds : run.step_seconds) {
     StepMetrics step;
     step.simulated = true;
@@ -29,16 +29,15 @@ std::vector<StepMetrics> metrics_of(
     step.step_seconds = seconds;
     step.samples_per_second = samples / seconds;
     if (what.model.transformer) {
-      step.tokens_per_second =
-          samples * static_cast<double>(tokens) / seconds;
+      step.tokens_per_second = samples * static_cast<double>(tokens) / seconds;
     }
     list.push_back(step);
   }
   return list;
 }
 
-std::vector<std::pair<std::string, std::string>> facts_of(
-    const SimulateCase& what, const SimulatedRun& run) {
+std::vector<std::pair<std::string, std::string>>
+facts_of(const SimulateCase& what, const SimulatedRun& run) {
   const Strategy& strategy = what.strategy;
   const auto count = [](int64_t value) {
     return format_count(static_cast<double>(value));
@@ -50,14 +49,15 @@ std::vector<std::pair<std::string, std::string>> facts_of(
       {"Parameters", format_count(what.model.num_parameters())},
       {"Cluster", what.cluster.name},
       {"Strategy", to_string(strategy)},
-      {"Ranks", count(strategy.layout.num_ranks()) + ", of which some are shown"},
+      {"Ranks",
+       count(strategy.layout.num_ranks()) + ", of which some are shown"},
       {"Global batch", count(strategy.global_batch)},
       {"Precision", std::string(to_string(strategy.precision))},
       {"Software", strategy.stack},
-      {"Memory", format_bytes(
-                     static_cast<int64_t>(run.step.memory.peak_bytes())) +
-                     (run.step.fits ? " of the fullest device, fits"
-                                    : " of the fullest device: does not fit")},
+      {"Memory",
+       format_bytes(static_cast<int64_t>(run.step.memory.peak_bytes())) +
+           (run.step.fits ? " of the fullest device, fits"
+                          : " of the fullest device: does not fit")},
       {"Utilisation", percent + " of the peak"}};
 }
 
@@ -78,14 +78,15 @@ void write_simulated_run(
   input.metrics = metrics_of(what, run);
   input.timeline = run.timeline;
   input.prediction = prediction_of(run, what.strategy, what.cluster);
-  input.total_seconds = std::accumulate(
-      run.step_seconds.begin(), run.step_seconds.end(), 0.0);
+  input.total_seconds =
+      std::accumulate(run.step_seconds.begin(), run.step_seconds.end(), 0.0);
   {
     MetricsWriter metrics(folder.path() / "metrics.jsonl");
     for (const auto& step : input.metrics) metrics.append(step);
     metrics.flush();  // so that an error is told
   }
-  if (!configuration.text.empty()) folder.write("config.toml", configuration.text);
+  if (!configuration.text.empty())
+    folder.write("config.toml", configuration.text);
   if (is_counted(what.model)) {
     folder.write(kCountedLayersFile, counted_model_json(what.model));
   }

@@ -5,16 +5,16 @@
 #include <iostream>
 #include <memory>
 
+#include "echelon/checkpoint/files/folder.h"
 #include "echelon/cli/arguments.h"
 #include "echelon/cli/capture.h"
 #include "echelon/cli/command_line.h"
 #include "echelon/cli/help.h"
 #include "echelon/cli/scratch_config.h"
 #include "echelon/cli/terminal.h"
-#include "echelon/checkpoint/files/folder.h"
 #include "echelon/error.h"
-#include "echelon/launch/launch.h"
 #include "echelon/job/run_folder.h"
+#include "echelon/launch/launch.h"
 
 namespace echelon::cli {
 namespace {
@@ -52,8 +52,8 @@ int plan(const TrainArguments& arguments) {
   if (arguments.json) command.push_back("--json");
   if (has_colours(1)) command.push_back("--colours");
   command.insert(
-      command.end(),
-      {"--columns", std::to_string(std::min<size_t>(terminal_columns(80), 100))});
+      command.end(), {"--columns", std::to_string(std::min<size_t>(
+                                       terminal_columns(80), 100))});
   const Captured counted = capture(command, std::chrono::minutes(10));
   std::cout << counted.out << std::flush;
   std::cerr << counted.err;
@@ -65,8 +65,8 @@ int plan(const TrainArguments& arguments) {
 
 // Of a run that is taken up again.
 bool is_done(const Job& job, const JobFacts& facts) {
-  const auto latest = latest_checkpoint(
-      std::filesystem::path(job.train.run) / "checkpoints");
+  const auto latest =
+      latest_checkpoint(std::filesystem::path(job.train.run) / "checkpoints");
   if (!latest || latest->step < facts.steps) return false;
   std::cout << job.train.run << " has " << latest->step << " of " << facts.steps
             << " steps; more of them (train.steps, train.epochs) go on from "
@@ -117,27 +117,26 @@ void add_train(CLI::App& app, Action& action) {
       "echelon train first.toml -n 2\n"
       "echelon train first.toml -n 2 --set train.steps=100 --overwrite\n"
       "echelon train first.toml --layout dp=4 --ranks threads\n"
-      "echelon train first.toml --resume runs/other   from its newest checkpoint\n"
+      "echelon train first.toml --resume runs/other   from its newest "
+      "checkpoint\n"
       "echelon train first.toml --check        check all of it, start nothing\n"
-      "echelon train first.toml --dry-run      what each rank would hold and send");
+      "echelon train first.toml --dry-run      what each rank would hold and "
+      "send");
   auto arguments = std::make_shared<TrainArguments>();
   add_job_arguments(*command, arguments->job, true);
   command->add_flag(
-      "--overwrite",
-      arguments->job.overrides.overwrite,
+      "--overwrite", arguments->job.overrides.overwrite,
       "replace the run folder if it exists");
   command->add_option(
-      "--resume",
-      arguments->job.overrides.resume,
-      "begin with another run's folder or a checkpoint; a run that has checkpoints "
+      "--resume", arguments->job.overrides.resume,
+      "begin with another run's folder or a checkpoint; a run that has "
+      "checkpoints "
       "goes on from its own (auto), or never");
   command->add_flag(
-      "--check",
-      arguments->check,
+      "--check", arguments->check,
       "check the configuration and what it names; start nothing");
   command->add_flag(
-      "--dry-run",
-      arguments->dry_run,
+      "--dry-run", arguments->dry_run,
       "print each rank's peak of memory by kind, and a step's collectives; "
       "start nothing");
   command->add_flag(

@@ -106,9 +106,9 @@ void add_verify(CLI::App& app, Action& action) {
       "echelon verify first.toml --resume --layout dp=2 --then tp=2");
   auto arguments = std::make_shared<VerifyArguments>();
   command->add_flag(
-      "--resume",
-      arguments->resume,
-      "save after the steps, go on with --then, and compare the steps after that "
+      "--resume", arguments->resume,
+      "save after the steps, go on with --then, and compare the steps after "
+      "that "
       "with those of one rank that never stopped");
   command->add_option("--then", arguments->then, "--resume: the second layout")
       ->type_name("LAYOUT");
@@ -117,8 +117,7 @@ void add_verify(CLI::App& app, Action& action) {
       ->type_name("STEPS");
   command
       ->add_option(
-          "--tolerance",
-          arguments->tolerance,
+          "--tolerance", arguments->tolerance,
           "largest relative difference (1e-10)")
       ->type_name("NUMBER");
   command->add_flag("--json", arguments->json, "print the result as JSON");

@@ -1,16 +1,17 @@
-// Dense peaks, memory as the driver reports it, and links in one direction, from the
-// vendors' data sheets: V100 (2018), A100 (2021), H100, H200, GH200, HGX B200 and
-// B300, GB200 and GB300 NVL72, L4, L40S, Ada architecture (RTX 4090: fp16 and bf16
-// with fp32 sums), MI300X. Hosts' memory: channels of the processors that the vendors'
-// guides to these systems name, of two usual ones where there is none. What software
-// reaches of them is in cost/device_rates.cpp.
+// Dense peaks, memory as the driver reports it, and links in one direction,
+// from the vendors' data sheets: V100 (2018), A100 (2021), H100, H200, GH200,
+// HGX B200 and B300, GB200 and GB300 NVL72, L4, L40S, Ada architecture (RTX
+// 4090: fp16 and bf16 with fp32 sums), MI300X. Hosts' memory: channels of the
+// processors that the vendors' guides to these systems name, of two usual ones
+// where there is none. What software reaches of them is in
+// cost/device_rates.cpp.
 #include "echelon/cluster/catalogue.h"
 
 #include <algorithm>
 #include <array>
 
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {

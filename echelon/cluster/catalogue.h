@@ -16,15 +16,15 @@ const std::vector<std::string>& device_names();
 /// Throws ConfigError for an unknown name, with the nearest.
 Device find_device(std::string_view name);
 
-/// The node that a device is usually sold in: 8 with NVSwitch for h100-sxm, 72 for
-/// gb200, one with PCIe for l4.
+/// The node that a device is usually sold in: 8 with NVSwitch for h100-sxm, 72
+/// for gb200, one with PCIe for l4.
 Node usual_node(std::string_view device);
 
-/// "h100-sxm:64x8": 64 nodes of 8; "a100-80gb:1024": 1024 devices in usual nodes,
-/// the last one filled in part where that does not divide; "h100-sxm": one node;
-/// "a100-80gb:16x8+h100-sxm:8x8": mixed; "local", "local:2": what is found on this
-/// machine (local_cluster.h); else a path of a cluster file (cluster_file.h). Throws
-/// ConfigError that says which of these it is not.
+/// "h100-sxm:64x8": 64 nodes of 8; "a100-80gb:1024": 1024 devices in usual
+/// nodes, the last one filled in part where that does not divide; "h100-sxm":
+/// one node; "a100-80gb:16x8+h100-sxm:8x8": mixed; "local", "local:2": what is
+/// found on this machine (local_cluster.h); else a path of a cluster file
+/// (cluster_file.h). Throws ConfigError that says which of these it is not.
 Cluster find_cluster(const std::string& text);
 
 }  // namespace echelon

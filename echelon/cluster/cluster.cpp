@@ -40,8 +40,8 @@ class Check {
     throw ConfigError(place_ + ": " + text);
   }
 
-  void refuse(
-      const std::string& key, double value, const std::string& rule) const {
+  void
+  refuse(const std::string& key, double value, const std::string& rule) const {
     fail(key + " = " + config::toml_text(value) + " must be " + rule);
   }
 
@@ -106,8 +106,8 @@ class Check {
 
   void group(size_t index) {
     const auto& [node, count] = cluster_.groups[index];
-    place_ = "nodes " + std::to_string(index + 1) + " (" + node.device.name +
-             ")";
+    place_ =
+        "nodes " + std::to_string(index + 1) + " (" + node.device.name + ")";
     if (count < 1) refuse("count", static_cast<double>(count), "at least 1");
     if (node.num_devices < 1) {
       refuse("devices", static_cast<double>(node.num_devices), "at least 1");
@@ -128,14 +128,12 @@ class Check {
     at_least("host_memory_rate", node.host_memory_bytes_per_second, 0);
     if (node.num_devices > 1) {
       above_zero(
-          "inside rate",
-          node.inside.bytes_per_second,
+          "inside rate", node.inside.bytes_per_second,
           "its " + std::to_string(node.num_devices) + " devices need a link");
     }
     if (cluster_.groups.size() > 1 || count > 1) {
       above_zero(
-          "network rate",
-          node.network.bytes_per_second,
+          "network rate", node.network.bytes_per_second,
           "the cluster has more than one node");
     }
   }

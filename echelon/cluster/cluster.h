@@ -26,8 +26,9 @@ struct Node {
   std::string name;  // "dgx-h100"
   Device device;
   int64_t num_devices = 1;
-  /// Between devices of the node. `switched`: every device reaches every other at
-  /// its full rate (NVSwitch); else all of them share what one device has (PCIe).
+  /// Between devices of the node. `switched`: every device reaches every other
+  /// at its full rate (NVSwitch); else all of them share what one device has
+  /// (PCIe).
   Link inside;
   bool switched = true;
   bool reduces_in_switch = false;  // NVLink SHARP
@@ -35,7 +36,8 @@ struct Node {
   Link network;
   Link host;  // of one device to its host's memory
   double host_memory_bytes = 0;
-  /// Of the host's memory, one device's share of the channels' rate; 0: not known.
+  /// Of the host's memory, one device's share of the channels' rate; 0: not
+  /// known.
   double host_memory_bytes_per_second = 0;
 
   bool operator==(const Node&) const = default;
@@ -74,9 +76,9 @@ struct Cluster {
   bool operator==(const Cluster&) const = default;
 };
 
-/// Throws ConfigError for what no job can run on: no device, a rate of 0 between
-/// devices that exist, a negative figure, two devices of one name; names group, key,
-/// value and rule.
+/// Throws ConfigError for what no job can run on: no device, a rate of 0
+/// between devices that exist, a negative figure, two devices of one name;
+/// names group, key, value and rule.
 void check(const Cluster& cluster);
 
 }  // namespace echelon

@@ -7,9 +7,9 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/quantity.h"
-#include "echelon/text/nearest.h"
 #include "echelon/config/value.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
@@ -33,9 +33,8 @@ class Table {
       : value_(value), place_(std::move(place)), title_(std::move(title)) {
     if (value.kind != Kind::table) {
       fail(
-          place_,
-          title_ + " = " + config::shortened(value.text()) + " is " +
-              value.kind_name() + "; it must be a table");
+          place_, title_ + " = " + config::shortened(value.text()) + " is " +
+                      value.kind_name() + "; it must be a table");
     }
   }
 
@@ -120,17 +119,17 @@ class Table {
         continue;
       }
       fail(
-          member.place,
-          title_ + " has no key " + config::shortened(member.name) +
-              config::did_you_mean(member.name, known_));
+          member.place, title_ + " has no key " +
+                            config::shortened(member.name) +
+                            config::did_you_mean(member.name, known_));
     }
   }
 
   [[noreturn]] void refuse(const Member& member, const std::string& rule) {
     fail(
-        member.value.place,
-        title_ + " " + member.name + " = " +
-            config::shortened(member.value.text()) + " must be " + rule);
+        member.value.place, title_ + " " + member.name + " = " +
+                                config::shortened(member.value.text()) +
+                                " must be " + rule);
   }
 
  private:
@@ -154,11 +153,10 @@ MatrixRate read_matrix_rate(const Value& value, const std::string& title) {
   MatrixRate rate;
   std::string precision, kind(to_string(rate.kind));
   table.read("of", kind);
-  const bool whole = table.read("precision", precision) &
-                     table.read("m", rate.m, 1) & table.read("n", rate.n, 1) &
-                     table.read("k", rate.k, 1) &
-                     table.read(
-                         "rate", rate.flops_per_second, Unit::flops_per_second);
+  const bool whole =
+      table.read("precision", precision) & table.read("m", rate.m, 1) &
+      table.read("n", rate.n, 1) & table.read("k", rate.k, 1) &
+      table.read("rate", rate.flops_per_second, Unit::flops_per_second);
   table.finish();
   if (!whole) {
     fail(table.place(), table.title() + " needs precision, m, n, k and rate");
@@ -180,7 +178,8 @@ OperatorRate read_operator_rate(const Value& value, const std::string& title) {
       table.read("bytes", rate.bytes, Unit::bytes) &
       table.read("rate", rate.bytes_per_second, Unit::bytes_per_second);
   table.finish();
-  if (!whole) fail(table.place(), table.title() + " needs name, bytes and rate");
+  if (!whole)
+    fail(table.place(), table.title() + " needs name, bytes and rate");
   return rate;
 }
 
@@ -205,7 +204,8 @@ LaunchRate read_launch_rate(const Value& value, const std::string& title) {
 HostWork read_host_work(const Value& value, const std::string& where) {
   Table table(value, value.place, where + " host_work");
   HostWork work;
-  const bool whole = table.read("beside", work.computing_seconds, Unit::seconds);
+  const bool whole =
+      table.read("beside", work.computing_seconds, Unit::seconds);
   table.read("step", work.step_seconds, Unit::seconds);
   table.read("layer", work.layer_seconds, Unit::seconds);
   table.read("pass", work.pass_seconds, Unit::seconds);
@@ -225,7 +225,8 @@ void read_rates(
   const Member* member = table.find(key);
   if (member == nullptr) return;
   if (member->value.kind != Kind::array) {
-    table.refuse(*member, "a list; `echelon bench --save` measures and writes it");
+    table.refuse(
+        *member, "a list; `echelon bench --save` measures and writes it");
   }
   rates.clear();
   for (const auto& item : member->value.items) {
@@ -252,8 +253,7 @@ class Reader {
     root_.read("nodes_per_rack", cluster_.nodes_per_rack, int64_t{0});
     root_.read("oversubscription", cluster_.oversubscription, 1.0);
     root_.read(
-        "mean_hours_between_failures",
-        cluster_.mean_hours_between_failures,
+        "mean_hours_between_failures", cluster_.mean_hours_between_failures,
         0.0);
     read_devices();
     read_nodes();
@@ -278,7 +278,8 @@ class Reader {
   }
 
   FileDevice read_device(const Member& member) {
-    const std::string title = "[devices." + config::shortened(member.name) + "]";
+    const std::string title =
+        "[devices." + config::shortened(member.name) + "]";
     Table table(member.value, member.place, title);
     FileDevice made;
     if (in_catalogue(member.name)) made.like = member.name;
@@ -306,7 +307,8 @@ class Reader {
     read_peaks(table, device);
     table.read("processor", device.processor);
     read_rates(table, "matrix_rates", device.matrix_rates, read_matrix_rate);
-    read_rates(table, "operator_rates", device.operator_rates, read_operator_rate);
+    read_rates(
+        table, "operator_rates", device.operator_rates, read_operator_rate);
     table.finish();
     require_figures(table, device);
     return made;
@@ -348,7 +350,8 @@ class Reader {
     if (member == nullptr) {
       fail(
           root_.place(),
-          "a cluster needs [[nodes]], with device = \"h100-sxm\" and count = 8");
+          "a cluster needs [[nodes]], with device = \"h100-sxm\" and count = "
+          "8");
     }
     const Value& list = member->value;
     if (list.kind != Kind::array || list.items.empty()) {
@@ -356,8 +359,7 @@ class Reader {
     }
     for (size_t i = 0; i < list.items.size(); ++i) {
       Table table(
-          list.items[i],
-          list.items[i].place,
+          list.items[i], list.items[i].place,
           "[[nodes]] " + std::to_string(i + 1));
       cluster_.groups.push_back(read_node(table));
       places_.push_back(table.place());
@@ -381,8 +383,7 @@ class Reader {
     table.read("reduces_in_switch", node.reduces_in_switch);
     table.read("host_memory", node.host_memory_bytes, Unit::bytes);
     table.read(
-        "host_memory_rate",
-        node.host_memory_bytes_per_second,
+        "host_memory_rate", node.host_memory_bytes_per_second,
         Unit::bytes_per_second);
     read_link(table, "inside", node.inside);
     read_link(table, "network", node.network);

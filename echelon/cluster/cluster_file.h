@@ -8,7 +8,8 @@
 //   device = "h100-sxm"            # of the catalogue, or a [devices.NAME] here
 //   count = 8                      # nodes
 //   devices = 8                    # of each
-//   network = { name = "InfiniBand NDR", rate = "400 Gbit/s", latency = "5 us" }
+//   network = { name = "InfiniBand NDR", rate = "400 Gbit/s", latency = "5 us"
+//   }
 #pragma once
 
 #include <filesystem>
@@ -19,8 +20,9 @@
 namespace echelon {
 
 /// What a node leaves out is the usual node's of its device. Rates have units
-/// ("400 Gbit/s", "50 GB/s"); sizes too ("80 GiB"). Throws ConfigError with file,
-/// line and column for an unknown key, a missing unit or link, a wrong value.
+/// ("400 Gbit/s", "50 GB/s"); sizes too ("80 GiB"). Throws ConfigError with
+/// file, line and column for an unknown key, a missing unit or link, a wrong
+/// value.
 Cluster read_cluster(const std::filesystem::path& path);
 Cluster parse_cluster(const std::string& text, const std::string& name);
 

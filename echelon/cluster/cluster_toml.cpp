@@ -60,12 +60,13 @@ std::string matrix_rates_text(const Device& device) {
         rate.kind == ProductKind::product
             ? ""
             : "of = " + quoted(std::string(to_string(rate.kind))) + ", ";
-    text += "  { " + of +
-            "precision = " + quoted(std::string(to_string(rate.precision))) +
-            ", m = " + std::to_string(rate.m) +
-            ", n = " + std::to_string(rate.n) +
-            ", k = " + std::to_string(rate.k) + ", rate = " +
-            quantity(rate.flops_per_second, Unit::flops_per_second) + " },\n";
+    text +=
+        "  { " + of +
+        "precision = " + quoted(std::string(to_string(rate.precision))) +
+        ", m = " + std::to_string(rate.m) + ", n = " + std::to_string(rate.n) +
+        ", k = " + std::to_string(rate.k) +
+        ", rate = " + quantity(rate.flops_per_second, Unit::flops_per_second) +
+        " },\n";
   }
   return text + "]\n";
 }
@@ -79,8 +80,7 @@ std::string launch_rates_text(const Device& device) {
             ", backward = " + quantity(rate.backward_seconds, Unit::seconds) +
             ", view = " + quantity(rate.view_seconds, Unit::seconds) +
             ", backward_view = " +
-            quantity(rate.backward_view_seconds, Unit::seconds) +
-            " },\n";
+            quantity(rate.backward_view_seconds, Unit::seconds) + " },\n";
   }
   return text + "]\n";
 }
@@ -140,8 +140,8 @@ std::string device_text(const Device& device) {
 }
 
 std::string link_text(const Link& link) {
-  return "{ name = " + quoted(link.name) + ", rate = " +
-         quantity(link.bytes_per_second, Unit::bytes_per_second) +
+  return "{ name = " + quoted(link.name) +
+         ", rate = " + quantity(link.bytes_per_second, Unit::bytes_per_second) +
          ", latency = " + quantity(link.latency_seconds, Unit::seconds) + " }";
 }
 

@@ -1,7 +1,7 @@
 #include "echelon/cluster/device.h"
 
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
@@ -10,8 +10,12 @@ constexpr std::array<std::string_view, kPrecisions.size()> kNames = {
     "fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"};
 
 constexpr std::array<std::string_view, kProductKinds.size()> kProductNames = {
-    "product",   "convolution",        "convolution inputs", "convolution weights",
-    "attention", "attention gradients"};
+    "product",
+    "convolution",
+    "convolution inputs",
+    "convolution weights",
+    "attention",
+    "attention gradients"};
 
 // Where `name` is in `names`.
 template <size_t kSize>
@@ -25,8 +29,8 @@ size_t find_name(
   }
   throw ConfigError(
       std::string("unknown ") + what + " \"" + std::string(name) + "\"" +
-      config::did_you_mean(name, {names.begin(), names.end()}) +
-      " (one of " + all + ")");
+      config::did_you_mean(name, {names.begin(), names.end()}) + " (one of " +
+      all + ")");
 }
 
 }  // namespace

@@ -6,9 +6,9 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/cluster/local_cluster.h"
-#include "echelon/text/nearest.h"
 #include "echelon/config/value.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
@@ -43,8 +43,7 @@ int64_t count_in(const std::string& text, std::string_view number) {
           "10 million)");
 }
 
-void add_usual_nodes(
-    Cluster& cluster, const Node& node, int64_t devices) {
+void add_usual_nodes(Cluster& cluster, const Node& node, int64_t devices) {
   const int64_t whole = devices / node.num_devices;
   const int64_t rest = devices % node.num_devices;
   if (whole > 0) cluster.groups.push_back({node, whole});
@@ -58,17 +57,17 @@ Node node_named(const std::string& text, std::string_view device) {
   for (const auto& known : device_names()) {
     if (known == device) return usual_node(device);
   }
-  if (device.empty()) fail(text, "a device's name is missing, as in h100-sxm:8");
+  if (device.empty())
+    fail(text, "a device's name is missing, as in h100-sxm:8");
   std::string all;
   for (const auto& known : device_names()) {
     all += (all.empty() ? "" : ", ") + known;
   }
   fail(
-      text,
-      "no device \"" + std::string(device.substr(0, 60)) +
-          "\" in the catalogue, and no file of that name" +
-          config::did_you_mean(device, device_names()) + " (devices: " + all +
-          ")");
+      text, "no device \"" + std::string(device.substr(0, 60)) +
+                "\" in the catalogue, and no file of that name" +
+                config::did_you_mean(device, device_names()) +
+                " (devices: " + all + ")");
 }
 
 void add_part(
@@ -89,12 +88,11 @@ void add_part(
   node.num_devices = count_in(text, counts.substr(times + 1));
   if (node.num_devices > 1 && node.inside.bytes_per_second == 0) {
     fail(
-        text,
-        node.device.name +
-            " has no link inside a node in the catalogue; write " +
-            node.device.name + ":" +
-            std::to_string(nodes * node.num_devices) +
-            ", or a cluster file that says the link");
+        text, node.device.name +
+                  " has no link inside a node in the catalogue; write " +
+                  node.device.name + ":" +
+                  std::to_string(nodes * node.num_devices) +
+                  ", or a cluster file that says the link");
   }
   cluster.groups.push_back({node, nodes});
 }

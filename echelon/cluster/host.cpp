@@ -80,8 +80,8 @@ int available_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   const int cores = sched_getaffinity(0, sizeof set, &set) == 0
-      ? CPU_COUNT(&set)
-      : static_cast<int>(std::thread::hardware_concurrency());
+                        ? CPU_COUNT(&set)
+                        : static_cast<int>(std::thread::hardware_concurrency());
   return std::max(1, std::min(cores, cgroup_cores()));
 }
 

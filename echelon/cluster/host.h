@@ -16,8 +16,8 @@ struct HostMemory {
 HostMemory host_memory();
 
 struct Processor {
-  std::string name;             // "AMD EPYC 9654"; empty: not told
-  double hertz = 0;             // now; 0: not told
+  std::string name;              // "AMD EPYC 9654"; empty: not told
+  double hertz = 0;              // now; 0: not told
   int fp32_flops_per_cycle = 0;  // of a core, by its vector instructions
 };
 /// From /proc/cpuinfo, or a text like it.

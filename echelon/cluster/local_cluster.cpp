@@ -17,8 +17,7 @@ bool is_of_processor(const Cluster& cluster) {
 LocalCluster local_cluster(
     LocalMachine machine,
     const std::function<std::optional<Cluster>(int64_t devices)>& saved,
-    int64_t devices,
-    bool on_processor) {
+    int64_t devices, bool on_processor) {
   if (on_processor) machine.nvml.gpus.clear();
   const bool gpus = !machine.nvml.gpus.empty();
   const auto all = gpus ? static_cast<int64_t>(machine.nvml.gpus.size())
@@ -31,8 +30,8 @@ LocalCluster local_cluster(
   LocalCluster found{
       cluster_of(machine, devices),
       gpus ? RatesFrom::catalogue : RatesFrom::guess};
-  found.cluster.name = gpus ? "this machine by the catalogue"
-                            : "this machine, rates guessed";
+  found.cluster.name =
+      gpus ? "this machine by the catalogue" : "this machine, rates guessed";
   return found;
 }
 

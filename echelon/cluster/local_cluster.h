@@ -21,17 +21,18 @@ struct LocalCluster {
   RatesFrom rates = RatesFrom::guess;
 };
 
-/// This machine as `devices` devices: its GPUs, or shares of its processor; 0: all
-/// GPUs, or one share for each core. `on_processor`: what runs uses no GPU. Throws
-/// ConfigError as cluster_of does, and as read_cluster for a saved file that is broken.
+/// This machine as `devices` devices: its GPUs, or shares of its processor; 0:
+/// all GPUs, or one share for each core. `on_processor`: what runs uses no GPU.
+/// Throws ConfigError as cluster_of does, and as read_cluster for a saved file
+/// that is broken.
 LocalCluster local_cluster(int64_t devices, bool on_processor = false);
 
-/// The same of any machine, and of what `saved` says was measured of so many devices;
-/// a file that is of GPUs says nothing of a processor, nor the other way around.
+/// The same of any machine, and of what `saved` says was measured of so many
+/// devices; a file that is of GPUs says nothing of a processor, nor the other
+/// way around.
 LocalCluster local_cluster(
     LocalMachine machine,
     const std::function<std::optional<Cluster>(int64_t devices)>& saved,
-    int64_t devices,
-    bool on_processor);
+    int64_t devices, bool on_processor);
 
 }  // namespace echelon

@@ -43,8 +43,8 @@ constexpr double kSharedMemoryLatency = 20e-6;
 constexpr double kUnknownHertz = 2.5e9;
 
 double usable_memory(const HostMemory& memory) {
-  const bool limited = memory.limit_bytes > 0 &&
-                       memory.limit_bytes < memory.total_bytes;
+  const bool limited =
+      memory.limit_bytes > 0 && memory.limit_bytes < memory.total_bytes;
   return limited ? memory.limit_bytes : memory.total_bytes;
 }
 
@@ -62,8 +62,7 @@ Link network_of(const LocalMachine& machine, int64_t devices) {
   if (rate == 0) return {};
   return {
       infiniband > 0 ? "InfiniBand" : "Ethernet",
-      rate / static_cast<double>(devices),
-      infiniband > 0 ? 5e-6 : 30e-6};
+      rate / static_cast<double>(devices), infiniband > 0 ? 5e-6 : 30e-6};
 }
 
 Node processor_node(const LocalMachine& machine, int64_t devices) {
@@ -78,8 +77,7 @@ Node processor_node(const LocalMachine& machine, int64_t devices) {
   node.device.name = "cpu";
   node.device.processor = true;
   node.device.memory_bytes = usable_memory(machine.memory) / share;
-  node.device.memory_bytes_per_second =
-      kCoreMemoryRate * machine.cores / share;
+  node.device.memory_bytes_per_second = kCoreMemoryRate * machine.cores / share;
   const auto set = [&](Precision precision, double peak) {
     node.device.peak_flops_per_second[static_cast<size_t>(precision)] =
         peak / share;
@@ -97,8 +95,7 @@ Node processor_node(const LocalMachine& machine, int64_t devices) {
   node.switched = false;
   node.inside = {"shared memory", kSharedMemoryRate, kSharedMemoryLatency};
   node.network = network_of(machine, devices);
-  node.host = {
-      "memory", node.device.memory_bytes_per_second, 1e-6};
+  node.host = {"memory", node.device.memory_bytes_per_second, 1e-6};
   node.host_memory_bytes = usable_memory(machine.memory);
   return node;
 }
@@ -143,8 +140,7 @@ Node gpu_node(const LocalMachine& machine, int64_t devices) {
     node.reduces_in_switch = false;
   }
   if (!machine.adapters.empty()) {
-    node.network =
-        network_of(machine, static_cast<int64_t>(gpus.size()));
+    node.network = network_of(machine, static_cast<int64_t>(gpus.size()));
   }
   if (usable_memory(machine.memory) > 0) {
     node.host_memory_bytes = usable_memory(machine.memory);
@@ -173,18 +169,14 @@ std::vector<Adapter> find_adapters(const std::string& sys) {
     const double megabits =
         std::strtod(first_line(device / "speed").c_str(), nullptr);
     if (megabits <= 0 || first_line(device / "operstate") != "up") continue;
-    adapters.push_back(
-        {device.filename().string(), false, megabits / 8 * 1e6});
+    adapters.push_back({device.filename().string(), false, megabits / 8 * 1e6});
   }
   return adapters;
 }
 
 LocalMachine look_at_machine() {
   return {
-      find_host_processor(),
-      available_cores(),
-      host_memory(),
-      ask_nvml(),
+      find_host_processor(), available_cores(), host_memory(), ask_nvml(),
       find_adapters()};
 }
 

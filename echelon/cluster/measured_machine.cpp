@@ -47,8 +47,8 @@ Node unknown_gpu_node(LocalMachine machine, int64_t ranks) {
   return node;
 }
 
-// A processor's share, or an unknown GPU, has no published peak: its best product
-// is the peak.
+// A processor's share, or an unknown GPU, has no published peak: its best
+// product is the peak.
 void set_peaks(Device& device) {
   device.peak_flops_per_second.fill(0);
   for (const auto& rate : device.matrix_rates) {
@@ -66,8 +66,8 @@ double rounded(double value) {
   return std::round(value * scale) / scale;
 }
 
-std::string source_of(
-    const MachineMeasurement& measured, const LocalMachine& machine) {
+std::string
+source_of(const MachineMeasurement& measured, const LocalMachine& machine) {
   std::string text = "measured by echelon bench --save with " +
                      std::to_string(measured.ranks) +
                      (measured.ranks == 1 ? " rank on " : " ranks on ");
@@ -105,25 +105,27 @@ struct Spread {
 };
 
 void add(std::vector<Spread>& all, const std::string& name, double rate) {
-  const auto known = std::find_if(all.begin(), all.end(), [&](const Spread& one) {
-    return one.name == name;
-  });
-  Spread& one =
-      known == all.end() ? all.emplace_back(Spread{name, rate, rate, 0}) : *known;
+  const auto known = std::find_if(
+      all.begin(), all.end(),
+      [&](const Spread& one) { return one.name == name; });
+  Spread& one = known == all.end()
+                    ? all.emplace_back(Spread{name, rate, rate, 0})
+                    : *known;
   one.least = std::min(one.least, rate);
   one.most = std::max(one.most, rate);
   ++one.count;
 }
 
 // In billions a second.
-std::string to_text(
-    const std::vector<Spread>& all, const char* unit, const char* what) {
+std::string
+to_text(const std::vector<Spread>& all, const char* unit, const char* what) {
   std::string text;
   for (const Spread& one : all) {
     char line[160];
     std::snprintf(
         line, sizeof(line), "  %-36s %9.2f to %.2f %s, %d %s\n",
-        label_of(one.name).c_str(), one.least / 1e9, one.most / 1e9, unit, one.count, what);
+        label_of(one.name).c_str(), one.least / 1e9, one.most / 1e9, unit,
+        one.count, what);
     text += line;
   }
   return text;
@@ -140,19 +142,20 @@ Link link_of(const MachineMeasurement& measured) {
     if (most == nullptr || call.bytes > most->bytes) most = &call;
   }
   if (least == nullptr || least->bytes == most->bytes || measured.ranks < 2) {
-    throw Error("a link is measured by all_reduces of two sizes, 2 ranks or more");
+    throw Error(
+        "a link is measured by all_reduces of two sizes, 2 ranks or more");
   }
   const auto ranks = static_cast<double>(measured.ranks);
   const double share = 2 * (ranks - 1) / ranks;
-  // Noise may make the larger one quicker; the rate is then as if it had no delay.
+  // Noise may make the larger one quicker; the rate is then as if it had no
+  // delay.
   const double seconds = most->seconds > least->seconds
                              ? most->seconds - least->seconds
                              : most->seconds;
   const double rate =
       share * static_cast<double>(most->bytes - least->bytes) / seconds;
   const double latency = std::max(
-      0.0,
-      least->seconds - share * static_cast<double>(least->bytes) / rate);
+      0.0, least->seconds - share * static_cast<double>(least->bytes) / rate);
   return {"measured", rate, latency};
 }
 
@@ -161,9 +164,8 @@ cluster_of(const MachineMeasurement& measured, const LocalMachine& machine) {
   Cluster cluster;
   cluster.name = "measured";
   const bool known = known_gpus(machine);
-  Node node =
-      known ? cluster_of(machine, measured.ranks).groups.front().node
-            : unknown_gpu_node(machine, measured.ranks);
+  Node node = known ? cluster_of(machine, measured.ranks).groups.front().node
+                    : unknown_gpu_node(machine, measured.ranks);
   node.name = "measured";
   Device& device = node.device;
   device.matrix_rates = measured.matrix_rates;
@@ -212,33 +214,38 @@ std::string to_text(const MachineMeasurement& measured) {
   std::string text = "of one rank, " + std::to_string(measured.ranks) +
                      (measured.ranks == 1 ? " rank" : " ranks at once") + ":\n";
   text += formatted(
-      "  %-36s %9.2f GB/s\n",
-      measured.memory_bytes_per_second / 1e9,
+      "  %-36s %9.2f GB/s\n", measured.memory_bytes_per_second / 1e9,
       "memory, read and written");
   text += formatted(
-      "  %-36s %9.2f us\n", measured.launch_seconds * 1e6, "an operator, launched");
+      "  %-36s %9.2f us\n", measured.launch_seconds * 1e6,
+      "an operator, launched");
   for (const auto& rate : measured.launch_rates) {
     const std::string where =
-        " beside " + std::to_string(std::llround(rate.bytes_beside / 1024)) + " KiB";
+        " beside " + std::to_string(std::llround(rate.bytes_beside / 1024)) +
+        " KiB";
     for (const auto& [what, seconds] :
          {std::pair("launched", rate.seconds),
           std::pair("of a gradient,", rate.backward_seconds),
           std::pair("a view", rate.view_seconds),
           std::pair("a gradient's view", rate.backward_view_seconds)}) {
-      text += formatted("  %-36s %9.2f us\n", seconds * 1e6, (what + where).c_str());
+      text += formatted(
+          "  %-36s %9.2f us\n", seconds * 1e6, (what + where).c_str());
     }
   }
   for (const auto& host : measured.host_work) {
-    const std::string where = "host work beside " +
+    const std::string where =
+        "host work beside " +
         std::to_string(std::llround(host.computing_seconds * 1e6)) + " us: ";
     for (const auto& [what, seconds] :
-         {std::pair("step", host.step_seconds), std::pair("layer", host.layer_seconds),
+         {std::pair("step", host.step_seconds),
+          std::pair("layer", host.layer_seconds),
           std::pair("microbatch", host.pass_seconds),
           std::pair("action", host.action_seconds),
           std::pair("pipeline", host.pipeline_seconds),
           std::pair("operator", host.operator_seconds)}) {
       if (!(seconds > 0)) continue;
-      text += formatted("  %-36s %9.2f us\n", seconds * 1e6, (where + what).c_str());
+      text += formatted(
+          "  %-36s %9.2f us\n", seconds * 1e6, (where + what).c_str());
     }
   }
   if (measured.jitter_seconds > 0) {

@@ -26,19 +26,19 @@ struct MachineMeasurement {
   double launch_seconds = 0;           // of one operator on a few elements
   std::vector<LaunchRate> launch_rates;
   std::vector<HostWork> host_work;  // by what is computed between
-  double jitter_seconds = 0;           // of 1 ms, from rank to rank
-  std::vector<MeasuredCall> calls;     // empty with one rank
-  int64_t repeated = 0;                // rounds, for others slowed the cores down
+  double jitter_seconds = 0;        // of 1 ms, from rank to rank
+  std::vector<MeasuredCall> calls;  // empty with one rank
+  int64_t repeated = 0;             // rounds, for others slowed the cores down
 };
 
 /// Delay and rate by which all_reduces of the ranks take
-/// latency + 2 (ranks - 1) / ranks * bytes / rate; of their smallest and largest
-/// size. Throws Error when there are not two sizes.
+/// latency + 2 (ranks - 1) / ranks * bytes / rate; of their smallest and
+/// largest size. Throws Error when there are not two sizes.
 Link link_of(const MachineMeasurement& measured);
 
 /// One node of `measured.ranks` devices with the measured figures; what was not
-/// measured (memory, adapters, peaks of GPUs that the catalogue has) as `machine`
-/// has it.
+/// measured (memory, adapters, peaks of GPUs that the catalogue has) as
+/// `machine` has it.
 Cluster
 cluster_of(const MachineMeasurement& measured, const LocalMachine& machine);
 

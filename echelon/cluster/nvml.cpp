@@ -18,8 +18,8 @@ struct Memory {
 constexpr unsigned kMostLinks = 18;
 constexpr int kRemoteSwitch = 2;  // NVML_NVLINK_DEVICE_TYPE_SWITCH
 
-// The few functions that are needed, by their stable names; a function that an old
-// driver lacks tells nothing.
+// The few functions that are needed, by their stable names; a function that an
+// old driver lacks tells nothing.
 class Library {
  public:
   explicit Library(const char* name)
@@ -67,7 +67,8 @@ void find_links(const Library& nvml, Handle handle, Gpu& gpu) {
     ++gpu.nvlinks;
     unsigned version = 0;
     if (nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link, &version)) {
-      gpu.nvlink_version = std::max(gpu.nvlink_version, static_cast<int>(version));
+      gpu.nvlink_version =
+          std::max(gpu.nvlink_version, static_cast<int>(version));
     }
     int remote = 0;
     if (nvml.ask(

@@ -1,5 +1,5 @@
-// NVIDIA's GPUs as the driver's library (NVML) tells of them. It is loaded when it
-// is there; nothing of it is needed to build.
+// NVIDIA's GPUs as the driver's library (NVML) tells of them. It is loaded when
+// it is there; nothing of it is needed to build.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@ namespace echelon {
 struct Gpu {
   std::string name;  // "NVIDIA H100 80GB HBM3"
   double memory_bytes = 0;
-  int nvlinks = 0;        // active ones
-  int nvlink_version = 0;  // of them
-  bool nvswitch = false;  // they end at a switch
+  int nvlinks = 0;                          // active ones
+  int nvlink_version = 0;                   // of them
+  bool nvswitch = false;                    // they end at a switch
   int pcie_generation = 0, pcie_lanes = 0;  // the most that it can; 0: not told
 };
 

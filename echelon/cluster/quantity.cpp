@@ -9,20 +9,27 @@ namespace {
 
 struct Spelling {
   std::string_view word;
-  // The value is the number times `factor` over `divisor`: both are whole powers,
-  // so that "5 us" is the double nearest to 5e-6.
+  // The value is the number times `factor` over `divisor`: both are whole
+  // powers, so that "5 us" is the double nearest to 5e-6.
   double factor;
   double divisor = 1;
   bool written = true;  // quantity_text may choose it
 };
 
-constexpr double kKi = 1024.0, kMi = kKi * kKi, kGi = kMi * kKi, kTi = kGi * kKi;
+constexpr double kKi = 1024.0, kMi = kKi * kKi, kGi = kMi * kKi,
+                 kTi = kGi * kKi;
 
 const std::vector<Spelling>& spellings(Unit unit) {
   static const std::vector<Spelling> bytes = {
-      {"B", 1},       {"KB", 1e3, 1, false}, {"kB", 1e3, 1, false},
-      {"MB", 1e6, 1, false}, {"GB", 1e9},    {"TB", 1e12, 1, false},
-      {"KiB", kKi},   {"MiB", kMi},          {"GiB", kGi},
+      {"B", 1},
+      {"KB", 1e3, 1, false},
+      {"kB", 1e3, 1, false},
+      {"MB", 1e6, 1, false},
+      {"GB", 1e9},
+      {"TB", 1e12, 1, false},
+      {"KiB", kKi},
+      {"MiB", kMi},
+      {"GiB", kGi},
       {"TiB", kTi}};
   static const std::vector<Spelling> rates = {
       {"B/s", 1},
@@ -41,11 +48,17 @@ const std::vector<Spelling>& spellings(Unit unit) {
       {"Gbit/s", 1e9, 8, false},
       {"Tbit/s", 1e12, 8, false}};
   static const std::vector<Spelling> seconds = {
-      {"ns", 1, 1e9}, {"us", 1, 1e6}, {"µs", 1, 1e6, false},
-      {"ms", 1, 1e3}, {"s", 1}};
+      {"ns", 1, 1e9},
+      {"us", 1, 1e6},
+      {"µs", 1, 1e6, false},
+      {"ms", 1, 1e3},
+      {"s", 1}};
   static const std::vector<Spelling> flops = {
-      {"FLOP/s", 1},    {"MFLOP/s", 1e6},  {"GFLOP/s", 1e9},
-      {"TFLOP/s", 1e12}, {"PFLOP/s", 1e15, 1, false}};
+      {"FLOP/s", 1},
+      {"MFLOP/s", 1e6},
+      {"GFLOP/s", 1e9},
+      {"TFLOP/s", 1e12},
+      {"PFLOP/s", 1e15, 1, false}};
   switch (unit) {
     case Unit::bytes:
       return bytes;

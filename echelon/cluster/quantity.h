@@ -1,4 +1,5 @@
-// Figures with units, as cluster files write them: "400 Gbit/s", "80 GiB", "5 us".
+// Figures with units, as cluster files write them: "400 Gbit/s", "80 GiB", "5
+// us".
 #pragma once
 
 #include <optional>
@@ -18,8 +19,8 @@ enum class Unit {
 /// number with such a unit. Upper and lower case count: "Gbit/s" is not "GB/s".
 std::optional<double> parse_quantity(std::string_view text, Unit unit);
 
-/// What parse_quantity reads back to the identical value, in the unit that reads
-/// best.
+/// What parse_quantity reads back to the identical value, in the unit that
+/// reads best.
 std::string quantity_text(double value, Unit unit);
 
 /// An example for errors: "400 Gbit/s or 50 GB/s".

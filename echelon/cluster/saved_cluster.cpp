@@ -46,7 +46,8 @@ std::filesystem::path saved_cluster_path(int64_t ranks) {
 std::optional<Cluster> saved_cluster(int64_t ranks) {
   const auto path = saved_cluster_path(ranks);
   std::error_code error;
-  if (path.empty() || !std::filesystem::exists(path, error)) return std::nullopt;
+  if (path.empty() || !std::filesystem::exists(path, error))
+    return std::nullopt;
   return read_cluster(path);
 }
 

@@ -28,10 +28,8 @@ struct Adjoint : torch::CustomClassHolder {
 class Linear : public torch::autograd::Function<Linear> {
  public:
   static Tensor forward(
-      torch::autograd::AutogradContext* context,
-      const Tensor& input,
-      const Map& forward,
-      const Map& adjoint) {
+      torch::autograd::AutogradContext* context, const Tensor& input,
+      const Map& forward, const Map& adjoint) {
     context->saved_data["adjoint"] =
         c10::IValue::make_capsule(c10::make_intrusive<Adjoint>(adjoint));
     return forward(input);
@@ -212,29 +210,24 @@ std::vector<int64_t> even_split(int64_t total, int parts) {
   return sizes;
 }
 
-Tensor copy_to(
-    const Tensor& input, const Group& group, const std::string& label) {
+Tensor
+copy_to(const Tensor& input, const Group& group, const std::string& label) {
   if (group.size() == 1) return input;
   return linear(
-      input,
-      [](const Tensor& x) { return x.detach(); },
+      input, [](const Tensor& x) { return x.detach(); },
       [=](const Tensor& g) { return reduce_from(g, group, label); });
 }
 
-Tensor reduce_from(
-    const Tensor& input, const Group& group, const std::string& label) {
+Tensor
+reduce_from(const Tensor& input, const Group& group, const std::string& label) {
   if (group.size() == 1) return input;
   return sent(
-      input,
-      [&](const Tensor& x) { return sum(x, group, {.label = label}); },
+      input, [&](const Tensor& x) { return sum(x, group, {.label = label}); },
       [=](const Tensor& g) { return copy_to(g, group, label); });
 }
 
 Tensor gather_from(
-    const Tensor& input,
-    const Group& group,
-    int64_t dim,
-    const Sizes& sizes,
+    const Tensor& input, const Group& group, int64_t dim, const Sizes& sizes,
     const std::string& label) {
   if (group.size() == 1) return input;
   const int64_t d = checked_dim("gather_from", input, group, dim);
@@ -249,10 +242,7 @@ Tensor gather_from(
 }
 
 Tensor scatter_to(
-    const Tensor& input,
-    const Group& group,
-    int64_t dim,
-    const Sizes& sizes,
+    const Tensor& input, const Group& group, int64_t dim, const Sizes& sizes,
     const std::string& label) {
   if (group.size() == 1) return input;
   const int64_t d = checked_dim("scatter_to", input, group, dim);
@@ -271,16 +261,12 @@ Tensor all_reduce_sum(
     const Tensor& input, const Group& group, const std::string& label) {
   if (group.size() == 1) return input;
   return sent(
-      input,
-      [&](const Tensor& x) { return sum(x, group, {.label = label}); },
+      input, [&](const Tensor& x) { return sum(x, group, {.label = label}); },
       [=](const Tensor& g) { return all_reduce_sum(g, group, label); });
 }
 
 Tensor all_gather(
-    const Tensor& input,
-    const Group& group,
-    int64_t dim,
-    const Sizes& sizes,
+    const Tensor& input, const Group& group, int64_t dim, const Sizes& sizes,
     const std::string& label) {
   if (group.size() == 1) return input;
   const int64_t d = checked_dim("all_gather", input, group, dim);
@@ -295,10 +281,7 @@ Tensor all_gather(
 }
 
 Tensor reduce_scatter(
-    const Tensor& input,
-    const Group& group,
-    int64_t dim,
-    const Sizes& sizes,
+    const Tensor& input, const Group& group, int64_t dim, const Sizes& sizes,
     const std::string& label) {
   if (group.size() == 1) return input;
   const int64_t d = checked_dim("reduce_scatter", input, group, dim);
@@ -313,11 +296,8 @@ Tensor reduce_scatter(
 }
 
 Tensor all_to_all(
-    const Tensor& input,
-    const Group& group,
-    const Sizes& input_splits,
-    const Sizes& output_splits,
-    const std::string& label) {
+    const Tensor& input, const Group& group, const Sizes& input_splits,
+    const Sizes& output_splits, const std::string& label) {
   if (group.size() == 1) return input;
   checked_dim("all_to_all", input, group, 0);
   const int64_t rows = input.size(0);
@@ -333,8 +313,8 @@ Tensor all_to_all(
   if (!input_splits.empty()) {
     check_sizes("all_to_all", group, input_splits, rows);
     check_sizes("all_to_all", group, output_splits, -1);
-    out_rows = std::accumulate(
-        output_splits.begin(), output_splits.end(), int64_t{0});
+    out_rows =
+        std::accumulate(output_splits.begin(), output_splits.end(), int64_t{0});
   }
   return sent(
       input,
@@ -342,10 +322,7 @@ Tensor all_to_all(
         Tensor out = torch::empty(with_first(x, out_rows), x.options());
         group
             .all_to_all(
-                out,
-                x.contiguous(),
-                output_splits,
-                input_splits,
+                out, x.contiguous(), output_splits, input_splits,
                 {.label = label})
             .wait();
         return out;
@@ -356,9 +333,7 @@ Tensor all_to_all(
 }
 
 Tensor broadcast_from(
-    const Tensor& input,
-    const Group& group,
-    int source,
+    const Tensor& input, const Group& group, int source,
     const std::string& label) {
   check_peer("broadcast_from", group, source);
   if (group.size() == 1) return input;
@@ -373,9 +348,7 @@ Tensor broadcast_from(
 }
 
 Tensor reduce_to(
-    const Tensor& input,
-    const Group& group,
-    int destination,
+    const Tensor& input, const Group& group, int destination,
     const std::string& label) {
   check_peer("reduce_to", group, destination);
   if (group.size() == 1) return input;
@@ -393,9 +366,7 @@ Tensor reduce_to(
 }
 
 Tensor shift(
-    const Tensor& input,
-    const Group& group,
-    int offset,
+    const Tensor& input, const Group& group, int offset,
     const std::string& label) {
   const int size = group.size();
   const int ahead = ((offset % size) + size) % size;

@@ -37,22 +37,23 @@ void check_tensor(
     const Group::Impl& group, const char* operation, const Tensor& tensor) {
   if (!tensor.defined()) refuse(group, operation, "a tensor is undefined");
   if (!tensor.is_contiguous()) {
-    refuse(group, operation,
-           "tensor " + shape_text(tensor) +
-               " is not contiguous; pass tensor.contiguous()");
+    refuse(
+        group, operation,
+        "tensor " + shape_text(tensor) +
+            " is not contiguous; pass tensor.contiguous()");
   }
   if (tensor.device().type() != group.device.type() && !tensor.is_meta() &&
       group.kind != BackendKind::local) {
-    refuse(group, operation,
-           "tensor is on " + tensor.device().str() +
-               ", but the group's backend works on " + group.device.str());
+    refuse(
+        group, operation,
+        "tensor is on " + tensor.device().str() +
+            ", but the group's backend works on " + group.device.str());
   }
 }
 
 // What is not sent; this rank's input comes last.
 void note(
-    const Group::Impl& group,
-    const char* operation,
+    const Group::Impl& group, const char* operation,
     const std::vector<Tensor>& tensors) {
   if (!UnsentCalls::listening() || tensors.empty()) return;
   UnsentCalls::note(
@@ -62,11 +63,10 @@ void note(
 }
 
 // Whether there is nothing to send: in a silent group, and for shapes alone, on
-// the meta device; the other ranks, which may be counting another layer, are not
-// asked.
+// the meta device; the other ranks, which may be counting another layer, are
+// not asked.
 bool no_data(
-    const Group::Impl& group,
-    const char* operation,
+    const Group::Impl& group, const char* operation,
     const std::vector<Tensor>& tensors) {
   if (!group.backend && group.ranks.size() > 1) {
     note(group, operation, tensors);
@@ -77,9 +77,10 @@ bool no_data(
       [](const Tensor& tensor) { return tensor.is_meta(); });
   if (meta == 0) return false;
   if (static_cast<size_t>(meta) < tensors.size()) {
-    refuse(group, operation,
-           "some tensors are on the meta device, which has no values, and "
-           "others are not");
+    refuse(
+        group, operation,
+        "some tensors are on the meta device, which has no values, and "
+        "others are not");
   }
   if (group.ranks.size() > 1) note(group, operation, tensors);
   return true;
@@ -92,37 +93,34 @@ joined(std::vector<Tensor> list, const std::vector<Tensor>& more) {
 }
 
 void check_same_dtype(
-    const Group::Impl& group,
-    const char* operation,
-    const Tensor& output,
+    const Group::Impl& group, const char* operation, const Tensor& output,
     const Tensor& input) {
   if (output.scalar_type() != input.scalar_type()) {
-    refuse(group, operation,
-           std::string("output is ") + c10::toString(output.scalar_type()) +
-               ", input is " + c10::toString(input.scalar_type()) +
-               "; they must agree");
+    refuse(
+        group, operation,
+        std::string("output is ") + c10::toString(output.scalar_type()) +
+            ", input is " + c10::toString(input.scalar_type()) +
+            "; they must agree");
   }
 }
 
 void check_numel(
-    const Group::Impl& group,
-    const char* operation,
-    const Tensor& output,
-    const Tensor& input,
-    int64_t expected) {
+    const Group::Impl& group, const char* operation, const Tensor& output,
+    const Tensor& input, int64_t expected) {
   check_same_dtype(group, operation, output, input);
   if (output.numel() != expected) {
-    refuse(group, operation,
-           "input " + shape_text(input) + " needs an output of " +
-               std::to_string(expected) + " elements, not " +
-               shape_text(output));
+    refuse(
+        group, operation,
+        "input " + shape_text(input) + " needs an output of " +
+            std::to_string(expected) + " elements, not " + shape_text(output));
   }
 }
 
 void check_rank(const Group::Impl& group, const char* operation, int rank) {
   if (rank < 0 || rank >= static_cast<int>(group.ranks.size())) {
-    refuse(group, operation,
-           "rank " + std::to_string(rank) + " is outside the group");
+    refuse(
+        group, operation,
+        "rank " + std::to_string(rank) + " is outside the group");
   }
 }
 
@@ -147,7 +145,8 @@ Tensor movable(const Group::Impl& group, const Tensor& tensor) {
   return tensor.view({-1}).view(torch::kByte);
 }
 
-/// In one dimension where the backend compares shapes: callers choose them freely.
+/// In one dimension where the backend compares shapes: callers choose them
+/// freely.
 Tensor flat(const Group::Impl& group, const Tensor& tensor) {
   return group.kind == BackendKind::gloo ? tensor.view({-1}) : tensor;
 }
@@ -161,24 +160,25 @@ struct Reduction {
 };
 
 Reduction reduction_of(
-    const Group::Impl& group,
-    const char* operation,
-    const Tensor& tensor,
+    const Group::Impl& group, const char* operation, const Tensor& tensor,
     echelon::ReduceOp op) {
   Reduction result{tensor};
   const torch::Dtype dtype = tensor.scalar_type();
   if (!reduces_natively(group.kind, dtype)) {
-    refuse(group, operation,
-           std::string(c10::toString(dtype)) +
-               " cannot be reduced by this backend; convert to int32");
+    refuse(
+        group, operation,
+        std::string(c10::toString(dtype)) +
+            " cannot be reduced by this backend; convert to int32");
   }
   switch (op) {
-    case echelon::ReduceOp::sum: break;
+    case echelon::ReduceOp::sum:
+      break;
     case echelon::ReduceOp::avg:
       if (!torch::isFloatingType(dtype)) {
-        refuse(group, operation,
-               std::string("an average of ") + c10::toString(dtype) +
-                   " is not defined; reduce with sum");
+        refuse(
+            group, operation,
+            std::string("an average of ") + c10::toString(dtype) +
+                " is not defined; reduce with sum");
       }
       if (group.kind == BackendKind::local) {
         result.op = ReduceOp::AVG;  // the sum, then one division, in place
@@ -186,8 +186,12 @@ Reduction reduction_of(
         result.divide_by = static_cast<int64_t>(group.ranks.size());
       }
       break;
-    case echelon::ReduceOp::min: result.op = ReduceOp::MIN; break;
-    case echelon::ReduceOp::max: result.op = ReduceOp::MAX; break;
+    case echelon::ReduceOp::min:
+      result.op = ReduceOp::MIN;
+      break;
+    case echelon::ReduceOp::max:
+      result.op = ReduceOp::MAX;
+      break;
   }
   if (dtype == torch::kBool) {
     result.tensor = tensor.view(torch::kByte);
@@ -197,8 +201,7 @@ Reduction reduction_of(
 }
 
 Work finish(
-    std::vector<WorkPtr> works,
-    const Call& call,
+    std::vector<WorkPtr> works, const Call& call,
     std::function<void()> after = nullptr) {
   auto impl = std::make_shared<Work::Impl>();
   impl->works = std::move(works);
@@ -279,11 +282,8 @@ Group Group::silent(const std::string& axis, int rank, int size) {
 
 Group make_group(
     c10::intrusive_ptr<c10d::Backend> backend,
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const std::string& axis,
-    const std::vector<int>& ranks,
-    int rank,
-    BackendKind kind,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::string& axis,
+    const std::vector<int>& ranks, int rank, BackendKind kind,
     torch::Device device) {
   auto impl = std::make_shared<Group::Impl>();
   impl->rank = rank;
@@ -295,8 +295,8 @@ Group make_group(
     impl->process_group = c10::make_intrusive<c10d::ProcessGroup>(
         store, rank, static_cast<int>(ranks.size()));
     const auto type = kind == BackendKind::nccl
-        ? c10d::ProcessGroup::BackendType::NCCL
-        : c10d::ProcessGroup::BackendType::GLOO;
+                          ? c10d::ProcessGroup::BackendType::NCCL
+                          : c10d::ProcessGroup::BackendType::GLOO;
     impl->process_group->setBackend(device.type(), type, backend);
     if (kind == BackendKind::local) {
       impl->process_group->setBackend(c10::DeviceType::CUDA, type, backend);
@@ -307,10 +307,18 @@ Group make_group(
   return Group(std::move(impl));
 }
 
-int Group::rank() const { return impl_->rank; }
-int Group::size() const { return static_cast<int>(impl_->ranks.size()); }
-const std::string& Group::axis() const { return impl_->axis; }
-const std::vector<int>& Group::ranks() const { return impl_->ranks; }
+int Group::rank() const {
+  return impl_->rank;
+}
+int Group::size() const {
+  return static_cast<int>(impl_->ranks.size());
+}
+const std::string& Group::axis() const {
+  return impl_->axis;
+}
+const std::vector<int>& Group::ranks() const {
+  return impl_->ranks;
+}
 
 Work Group::all_reduce(
     const Tensor& tensor, echelon::ReduceOp op, const Call& call) const {
@@ -321,8 +329,8 @@ Work Group::all_reduce(
   auto options = with_async<c10d::AllreduceOptions>(call);
   options.reduceOp = reduction.op;
   std::vector<Tensor> tensors = {reduction.tensor};
-  return finish({impl_->backend->allreduce(tensors, options)}, call,
-                divide({reduction}));
+  return finish(
+      {impl_->backend->allreduce(tensors, options)}, call, divide({reduction}));
 }
 
 Work Group::all_gather(
@@ -345,19 +353,17 @@ Work Group::all_gather(
 }
 
 Work Group::reduce_scatter(
-    const Tensor& output,
-    const Tensor& input,
-    echelon::ReduceOp op,
+    const Tensor& output, const Tensor& input, echelon::ReduceOp op,
     const Call& call) const {
   check_tensor(*impl_, "reduce_scatter", input);
   check_tensor(*impl_, "reduce_scatter", output);
   if (input.numel() % size() != 0) {
-    refuse(*impl_, "reduce_scatter",
-           "input " + shape_text(input) + " does not divide into " +
-               std::to_string(size()) + " equal slices");
+    refuse(
+        *impl_, "reduce_scatter",
+        "input " + shape_text(input) + " does not divide into " +
+            std::to_string(size()) + " equal slices");
   }
-  check_numel(*impl_, "reduce_scatter", output, input,
-              input.numel() / size());
+  check_numel(*impl_, "reduce_scatter", output, input, input.numel() / size());
   Reduction from = reduction_of(*impl_, "reduce_scatter", input, op);
   Reduction to = reduction_of(*impl_, "reduce_scatter", output, op);
   if (no_data(*impl_, "reduce_scatter", {output, input})) return {};
@@ -370,16 +376,15 @@ Work Group::reduce_scatter(
   options.reduceOp = from.op;
   Tensor whole = flat(*impl_, from.tensor);
   Tensor slice = flat(*impl_, to.tensor);
-  return finish({impl_->backend->_reduce_scatter_base(slice, whole, options)},
-                call, divide({to}));
+  return finish(
+      {impl_->backend->_reduce_scatter_base(slice, whole, options)}, call,
+      divide({to}));
 }
 
 Work Group::all_to_all(
-    const Tensor& output,
-    const Tensor& input,
+    const Tensor& output, const Tensor& input,
     const std::vector<int64_t>& output_splits,
-    const std::vector<int64_t>& input_splits,
-    const Call& call) const {
+    const std::vector<int64_t>& input_splits, const Call& call) const {
   const char* name = "all_to_all";
   check_tensor(*impl_, name, input);
   check_tensor(*impl_, name, output);
@@ -390,9 +395,10 @@ Work Group::all_to_all(
     const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
     if (splits.empty()) {
       if (rows % size() != 0) {
-        refuse(*impl_, name,
-               std::string(which) + " " + shape_text(tensor) +
-                   " does not divide along dim 0; give the splits");
+        refuse(
+            *impl_, name,
+            std::string(which) + " " + shape_text(tensor) +
+                " does not divide along dim 0; give the splits");
       }
       return;
     }
@@ -403,10 +409,11 @@ Work Group::all_to_all(
       sum += split;
     }
     if (static_cast<int>(splits.size()) != size() || sum != rows || negative) {
-      refuse(*impl_, name,
-             std::string(which) + " splits must be " +
-                 std::to_string(size()) + " numbers, 0 or more, that sum to " +
-                 std::to_string(rows) + ", the size of dim 0");
+      refuse(
+          *impl_, name,
+          std::string(which) + " splits must be " + std::to_string(size()) +
+              " numbers, 0 or more, that sum to " + std::to_string(rows) +
+              ", the size of dim 0");
     }
   };
   check_splits(input, input_splits, "input");
@@ -423,8 +430,11 @@ Work Group::all_to_all(
                        tensor.scalar_type() != torch::kShort;
     if (known || impl_->kind == BackendKind::local) return tensor;
     const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
-    return tensor.view({-1}).view(torch::kByte).view(
-        {rows, rows == 0 ? 0 : static_cast<int64_t>(tensor.nbytes()) / rows});
+    return tensor.view({-1})
+        .view(torch::kByte)
+        .view(
+            {rows,
+             rows == 0 ? 0 : static_cast<int64_t>(tensor.nbytes()) / rows});
   };
   Tensor to = movable_rows(output);
   Tensor from = movable_rows(input);
@@ -449,9 +459,7 @@ Work Group::broadcast(
 }
 
 Work Group::reduce(
-    const Tensor& tensor,
-    int destination,
-    echelon::ReduceOp op,
+    const Tensor& tensor, int destination, echelon::ReduceOp op,
     const Call& call) const {
   check_tensor(*impl_, "reduce", tensor);
   check_rank(*impl_, "reduce", destination);
@@ -462,24 +470,24 @@ Work Group::reduce(
   options.reduceOp = reduction.op;
   options.rootRank = destination;
   std::vector<Tensor> tensors = {reduction.tensor};
-  return finish({impl_->backend->reduce(tensors, options)}, call,
-                rank() == destination ? divide({reduction}) : nullptr);
+  return finish(
+      {impl_->backend->reduce(tensors, options)}, call,
+      rank() == destination ? divide({reduction}) : nullptr);
 }
 
 Work Group::gather(
-    const std::vector<Tensor>& outputs,
-    const Tensor& input,
-    int destination,
+    const std::vector<Tensor>& outputs, const Tensor& input, int destination,
     const Call& call) const {
   check_tensor(*impl_, "gather", input);
   check_rank(*impl_, "gather", destination);
   const size_t expected =
       rank() == destination ? static_cast<size_t>(size()) : 0;
   if (outputs.size() != expected) {
-    refuse(*impl_, "gather",
-           "rank " + std::to_string(rank()) + " needs " +
-               std::to_string(expected) + " outputs, got " +
-               std::to_string(outputs.size()));
+    refuse(
+        *impl_, "gather",
+        "rank " + std::to_string(rank()) + " needs " +
+            std::to_string(expected) + " outputs, got " +
+            std::to_string(outputs.size()));
   }
   for (const auto& output : outputs) {
     check_tensor(*impl_, "gather", output);
@@ -505,18 +513,17 @@ Work Group::gather(
 }
 
 Work Group::scatter(
-    const Tensor& output,
-    const std::vector<Tensor>& inputs,
-    int source,
+    const Tensor& output, const std::vector<Tensor>& inputs, int source,
     const Call& call) const {
   check_tensor(*impl_, "scatter", output);
   check_rank(*impl_, "scatter", source);
   const size_t expected = rank() == source ? static_cast<size_t>(size()) : 0;
   if (inputs.size() != expected) {
-    refuse(*impl_, "scatter",
-           "rank " + std::to_string(rank()) + " needs " +
-               std::to_string(expected) + " inputs, got " +
-               std::to_string(inputs.size()));
+    refuse(
+        *impl_, "scatter",
+        "rank " + std::to_string(rank()) + " needs " +
+            std::to_string(expected) + " inputs, got " +
+            std::to_string(inputs.size()));
   }
   for (const auto& input : inputs) {
     check_tensor(*impl_, "scatter", input);
@@ -561,8 +568,9 @@ Work Group::batch_send_recv(
     check_tensor(*impl_, name, message.tensor);
     check_peer(*impl_, name, message.peer);
     if (message.tag < 0) {
-      refuse(*impl_, name,
-             "tag " + std::to_string(message.tag) + " must be 0 or more");
+      refuse(
+          *impl_, name,
+          "tag " + std::to_string(message.tag) + " must be 0 or more");
     }
   }
   std::vector<Tensor> all;
@@ -570,8 +578,7 @@ Work Group::batch_send_recv(
   if (all.empty() || no_data(*impl_, "batch_send_recv", all)) return {};
   Labelled label(call);
   // NCCL starts a group of messages together; the others never block here.
-  const bool coalesce =
-      impl_->kind == BackendKind::nccl && messages.size() > 1;
+  const bool coalesce = impl_->kind == BackendKind::nccl && messages.size() > 1;
   if (coalesce) impl_->backend->startCoalescing();
   std::vector<WorkPtr> works;
   for (const auto& message : messages) {
@@ -588,8 +595,7 @@ Work Group::batch_send_recv(
 namespace {
 
 void check_list(
-    const Group::Impl& group,
-    const char* operation,
+    const Group::Impl& group, const char* operation,
     const std::vector<Tensor>& tensors) {
   if (tensors.empty()) refuse(group, operation, "the list of tensors is empty");
   for (const auto& tensor : tensors) {
@@ -599,24 +605,22 @@ void check_list(
 }
 
 void check_pairs(
-    const Group::Impl& group,
-    const char* operation,
-    const std::vector<Tensor>& outputs,
-    const std::vector<Tensor>& inputs) {
+    const Group::Impl& group, const char* operation,
+    const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs) {
   check_list(group, operation, outputs);
   check_list(group, operation, inputs);
   if (outputs.size() != inputs.size()) {
-    refuse(group, operation,
-           std::to_string(outputs.size()) + " outputs for " +
-               std::to_string(inputs.size()) + " inputs");
+    refuse(
+        group, operation,
+        std::to_string(outputs.size()) + " outputs for " +
+            std::to_string(inputs.size()) + " inputs");
   }
 }
 
 }  // namespace
 
 Work Group::all_reduce(
-    const std::vector<Tensor>& tensors,
-    echelon::ReduceOp op,
+    const std::vector<Tensor>& tensors, echelon::ReduceOp op,
     const Call& call) const {
   check_list(*impl_, "all_reduce", tensors);
   std::vector<Reduction> reductions;
@@ -629,13 +633,13 @@ Work Group::all_reduce(
   Labelled label(call);
   auto options = with_async<c10d::AllreduceCoalescedOptions>(call);
   options.reduceOp = reductions.front().op;
-  return finish({impl_->backend->allreduce_coalesced(flat, options)}, call,
-                divide(reductions));
+  return finish(
+      {impl_->backend->allreduce_coalesced(flat, options)}, call,
+      divide(reductions));
 }
 
 Work Group::all_gather(
-    const std::vector<Tensor>& outputs,
-    const std::vector<Tensor>& inputs,
+    const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
     const Call& call) const {
   check_pairs(*impl_, "all_gather", outputs, inputs);
   const bool sends =
@@ -643,8 +647,9 @@ Work Group::all_gather(
   std::vector<Tensor> to;
   std::vector<Tensor> from;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    check_numel(*impl_, "all_gather", outputs[i], inputs[i],
-                inputs[i].numel() * size());
+    check_numel(
+        *impl_, "all_gather", outputs[i], inputs[i],
+        inputs[i].numel() * size());
     to.push_back(flat(*impl_, movable(*impl_, outputs[i])));
     from.push_back(flat(*impl_, movable(*impl_, inputs[i])));
     if (size() == 1) copy_alone(outputs[i], inputs[i]);
@@ -658,10 +663,8 @@ Work Group::all_gather(
 }
 
 Work Group::reduce_scatter(
-    const std::vector<Tensor>& outputs,
-    const std::vector<Tensor>& inputs,
-    echelon::ReduceOp op,
-    const Call& call) const {
+    const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+    echelon::ReduceOp op, const Call& call) const {
   check_pairs(*impl_, "reduce_scatter", outputs, inputs);
   const bool sends =
       !no_data(*impl_, "reduce_scatter", joined(outputs, inputs)) && size() > 1;
@@ -669,8 +672,9 @@ Work Group::reduce_scatter(
   std::vector<Tensor> to;
   std::vector<Tensor> from;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    check_numel(*impl_, "reduce_scatter", outputs[i], inputs[i],
-                inputs[i].numel() / size());
+    check_numel(
+        *impl_, "reduce_scatter", outputs[i], inputs[i],
+        inputs[i].numel() / size());
     results.push_back(reduction_of(*impl_, "reduce_scatter", outputs[i], op));
     to.push_back(flat(*impl_, results.back().tensor));
     from.push_back(flat(
@@ -681,9 +685,9 @@ Work Group::reduce_scatter(
   Labelled label(call);
   auto options = with_async<c10d::ReduceScatterOptions>(call);
   options.reduceOp = results.front().op;
-  return finish({impl_->backend->reduce_scatter_tensor_coalesced(
-                    to, from, options)},
-                call, divide(results));
+  return finish(
+      {impl_->backend->reduce_scatter_tensor_coalesced(to, from, options)},
+      call, divide(results));
 }
 
 void Group::barrier(const Call& call) const {

@@ -40,43 +40,38 @@ struct PeerMessage {
 /// (models/layer_cost.h) by any rank alone.
 ///
 /// All calls throw ConfigError for arguments that are wrong on this rank alone
-/// (before anything is sent) and CommError as Work::wait does. After a CommError
-/// the group cannot be used.
+/// (before anything is sent) and CommError as Work::wait does. After a
+/// CommError the group cannot be used.
 class Group {
  public:
   /// A group of this rank alone, without a World.
   static Group alone(const std::string& axis);
-  /// Rank `rank` of a group of `size` ranks that sends nothing: calls check their
-  /// arguments and return at once, outputs keep what they hold. For measuring
-  /// what a computation takes without its communication.
+  /// Rank `rank` of a group of `size` ranks that sends nothing: calls check
+  /// their arguments and return at once, outputs keep what they hold. For
+  /// measuring what a computation takes without its communication.
   static Group silent(const std::string& axis, int rank, int size);
 
-  int rank() const;                      // in [0, size)
+  int rank() const;  // in [0, size)
   int size() const;
-  const std::string& axis() const;       // "world", "dp_replicate", …
-  const std::vector<int>& ranks() const; // world ranks, by group rank
+  const std::string& axis() const;        // "world", "dp_replicate", …
+  const std::vector<int>& ranks() const;  // world ranks, by group rank
 
   /// tensor [*] <- reduction over the group, in place.
   Work all_reduce(
-      const torch::Tensor& tensor,
-      ReduceOp op = ReduceOp::sum,
+      const torch::Tensor& tensor, ReduceOp op = ReduceOp::sum,
       const Call& call = {}) const;
   /// output [size * numel(input)], in rank order, <- every rank's input.
   Work all_gather(
-      const torch::Tensor& output,
-      const torch::Tensor& input,
+      const torch::Tensor& output, const torch::Tensor& input,
       const Call& call = {}) const;
   /// output [numel(input) / size] <- this rank's slice of the reduction.
   Work reduce_scatter(
-      const torch::Tensor& output,
-      const torch::Tensor& input,
-      ReduceOp op = ReduceOp::sum,
-      const Call& call = {}) const;
+      const torch::Tensor& output, const torch::Tensor& input,
+      ReduceOp op = ReduceOp::sum, const Call& call = {}) const;
   /// Slice i of input goes to rank i; slice j of output comes from rank j.
   /// Slices are cut along dim 0: equal ones, or with the given sizes.
   Work all_to_all(
-      const torch::Tensor& output,
-      const torch::Tensor& input,
+      const torch::Tensor& output, const torch::Tensor& input,
       const std::vector<int64_t>& output_splits = {},
       const std::vector<int64_t>& input_splits = {},
       const Call& call = {}) const;
@@ -85,32 +80,22 @@ class Group {
       const torch::Tensor& tensor, int source, const Call& call = {}) const;
   /// tensor of `destination` <- reduction; the others' is unspecified.
   Work reduce(
-      const torch::Tensor& tensor,
-      int destination,
-      ReduceOp op = ReduceOp::sum,
+      const torch::Tensor& tensor, int destination, ReduceOp op = ReduceOp::sum,
       const Call& call = {}) const;
   /// outputs (one per rank, on `destination` alone; empty elsewhere) <- inputs.
   Work gather(
-      const std::vector<torch::Tensor>& outputs,
-      const torch::Tensor& input,
-      int destination,
-      const Call& call = {}) const;
+      const std::vector<torch::Tensor>& outputs, const torch::Tensor& input,
+      int destination, const Call& call = {}) const;
   /// output <- inputs[rank] of `source` (empty elsewhere).
   Work scatter(
-      const torch::Tensor& output,
-      const std::vector<torch::Tensor>& inputs,
-      int source,
-      const Call& call = {}) const;
+      const torch::Tensor& output, const std::vector<torch::Tensor>& inputs,
+      int source, const Call& call = {}) const;
 
   Work send(
-      const torch::Tensor& tensor,
-      int destination,
-      int tag = 0,
+      const torch::Tensor& tensor, int destination, int tag = 0,
       const Call& call = {}) const;
   Work recv(
-      const torch::Tensor& tensor,
-      int source,
-      int tag = 0,
+      const torch::Tensor& tensor, int source, int tag = 0,
       const Call& call = {}) const;
   /// All of them at once: order does not matter, no deadlock among peers that
   /// each send before they receive.
@@ -119,17 +104,14 @@ class Group {
 
   /// Coalesced: one operation for a list of tensors of one dtype.
   Work all_reduce(
-      const std::vector<torch::Tensor>& tensors,
-      ReduceOp op = ReduceOp::sum,
+      const std::vector<torch::Tensor>& tensors, ReduceOp op = ReduceOp::sum,
       const Call& call = {}) const;
   Work all_gather(
       const std::vector<torch::Tensor>& outputs,
-      const std::vector<torch::Tensor>& inputs,
-      const Call& call = {}) const;
+      const std::vector<torch::Tensor>& inputs, const Call& call = {}) const;
   Work reduce_scatter(
       const std::vector<torch::Tensor>& outputs,
-      const std::vector<torch::Tensor>& inputs,
-      ReduceOp op = ReduceOp::sum,
+      const std::vector<torch::Tensor>& inputs, ReduceOp op = ReduceOp::sum,
       const Call& call = {}) const;
 
   /// Returns when every rank of the group has called it.

@@ -1,4 +1,5 @@
-// What a Group holds; for the files of comm/ alone, since it names c10d's types.
+// What a Group holds; for the files of comm/ alone, since it names c10d's
+// types.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -34,11 +35,8 @@ struct Work::Impl {
 /// A group around a backend (null: a group of one rank).
 Group make_group(
     c10::intrusive_ptr<c10d::Backend> backend,
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const std::string& axis,
-    const std::vector<int>& ranks,
-    int rank,
-    BackendKind kind,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::string& axis,
+    const std::vector<int>& ranks, int rank, BackendKind kind,
     torch::Device device);
 
 }  // namespace echelon

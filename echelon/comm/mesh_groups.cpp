@@ -9,16 +9,16 @@ MeshGroups::MeshGroups(World& world, const Layout& layout) : mesh_(layout) {
   check_world_size(layout, world.size());
   for (Axis axis : kAxes) {
     groups_.emplace(
-        axis,
-        world.new_group(
-            std::string(to_string(axis)),
-            mesh_.ranks_along(world.rank(), axis)));
+        axis, world.new_group(
+                  std::string(to_string(axis)),
+                  mesh_.ranks_along(world.rank(), axis)));
   }
-  data_ = layout.dp_shard == 1
-      ? groups_.at(Axis::dp_replicate)
-      : world.new_group(
-            "dp", mesh_.ranks_along(
-                      world.rank(), {Axis::dp_replicate, Axis::dp_shard}));
+  data_ =
+      layout.dp_shard == 1
+          ? groups_.at(Axis::dp_replicate)
+          : world.new_group(
+                "dp", mesh_.ranks_along(
+                          world.rank(), {Axis::dp_replicate, Axis::dp_shard}));
   data_index_ = mesh_.data_index(world.rank());
 }
 
@@ -32,7 +32,8 @@ MeshGroups MeshGroups::alone(World& world) {
 
 MeshGroups MeshGroups::silent(int rank, const Layout& layout) {
   MeshGroups groups(layout);
-  const auto group = [&](const std::string& name, const std::vector<int>& ranks) {
+  const auto group = [&](const std::string& name,
+                         const std::vector<int>& ranks) {
     const auto own = std::find(ranks.begin(), ranks.end(), rank);
     return Group::silent(
         name, static_cast<int>(own - ranks.begin()),

@@ -14,8 +14,8 @@ namespace echelon {
 /// which costs nothing. Copies share the groups.
 class MeshGroups {
  public:
-  /// Every rank of the world calls this with the same layout. Throws ConfigError
-  /// unless the layout's degrees multiply to the world's size.
+  /// Every rank of the world calls this with the same layout. Throws
+  /// ConfigError unless the layout's degrees multiply to the world's size.
   MeshGroups(World& world, const Layout& layout);
   /// This rank by itself, whatever the world's size: groups of one rank. Every
   /// rank of the world calls this.
@@ -26,8 +26,8 @@ class MeshGroups {
   const Mesh& mesh() const { return mesh_; }
   /// The ranks that differ from this one along `axis` alone.
   const Group& along(Axis axis) const { return groups_.at(axis); }
-  /// The ranks with different samples: along dp_replicate and dp_shard together, by
-  /// data_index().
+  /// The ranks with different samples: along dp_replicate and dp_shard
+  /// together, by data_index().
   const Group& data() const { return *data_; }
   /// Which share of the samples this rank sees, in [0, data().size()).
   int64_t data_index() const { return data_index_; }

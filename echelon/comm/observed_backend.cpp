@@ -6,8 +6,8 @@
 #include <mutex>
 #include <sstream>
 
-#include "echelon/comm/trace/label.h"
 #include "echelon/comm/local/work.h"
+#include "echelon/comm/trace/label.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -15,27 +15,43 @@ namespace {
 
 std::string dtype_name(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
-    case at::kFloat: return "float32";
-    case at::kDouble: return "float64";
-    case at::kBFloat16: return "bfloat16";
-    case at::kHalf: return "float16";
-    case at::kBool: return "bool";
-    case at::kByte: return "uint8";
-    case at::kChar: return "int8";
-    case at::kShort: return "int16";
-    case at::kInt: return "int32";
-    case at::kLong: return "int64";
-    default: return c10::toString(tensor.scalar_type());
+    case at::kFloat:
+      return "float32";
+    case at::kDouble:
+      return "float64";
+    case at::kBFloat16:
+      return "bfloat16";
+    case at::kHalf:
+      return "float16";
+    case at::kBool:
+      return "bool";
+    case at::kByte:
+      return "uint8";
+    case at::kChar:
+      return "int8";
+    case at::kShort:
+      return "int16";
+    case at::kInt:
+      return "int32";
+    case at::kLong:
+      return "int64";
+    default:
+      return c10::toString(tensor.scalar_type());
   }
 }
 
 std::string reduce_name(const c10d::ReduceOp& op) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
-    case c10d::ReduceOp::SUM: return "sum";
-    case c10d::ReduceOp::AVG: return "avg";
-    case c10d::ReduceOp::MIN: return "min";
-    case c10d::ReduceOp::MAX: return "max";
-    default: return "other";
+    case c10d::ReduceOp::SUM:
+      return "sum";
+    case c10d::ReduceOp::AVG:
+      return "avg";
+    case c10d::ReduceOp::MIN:
+      return "min";
+    case c10d::ReduceOp::MAX:
+      return "max";
+    default:
+      return "other";
   }
 }
 
@@ -48,11 +64,8 @@ const at::Tensor& first(const std::vector<at::Tensor>& tensors) {
 class ObservedWork : public c10d::Work {
  public:
   ObservedWork(
-      int rank,
-      c10::intrusive_ptr<c10d::Work> inner,
-      std::shared_ptr<Observer> observer,
-      ObservedCall call,
-      bool watch)
+      int rank, c10::intrusive_ptr<c10d::Work> inner,
+      std::shared_ptr<Observer> observer, ObservedCall call, bool watch)
       : Work(rank, inner->retrieveOpType()),
         inner_(std::move(inner)),
         state_(std::make_shared<State>(std::move(observer), std::move(call))),
@@ -62,9 +75,7 @@ class ObservedWork : public c10d::Work {
 
   bool isCompleted() override { return inner_->isCompleted(); }
   bool isSuccess() const override { return inner_->isSuccess(); }
-  std::exception_ptr exception() const override {
-    return inner_->exception();
-  }
+  std::exception_ptr exception() const override { return inner_->exception(); }
   std::vector<at::Tensor> result() override { return inner_->result(); }
   int sourceRank() const override { return inner_->sourceRank(); }
   void synchronize() override { inner_->synchronize(); }
@@ -163,8 +174,7 @@ class ObservedWork : public c10d::Work {
 }  // namespace
 
 ObservedBackend::ObservedBackend(
-    c10::intrusive_ptr<c10d::Backend> inner,
-    std::shared_ptr<Observer> observer,
+    c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Observer> observer,
     ObservedBackendOptions options)
     : Backend(inner->getRank(), inner->getSize()),
       inner_(std::move(inner)),
@@ -172,12 +182,8 @@ ObservedBackend::ObservedBackend(
       options_(std::move(options)) {}
 
 ObservedBackend::WorkPtr ObservedBackend::observe(
-    const char* operation,
-    const at::Tensor& tensor,
-    const std::string& detail,
-    bool async,
-    const std::function<WorkPtr()>& forward,
-    bool collective) {
+    const char* operation, const at::Tensor& tensor, const std::string& detail,
+    bool async, const std::function<WorkPtr()>& forward, bool collective) {
   ObservedCall call;
   call.group = &options_.group;
   call.collective = collective;
@@ -263,14 +269,14 @@ ObservedBackend::WorkPtr ObservedBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   return observe(
       "all_reduce_coalesced", first(tensors),
-      reduce_name(options.reduceOp) + " of " +
-          std::to_string(tensors.size()) + " tensors",
+      reduce_name(options.reduceOp) + " of " + std::to_string(tensors.size()) +
+          " tensors",
       options.asyncOp,
       [&] { return inner_->allreduce_coalesced(tensors, options); });
 }
 
-ObservedBackend::WorkPtr ObservedBackend::reduce(
-    Tensors& tensors, const c10d::ReduceOptions& options) {
+ObservedBackend::WorkPtr
+ObservedBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   return observe(
       "reduce", first(tensors),
       reduce_name(options.reduceOp) + ", root " +
@@ -279,27 +285,23 @@ ObservedBackend::WorkPtr ObservedBackend::reduce(
 }
 
 ObservedBackend::WorkPtr ObservedBackend::allgather(
-    std::vector<Tensors>& outputs,
-    Tensors& inputs,
+    std::vector<Tensors>& outputs, Tensors& inputs,
     const c10d::AllgatherOptions& options) {
-  return observe(
-      "all_gather", first(inputs), "", options.asyncOp,
-      [&] { return inner_->allgather(outputs, inputs, options); });
+  return observe("all_gather", first(inputs), "", options.asyncOp, [&] {
+    return inner_->allgather(outputs, inputs, options);
+  });
 }
 
 ObservedBackend::WorkPtr ObservedBackend::_allgather_base(
-    at::Tensor& output,
-    at::Tensor& input,
+    at::Tensor& output, at::Tensor& input,
     const c10d::AllgatherOptions& options) {
-  return observe(
-      "all_gather", input, "", options.asyncOp,
-      [&] { return inner_->_allgather_base(output, input, options); });
+  return observe("all_gather", input, "", options.asyncOp, [&] {
+    return inner_->_allgather_base(output, input, options);
+  });
 }
 
 ObservedBackend::WorkPtr ObservedBackend::allgather_into_tensor_coalesced(
-    Tensors& outputs,
-    Tensors& inputs,
-    const c10d::AllgatherOptions& options) {
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   return observe(
       "all_gather_coalesced", first(inputs),
       std::to_string(inputs.size()) + " tensors", options.asyncOp, [&] {
@@ -309,8 +311,7 @@ ObservedBackend::WorkPtr ObservedBackend::allgather_into_tensor_coalesced(
 }
 
 ObservedBackend::WorkPtr ObservedBackend::gather(
-    std::vector<Tensors>& outputs,
-    Tensors& inputs,
+    std::vector<Tensors>& outputs, Tensors& inputs,
     const c10d::GatherOptions& options) {
   return observe(
       "gather", first(inputs), "root " + std::to_string(options.rootRank),
@@ -319,8 +320,7 @@ ObservedBackend::WorkPtr ObservedBackend::gather(
 }
 
 ObservedBackend::WorkPtr ObservedBackend::scatter(
-    Tensors& outputs,
-    std::vector<Tensors>& inputs,
+    Tensors& outputs, std::vector<Tensors>& inputs,
     const c10d::ScatterOptions& options) {
   return observe(
       "scatter", first(outputs), "root " + std::to_string(options.rootRank),
@@ -329,8 +329,7 @@ ObservedBackend::WorkPtr ObservedBackend::scatter(
 }
 
 ObservedBackend::WorkPtr ObservedBackend::_reduce_scatter_base(
-    at::Tensor& output,
-    at::Tensor& input,
+    at::Tensor& output, at::Tensor& input,
     const c10d::ReduceScatterOptions& options) {
   return observe(
       "reduce_scatter", input, reduce_name(options.reduceOp), options.asyncOp,
@@ -338,8 +337,7 @@ ObservedBackend::WorkPtr ObservedBackend::_reduce_scatter_base(
 }
 
 ObservedBackend::WorkPtr ObservedBackend::reduce_scatter_tensor_coalesced(
-    Tensors& outputs,
-    Tensors& inputs,
+    Tensors& outputs, Tensors& inputs,
     const c10d::ReduceScatterOptions& options) {
   return observe(
       "reduce_scatter_coalesced", first(inputs),
@@ -352,41 +350,37 @@ ObservedBackend::WorkPtr ObservedBackend::reduce_scatter_tensor_coalesced(
 }
 
 ObservedBackend::WorkPtr ObservedBackend::alltoall_base(
-    at::Tensor& output,
-    at::Tensor& input,
-    std::vector<int64_t>& output_splits,
-    std::vector<int64_t>& input_splits,
-    const c10d::AllToAllOptions& options) {
+    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
   // With unequal splits the shapes differ by design: only the row must agree.
   const bool equal = output_splits.empty() && input_splits.empty();
   const at::Tensor row =
       equal || input.dim() == 0 ? input : input.narrow(0, 0, 0);
-  return observe(
-      "all_to_all", row, "", options.asyncOp, [&] {
-        return inner_->alltoall_base(
-            output, input, output_splits, input_splits, options);
-      });
+  return observe("all_to_all", row, "", options.asyncOp, [&] {
+    return inner_->alltoall_base(
+        output, input, output_splits, input_splits, options);
+  });
 }
 
-ObservedBackend::WorkPtr ObservedBackend::send(
-    Tensors& tensors, int destination, int tag) {
+ObservedBackend::WorkPtr
+ObservedBackend::send(Tensors& tensors, int destination, int tag) {
   return observe(
       "send", first(tensors), "", true,
       [&] { return inner_->send(tensors, destination, tag); }, false);
 }
 
-ObservedBackend::WorkPtr ObservedBackend::recv(
-    Tensors& tensors, int source, int tag) {
+ObservedBackend::WorkPtr
+ObservedBackend::recv(Tensors& tensors, int source, int tag) {
   return observe(
       "recv", first(tensors), "", true,
       [&] { return inner_->recv(tensors, source, tag); }, false);
 }
 
-ObservedBackend::WorkPtr ObservedBackend::barrier(
-    const c10d::BarrierOptions& options) {
-  return observe(
-      "barrier", at::Tensor(), "", options.asyncOp,
-      [&] { return inner_->barrier(options); });
+ObservedBackend::WorkPtr
+ObservedBackend::barrier(const c10d::BarrierOptions& options) {
+  return observe("barrier", at::Tensor(), "", options.asyncOp, [&] {
+    return inner_->barrier(options);
+  });
 }
 
 }  // namespace echelon

@@ -30,8 +30,7 @@ class ObservedBackend : public c10d::Backend {
  public:
   ObservedBackend(
       c10::intrusive_ptr<c10d::Backend> inner,
-      std::shared_ptr<Observer> observer,
-      ObservedBackendOptions options);
+      std::shared_ptr<Observer> observer, ObservedBackendOptions options);
 
   const std::string getBackendName() const override {
     return inner_->getBackendName();
@@ -58,48 +57,38 @@ class ObservedBackend : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  WorkPtr broadcast(
-      Tensors& tensors, const c10d::BroadcastOptions& options) override;
-  WorkPtr allreduce(
-      Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr
+  broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr
+  allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr allreduce_coalesced(
       Tensors& tensors,
       const c10d::AllreduceCoalescedOptions& options) override;
-  WorkPtr reduce(
-      Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   WorkPtr allgather(
-      std::vector<Tensors>& outputs,
-      Tensors& inputs,
+      std::vector<Tensors>& outputs, Tensors& inputs,
       const c10d::AllgatherOptions& options) override;
   WorkPtr _allgather_base(
-      at::Tensor& output,
-      at::Tensor& input,
+      at::Tensor& output, at::Tensor& input,
       const c10d::AllgatherOptions& options) override;
   WorkPtr allgather_into_tensor_coalesced(
-      Tensors& outputs,
-      Tensors& inputs,
+      Tensors& outputs, Tensors& inputs,
       const c10d::AllgatherOptions& options) override;
   WorkPtr gather(
-      std::vector<Tensors>& outputs,
-      Tensors& inputs,
+      std::vector<Tensors>& outputs, Tensors& inputs,
       const c10d::GatherOptions& options) override;
   WorkPtr scatter(
-      Tensors& outputs,
-      std::vector<Tensors>& inputs,
+      Tensors& outputs, std::vector<Tensors>& inputs,
       const c10d::ScatterOptions& options) override;
   WorkPtr _reduce_scatter_base(
-      at::Tensor& output,
-      at::Tensor& input,
+      at::Tensor& output, at::Tensor& input,
       const c10d::ReduceScatterOptions& options) override;
   WorkPtr reduce_scatter_tensor_coalesced(
-      Tensors& outputs,
-      Tensors& inputs,
+      Tensors& outputs, Tensors& inputs,
       const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall_base(
-      at::Tensor& output,
-      at::Tensor& input,
-      std::vector<int64_t>& output_splits,
-      std::vector<int64_t>& input_splits,
+      at::Tensor& output, at::Tensor& input,
+      std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
       const c10d::AllToAllOptions& options) override;
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
@@ -109,12 +98,9 @@ class ObservedBackend : public c10d::Backend {
   /// Runs one call of the inner backend: record, compare, forward, watch.
   /// `detail` is what must agree beyond operation, shape and dtype.
   WorkPtr observe(
-      const char* operation,
-      const at::Tensor& tensor,
-      const std::string& detail,
-      bool async,
-      const std::function<WorkPtr()>& call,
-      bool collective = true);
+      const char* operation, const at::Tensor& tensor,
+      const std::string& detail, bool async,
+      const std::function<WorkPtr()>& call, bool collective = true);
   void compare(const ObservedCall& call, const std::string& detail);
 
   c10::intrusive_ptr<c10d::Backend> inner_;

@@ -113,12 +113,12 @@ std::exception_ptr Observer::explain(
     const ObservedCall& call, const std::exception_ptr& cause) const {
   if (already_explained(cause)) return cause;
   StatusEntry entry;
-  entry.set(call.record.sequence, call.record.operation, call.record.axis,
-            call.record.label);
+  entry.set(
+      call.record.sequence, call.record.operation, call.record.axis,
+      call.record.label);
   std::ostringstream text;
-  text << entry.describe() << " on axis "
-       << call.record.axis << ", " << shape_of(call.record)
-       << ", failed after "
+  text << entry.describe() << " on axis " << call.record.axis << ", "
+       << shape_of(call.record) << ", failed after "
        << static_cast<double>((now_ns() - call.record.begin_ns) / 1000000) /
               1000
        << " s: " << text_of(cause) << hang_of(call);

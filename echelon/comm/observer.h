@@ -16,9 +16,9 @@ namespace echelon {
 
 /// A group as the observer knows it.
 struct ObservedGroup {
-  size_t number = 0;        // in the order that all ranks create groups in
+  size_t number = 0;  // in the order that all ranks create groups in
   std::string axis;
-  std::vector<int> ranks;   // world ranks
+  std::vector<int> ranks;  // world ranks
 };
 
 /// One call from its begin to its end.
@@ -26,7 +26,7 @@ struct ObservedCall {
   uint64_t ticket = 0;
   CollectiveRecord record;
   const ObservedGroup* group = nullptr;
-  bool collective = true;   // send and recv are not
+  bool collective = true;  // send and recv are not
 };
 
 /// Per rank; thread-safe.
@@ -42,10 +42,10 @@ class Observer {
   void begin(ObservedCall& call);
   void end(const ObservedCall& call, bool failed = false);
 
-  /// What a failed call throws: CommError that names the operation, axis, label,
-  /// and, when ranks had not arrived, what each of them did last.
-  std::exception_ptr explain(
-      const ObservedCall& call, const std::exception_ptr& cause) const;
+  /// What a failed call throws: CommError that names the operation, axis,
+  /// label, and, when ranks had not arrived, what each of them did last.
+  std::exception_ptr
+  explain(const ObservedCall& call, const std::exception_ptr& cause) const;
   /// The same for a call in which the others did not come within its time.
   std::string hang_of(const ObservedCall& call) const;
 

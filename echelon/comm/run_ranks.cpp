@@ -58,12 +58,12 @@ class FirstError {
 }  // namespace
 
 void run_ranks(
-    int num_ranks,
-    const std::function<void(World&)>& body,
+    int num_ranks, const std::function<void(World&)>& body,
     const CommOptions& options) {
   if (num_ranks < 1) {
-    throw ConfigError("run_ranks: " + std::to_string(num_ranks) +
-                      " ranks; at least 1 is needed");
+    throw ConfigError(
+        "run_ranks: " + std::to_string(num_ranks) +
+        " ranks; at least 1 is needed");
   }
   if (num_ranks == 1) {
     World world = World::alone(options);

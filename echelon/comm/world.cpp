@@ -10,13 +10,13 @@
 #include "echelon/comm/gloo/connect_together.h"
 #include "echelon/comm/gloo/gloo_backend.h"
 #include "echelon/comm/group_impl.h"
-#include "echelon/comm/shared_memory/keep_memory.h"
 #include "echelon/comm/local/local.h"
 #include "echelon/comm/nccl/nccl_backend.h"
 #include "echelon/comm/observed_backend.h"
-#include "echelon/comm/trace/status_board.h"
+#include "echelon/comm/shared_memory/keep_memory.h"
 #include "echelon/comm/store/store.h"
 #include "echelon/comm/store/store_board.h"
+#include "echelon/comm/trace/status_board.h"
 #include "echelon/comm/world_impl.h"
 #include "echelon/error.h"
 #include "echelon/error_report.h"
@@ -46,18 +46,22 @@ class HostBoard : public StatusBoard {
 
 std::string backend_name(BackendKind kind) {
   switch (kind) {
-    case BackendKind::local: return "local";
-    case BackendKind::gloo: return "gloo";
-    case BackendKind::nccl: return "nccl";
-    case BackendKind::automatic: return "automatic";
+    case BackendKind::local:
+      return "local";
+    case BackendKind::gloo:
+      return "gloo";
+    case BackendKind::nccl:
+      return "nccl";
+    case BackendKind::automatic:
+      return "automatic";
   }
   return "?";
 }
 
 }  // namespace
 
-BackendKind choose_backend(
-    const CommOptions& options, const RankEnvironment& env) {
+BackendKind
+choose_backend(const CommOptions& options, const RankEnvironment& env) {
   const bool one_host = env.local_world_size == env.world_size;
   if (options.backend == BackendKind::local && !one_host) {
     throw ConfigError(
@@ -88,7 +92,8 @@ World::~World() {
     impl_->store->set(key, "1");
     if (rank() == 0 && std::uncaught_exceptions() == 0) {
       std::vector<std::string> keys;
-      for (int r = 0; r < size(); ++r) keys.push_back("left/" + std::to_string(r));
+      for (int r = 0; r < size(); ++r)
+        keys.push_back("left/" + std::to_string(r));
       impl_->store->wait(keys, std::chrono::seconds(5));
     }
   } catch (const std::exception&) {
@@ -218,27 +223,50 @@ Group World::Impl::make(
       group_device);
 }
 
-int World::rank() const { return impl_->env.rank; }
-int World::size() const { return impl_->env.world_size; }
-int World::local_rank() const { return impl_->env.local_rank; }
-int World::local_size() const { return impl_->env.local_world_size; }
+int World::rank() const {
+  return impl_->env.rank;
+}
+int World::size() const {
+  return impl_->env.world_size;
+}
+int World::local_rank() const {
+  return impl_->env.local_rank;
+}
+int World::local_size() const {
+  return impl_->env.local_world_size;
+}
 int World::compute_threads() const {
   return threads_of_rank(
       impl_->env, available_cores(),
       static_cast<int>(std::thread::hardware_concurrency()));
 }
-int World::node_rank() const { return impl_->env.node_rank; }
-int World::generation() const { return impl_->env.generation; }
-torch::Device World::device() const { return impl_->device; }
-std::string World::backend() const { return backend_name(impl_->kind); }
-const CommOptions& World::options() const { return impl_->options; }
-const Group& World::group() const { return *impl_->group; }
-const History& World::history() const { return impl_->observer->history(); }
-History& World::history() { return impl_->observer->history(); }
+int World::node_rank() const {
+  return impl_->env.node_rank;
+}
+int World::generation() const {
+  return impl_->env.generation;
+}
+torch::Device World::device() const {
+  return impl_->device;
+}
+std::string World::backend() const {
+  return backend_name(impl_->kind);
+}
+const CommOptions& World::options() const {
+  return impl_->options;
+}
+const Group& World::group() const {
+  return *impl_->group;
+}
+const History& World::history() const {
+  return impl_->observer->history();
+}
+History& World::history() {
+  return impl_->observer->history();
+}
 
 Group World::new_group(
-    const std::string& axis,
-    const std::vector<int>& ranks,
+    const std::string& axis, const std::vector<int>& ranks,
     std::optional<BackendKind> backend) {
   std::vector<int> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
@@ -247,8 +275,10 @@ Group World::new_group(
   if (ranks.empty() || repeats || sorted.front() < 0 ||
       sorted.back() >= size()) {
     throw ConfigError(
-        "new_group \"" + axis + "\": the ranks must be different numbers in "
-        "[0, " + std::to_string(size()) + "), at least one");
+        "new_group \"" + axis +
+        "\": the ranks must be different numbers in "
+        "[0, " +
+        std::to_string(size()) + "), at least one");
   }
   BackendKind kind = impl_->kind;
   if (backend && *backend != BackendKind::automatic) {
@@ -258,8 +288,10 @@ Group World::new_group(
   }
   if (kind == BackendKind::nccl && !impl_->device.is_cuda()) {
     throw ConfigError(
-        "new_group \"" + axis + "\": an nccl group needs a world whose backend "
-        "is nccl, not " + this->backend());
+        "new_group \"" + axis +
+        "\": an nccl group needs a world whose backend "
+        "is nccl, not " +
+        this->backend());
   }
   return impl_->make(axis, ranks, kind);
 }

@@ -1,4 +1,5 @@
-// This rank's membership in the job: who am I, how many are we, on which device.
+// This rank's membership in the job: who am I, how many are we, on which
+// device.
 #pragma once
 
 #include <torch/types.h>
@@ -10,8 +11,8 @@
 #include <vector>
 
 #include "echelon/comm/group.h"
-#include "echelon/options/comm.h"
 #include "echelon/comm/trace/record.h"
+#include "echelon/options/comm.h"
 
 namespace echelon {
 
@@ -34,11 +35,11 @@ class World {
 
   int rank() const;
   int size() const;
-  int local_rank() const;        // among the ranks of this host
+  int local_rank() const;  // among the ranks of this host
   int local_size() const;
   int node_rank() const;
-  /// Threads for what this rank computes: its share of the cores that the job may use
-  /// on this host, by affinity and cgroup.
+  /// Threads for what this rank computes: its share of the cores that the job
+  /// may use on this host, by affinity and cgroup.
   int compute_threads() const;
   /// How often the job was restarted; part of every key in the store.
   int generation() const;
@@ -51,12 +52,11 @@ class World {
   /// All ranks, axis "world".
   const Group& group() const;
   /// The group of `ranks` (world ranks). Every rank of the world calls this, in
-  /// the same order; those outside of `ranks` may name the group that they are in
-  /// instead (groups along an axis are disjoint), and get a group of size 1
+  /// the same order; those outside of `ranks` may name the group that they are
+  /// in instead (groups along an axis are disjoint), and get a group of size 1
   /// otherwise. `backend`: another one than the world's.
   Group new_group(
-      const std::string& axis,
-      const std::vector<int>& ranks,
+      const std::string& axis, const std::vector<int>& ranks,
       std::optional<BackendKind> backend = std::nullopt);
 
   /// The last collectives of this rank, on all of its groups.
@@ -79,8 +79,7 @@ class World {
 /// own, and returns when all have ended. The first error (by time) is rethrown
 /// with its rank in front; the other ranks' collectives then fail at once.
 void run_ranks(
-    int num_ranks,
-    const std::function<void(World&)>& body,
+    int num_ranks, const std::function<void(World&)>& body,
     const CommOptions& options = {});
 
 }  // namespace echelon

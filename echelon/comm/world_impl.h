@@ -1,4 +1,5 @@
-// What a World holds; for the files of comm/ alone, since it names c10d's types.
+// What a World holds; for the files of comm/ alone, since it names c10d's
+// types.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -8,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "echelon/environment/rank_environment.h"
 #include "echelon/comm/observer.h"
 #include "echelon/comm/world.h"
+#include "echelon/environment/rank_environment.h"
 
 namespace echelon {
 
@@ -24,10 +25,10 @@ struct World::Impl {
   CommOptions options;
   BackendKind kind = BackendKind::local;
   torch::Device device = torch::kCPU;
-  std::string address = "127.0.0.1";           // this host, as peers see it
-  c10::intrusive_ptr<c10d::Store> store;       // null for one rank
-  std::shared_ptr<local::Host> host;           // ranks of one host
-  std::shared_ptr<local::Hub> hub;             // ranks that are threads
+  std::string address = "127.0.0.1";      // this host, as peers see it
+  c10::intrusive_ptr<c10d::Store> store;  // null for one rank
+  std::shared_ptr<local::Host> host;      // ranks of one host
+  std::shared_ptr<local::Hub> hub;        // ranks that are threads
   std::shared_ptr<Observer> observer;
   size_t num_groups = 0;
   size_t num_exchanges = 0;
@@ -44,7 +45,7 @@ struct World::Impl {
 };
 
 /// Which backend `options` and the machine lead to.
-BackendKind choose_backend(
-    const CommOptions& options, const RankEnvironment& env);
+BackendKind
+choose_backend(const CommOptions& options, const RankEnvironment& env);
 
 }  // namespace echelon

@@ -7,17 +7,15 @@
 #include <fstream>
 #include <tuple>
 
-#include "echelon/text/nearest.h"
 #include "echelon/config/section.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon::config {
 namespace {
 
 std::string where_text(
-    const Place& place,
-    const std::string& table,
-    const std::string& key,
+    const Place& place, const std::string& table, const std::string& key,
     const std::string& value) {
   return place.text() + ": [" + table + "] " + key + " = " + shortened(value);
 }
@@ -83,14 +81,11 @@ void Document::set(std::string_view assignment) {
   }
   set(std::string(assignment.substr(0, dot)),
       std::string(assignment.substr(dot + 1, equals - dot - 1)),
-      assignment.substr(equals + 1),
-      flag);
+      assignment.substr(equals + 1), flag);
 }
 
 void Document::set(
-    const std::string& table,
-    const std::string& key,
-    std::string_view value,
+    const std::string& table, const std::string& key, std::string_view value,
     const std::string& flag) {
   const Place place{"", 0, 0, flag};
   const bool made = tables_.count(table) == 0;
@@ -133,8 +128,7 @@ std::vector<std::string> Document::keys_of(const std::string& table) const {
 }
 
 std::string Document::other_table(
-    const std::string& key,
-    const std::string& not_in,
+    const std::string& key, const std::string& not_in,
     std::string* nearest_key) const {
   for (const auto& entry : entries_) {
     if (entry.key == key && entry.table != not_in) {
@@ -154,10 +148,9 @@ void Document::unknown_table(const std::string& name, const Table& table) {
   }
   const std::string guess = nearest(name, names);
   problem(
-      table.place,
-      table.place.text() + ": [" + name + "]: unknown table; " +
-          (guess.empty() ? "there are " + all
-                         : "did you mean [" + guess + "]?"));
+      table.place, table.place.text() + ": [" + name + "]: unknown table; " +
+                       (guess.empty() ? "there are " + all
+                                      : "did you mean [" + guess + "]?"));
 }
 
 void Document::unknown_key(
@@ -167,11 +160,10 @@ void Document::unknown_key(
     std::string ignored;
     const std::string owner = other_table(key, "", &ignored);
     problem(
-        found.place,
-        found.place.text() + ": " + key + " = " + shortened(value) +
-            ": stands before any table; " +
-            (owner.empty() ? "put it under its table's [heading]"
-                           : "put it under [" + owner + "]"));
+        found.place, found.place.text() + ": " + key + " = " +
+                         shortened(value) + ": stands before any table; " +
+                         (owner.empty() ? "put it under its table's [heading]"
+                                        : "put it under [" + owner + "]"));
     return;
   }
   std::string message =
@@ -193,9 +185,8 @@ void Document::unknown_key(
 void Document::find_unknown() {
   for (const auto& [name, table] : tables_) {
     const bool known = std::any_of(
-        headings_.begin(), headings_.end(), [&](const auto& heading) {
-          return heading.name == name;
-        });
+        headings_.begin(), headings_.end(),
+        [&](const auto& heading) { return heading.name == name; });
     if (!known && !name.empty()) {
       unknown_table(name, table);
       continue;

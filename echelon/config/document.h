@@ -46,14 +46,11 @@ class Document {
   void set(std::string_view assignment);
   /// A flag that stands for a key: set("train", "overwrite", …, "--overwrite").
   void
-  set(const std::string& table,
-      const std::string& key,
-      std::string_view value,
+  set(const std::string& table, const std::string& key, std::string_view value,
       const std::string& flag);
 
   /// Forgets what was set for some keys, as --layout does with the degrees.
-  void
-  clear(const std::string& table, const std::vector<std::string>& keys);
+  void clear(const std::string& table, const std::vector<std::string>& keys);
   /// True when the file or an override has one of the keys in this table.
   bool has_keys(
       const std::string& table, const std::vector<std::string>& keys) const;
@@ -94,8 +91,7 @@ class Document {
   void unknown_key(
       const std::string& table, const std::string& key, const Key& found);
   std::string other_table(
-      const std::string& key,
-      const std::string& not_in,
+      const std::string& key, const std::string& not_in,
       std::string* nearest_key) const;
   std::vector<std::string> keys_of(const std::string& table) const;
 

@@ -13,10 +13,8 @@ namespace {
 
 Place place_of(const toml::source_region& region, const std::string& file) {
   return {
-      file,
-      static_cast<int>(region.begin.line),
-      static_cast<int>(region.begin.column),
-      ""};
+      file, static_cast<int>(region.begin.line),
+      static_cast<int>(region.begin.column), ""};
 }
 
 Value convert(const toml::node& node, const std::string& file) {
@@ -41,8 +39,7 @@ Value convert(const toml::node& node, const std::string& file) {
     value.kind = Value::Kind::table;
     for (const auto& [key, item] : *t) {
       value.members.push_back(
-          {std::string(key.str()),
-           place_of(key.source(), file),
+          {std::string(key.str()), place_of(key.source(), file),
            convert(item, file)});
     }
   } else {
@@ -102,8 +99,7 @@ std::string way_out(std::string_view text, const toml::parse_error& error) {
 }
 
 [[noreturn]] void fail(
-    std::string_view text,
-    const std::string& file,
+    std::string_view text, const std::string& file,
     const toml::parse_error& error) {
   const Place place = place_of(error.source(), file);
   const std::string why = reason(error);

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon::config {
 namespace {
@@ -107,10 +107,9 @@ std::string assign(milliseconds& target, const Value& value) {
       return rule;
     }
     const std::string name = value.string.substr(digits);
-    const auto* found =
-        std::find_if(std::begin(kUnits), std::end(kUnits), [&](const Unit& u) {
-          return name == u.name;
-        });
+    const auto* found = std::find_if(
+        std::begin(kUnits), std::end(kUnits),
+        [&](const Unit& u) { return name == u.name; });
     if (found == std::end(kUnits)) return rule;
     unit = found->milliseconds;
   } else if (!assign(amount, value).empty()) {
@@ -242,9 +241,8 @@ void Field::refuse(
           ? (document_.name().empty() ? "" : document_.name() + ": ")
           : place.text() + ": ";
   document_.problem(
-      place,
-      begin + "[" + entry_.table + "] " + entry_.key + " = " +
-          shortened(value) + ": " + rule);
+      place, begin + "[" + entry_.table + "] " + entry_.key + " = " +
+                 shortened(value) + ": " + rule);
 }
 
 void Field::require(
@@ -264,11 +262,9 @@ Field& Field::at_least(double lowest) {
   const auto numbers = numbers_();
   require(
       std::all_of(
-          numbers.begin(),
-          numbers.end(),
+          numbers.begin(), numbers.end(),
           [&](double n) { return n >= lowest; }),
-      "at least " + bound_text(lowest),
-      "");
+      "at least " + bound_text(lowest), "");
   return *this;
 }
 
@@ -276,11 +272,9 @@ Field& Field::at_most(double highest) {
   const auto numbers = numbers_();
   require(
       std::all_of(
-          numbers.begin(),
-          numbers.end(),
+          numbers.begin(), numbers.end(),
           [&](double n) { return n <= highest; }),
-      "at most " + bound_text(highest),
-      "");
+      "at most " + bound_text(highest), "");
   return *this;
 }
 
@@ -289,8 +283,7 @@ Field& Field::above(double bound) {
   require(
       std::all_of(
           numbers.begin(), numbers.end(), [&](double n) { return n > bound; }),
-      "above " + bound_text(bound),
-      "");
+      "above " + bound_text(bound), "");
   return *this;
 }
 
@@ -299,8 +292,7 @@ Field& Field::below(double bound) {
   require(
       std::all_of(
           numbers.begin(), numbers.end(), [&](double n) { return n < bound; }),
-      "below " + bound_text(bound),
-      "");
+      "below " + bound_text(bound), "");
   return *this;
 }
 
@@ -318,8 +310,7 @@ Field& Field::one_of(const std::vector<std::string>& choices) {
     std::string word = entry_.value;
     if (word.size() >= 2) word = word.substr(1, word.size() - 2);
     refuse(
-        entry_.place,
-        entry_.value,
+        entry_.place, entry_.value,
         "must be " + all + did_you_mean(word, choices));
   }
   return *this;
@@ -334,8 +325,7 @@ Field& Field::length(size_t smallest, size_t largest) {
           : std::to_string(smallest) + " to " + std::to_string(largest);
   const size_t size = size_();
   require(
-      size >= smallest && size <= largest,
-      "a list of " + range,
+      size >= smallest && size <= largest, "a list of " + range,
       ", not of " + std::to_string(size));
   return *this;
 }
@@ -370,10 +360,10 @@ Field& Field::also(const std::string& other_key) {
     if (flag == other_flag) {
       failed_ = true;
       document_.problem(
-          found.place,
-          found.place.text() + ": [" + entry_.table + "] " + other_key + " = " +
-              shortened(found.value.text()) + ": is another name of " +
-              entry_.key + ", which is also set; keep one of the two");
+          found.place, found.place.text() + ": [" + entry_.table + "] " +
+                           other_key + " = " + shortened(found.value.text()) +
+                           ": is another name of " + entry_.key +
+                           ", which is also set; keep one of the two");
       return *this;
     }
   }
@@ -383,9 +373,7 @@ Field& Field::also(const std::string& other_key) {
 
 template <class T>
 Field Section::make(
-    const std::string& key,
-    T& target,
-    const std::string& help,
+    const std::string& key, T& target, const std::string& help,
     const std::string& type) {
   Entry& entry = document_.entries_.emplace_back();
   entry.table = table_;
@@ -421,20 +409,17 @@ Field Section::field(
   return make(key, target, help, "string");
 }
 Field Section::field(
-    const std::string& key,
-    std::vector<int64_t>& target,
+    const std::string& key, std::vector<int64_t>& target,
     const std::string& help) {
   return make(key, target, help, "list of whole numbers");
 }
 Field Section::field(
-    const std::string& key,
-    std::vector<double>& target,
+    const std::string& key, std::vector<double>& target,
     const std::string& help) {
   return make(key, target, help, "list of numbers");
 }
 Field Section::field(
-    const std::string& key,
-    std::vector<std::string>& target,
+    const std::string& key, std::vector<std::string>& target,
     const std::string& help) {
   return make(key, target, help, "list of strings");
 }
@@ -444,10 +429,8 @@ Field Section::field(
 }
 
 void Section::choice(
-    const std::string& key,
-    std::string& word,
-    const std::vector<std::string>& words,
-    const std::string& help) {
+    const std::string& key, std::string& word,
+    const std::vector<std::string>& words, const std::string& help) {
   make(key, word, help, "string").one_of(words);
 }
 

@@ -34,8 +34,8 @@ class Field {
   /// Lists: how many items.
   Field& length(size_t smallest, size_t largest);
   Field& not_empty();
-  /// Any other rule: called with the target set; returns "" or the rule that the
-  /// value breaks, with the way out.
+  /// Any other rule: called with the target set; returns "" or the rule that
+  /// the value breaks, with the way out.
   Field& rule(const std::function<std::string()>& broken);
   /// Another name of the same key; setting both is an error.
   Field& also(const std::string& other_key);
@@ -71,29 +71,23 @@ class Section {
   Field
   field(const std::string& key, std::string& target, const std::string& help);
   Field field(
-      const std::string& key,
-      std::vector<int64_t>& target,
+      const std::string& key, std::vector<int64_t>& target,
       const std::string& help);
   Field field(
-      const std::string& key,
-      std::vector<double>& target,
+      const std::string& key, std::vector<double>& target,
       const std::string& help);
   Field field(
-      const std::string& key,
-      std::vector<std::string>& target,
+      const std::string& key, std::vector<std::string>& target,
       const std::string& help);
   /// "500ms", "30s", "10m", "2h", or a number of seconds.
   Field field(
-      const std::string& key,
-      std::chrono::milliseconds& target,
+      const std::string& key, std::chrono::milliseconds& target,
       const std::string& help);
 
   /// An enum, by its values' names.
   template <class Enum>
   void field(
-      const std::string& key,
-      Enum& target,
-      const std::string& help,
+      const std::string& key, Enum& target, const std::string& help,
       std::initializer_list<std::pair<const char*, Enum>> names) {
     std::vector<std::string> words;
     std::string word;
@@ -114,15 +108,11 @@ class Section {
 
   template <class T>
   Field make(
-      const std::string& key,
-      T& target,
-      const std::string& help,
+      const std::string& key, T& target, const std::string& help,
       const std::string& type);
   void choice(
-      const std::string& key,
-      std::string& word,
-      const std::vector<std::string>& words,
-      const std::string& help);
+      const std::string& key, std::string& word,
+      const std::vector<std::string>& words, const std::string& help);
 
   Document& document_;
   std::string table_;

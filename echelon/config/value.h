@@ -67,8 +67,8 @@ using Tables = std::map<std::string, Table>;
 /// not TOML, a key is given twice, or a table stands inside a table.
 Tables parse_toml(std::string_view text, const std::string& file);
 
-/// The whole text as one table, for files whose tables stand inside tables. Throws
-/// as parse_toml does, but for these.
+/// The whole text as one table, for files whose tables stand inside tables.
+/// Throws as parse_toml does, but for these.
 Value parse_nested_toml(std::string_view text, const std::string& file);
 
 /// One value as --set has it: TOML, or else a bare string.

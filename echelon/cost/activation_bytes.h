@@ -1,6 +1,7 @@
 // What layers keep from forward to backward, and take while they compute.
-// Source: Korthikanti et al., 2022, arXiv:2205.05198, section 4, by tensor: so that
-// it holds for shared keys, gated and latent layers, experts and fused kernels too.
+// Source: Korthikanti et al., 2022, arXiv:2205.05198, section 4, by tensor: so
+// that it holds for shared keys, gated and latent layers, experts and fused
+// kernels too.
 #pragma once
 
 #include "echelon/cost/model_shape.h"
@@ -11,9 +12,9 @@ namespace echelon {
 
 /// Of one microbatch of one layer on one rank.
 struct ActivationBytes {
-  double kept = 0;      // from forward to backward, by the way of recompute
-  double working = 0;   // in backward beside, with what is computed again
-  double output = 0;    // that goes to the next stage
+  double kept = 0;     // from forward to backward, by the way of recompute
+  double working = 0;  // in backward beside, with what is computed again
+  double output = 0;   // that goes to the next stage
 };
 
 /// Bytes of an element as layers compute it: 8, 4 or 2.

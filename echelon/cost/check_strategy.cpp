@@ -4,15 +4,17 @@
 #include <numeric>
 #include <vector>
 
-#include "echelon/text/nearest.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
 #include "echelon/schedule/options.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
 
-std::string text(int64_t value) { return std::to_string(value); }
+std::string text(int64_t value) {
+  return std::to_string(value);
+}
 
 // "1, 2, 4 and 8", the first dozen.
 std::string list(const std::vector<int64_t>& values) {
@@ -51,13 +53,15 @@ std::string check_numbers(const Strategy& strategy) {
       {"global_batch", strategy.global_batch},
       {"microbatch_size", strategy.microbatch_size}};
   for (const auto& [name, value] : positive) {
-    if (value < 1) return std::string(name) + "=" + text(value) + "; it must be 1 or more";
+    if (value < 1)
+      return std::string(name) + "=" + text(value) + "; it must be 1 or more";
   }
   if (strategy.seq_len < 0 || strategy.stages_per_rank < 0) {
     return "seq_len and stages_per_rank must be 0 or more";
   }
   if (strategy.zero_stage < 0 || strategy.zero_stage > 3) {
-    return "zero_stage=" + text(strategy.zero_stage) + "; there are 0, 1, 2 and 3";
+    return "zero_stage=" + text(strategy.zero_stage) +
+           "; there are 0, 1, 2 and 3";
   }
   return {};
 }
@@ -85,7 +89,8 @@ std::string check_rank_batches(const Strategy& strategy) {
   const auto entries = static_cast<int64_t>(sizes.size());
   if (strategy.layout.ep > 1 || entries != strategy.layout.data_degree()) {
     return "there are " + text(entries) + " sizes of microbatches for " +
-           text(strategy.data_ranks()) + " data-parallel ranks; there must be one "
+           text(strategy.data_ranks()) +
+           " data-parallel ranks; there must be one "
            "for each of dp * fsdp, with ep=1";
   }
   const auto [least, most] = std::minmax_element(sizes.begin(), sizes.end());
@@ -125,12 +130,14 @@ std::string check_transformer(
     problem = divides("cp", layout.cp, seq, "tokens of a sequence");
   }
   if (problem.empty() && strategy.sequence_parallel) {
-    problem = divides("tp", layout.tp, seq / layout.cp,
-                      "tokens of a rank with sequence parallelism");
+    problem = divides(
+        "tp", layout.tp, seq / layout.cp,
+        "tokens of a rank with sequence parallelism");
   }
   if (problem.empty() && layout.ep > 1) {
     problem = shape.experts.experts == 0
-                  ? "ep=" + text(layout.ep) + ", but the model has no experts; take ep=1"
+                  ? "ep=" + text(layout.ep) +
+                        ", but the model has no experts; take ep=1"
                   : divides("ep", layout.ep, shape.experts.experts, "experts");
   }
   return problem;
@@ -138,11 +145,15 @@ std::string check_transformer(
 
 std::string check_convolutions(const Strategy& strategy) {
   const Layout& layout = strategy.layout;
-  if (layout.cp > 1) return "cp=" + text(layout.cp) + ", but images have no sequence; take cp=1";
-  if (layout.ep > 1) return "ep=" + text(layout.ep) + ", but the model has no experts; take ep=1";
+  if (layout.cp > 1)
+    return "cp=" + text(layout.cp) + ", but images have no sequence; take cp=1";
+  if (layout.ep > 1)
+    return "ep=" + text(layout.ep) +
+           ", but the model has no experts; take ep=1";
   if (layout.tp > 1) {
     return "tp=" + text(layout.tp) +
-           ", but what ranks of tp compute and send is known of transformers alone; "
+           ", but what ranks of tp compute and send is known of transformers "
+           "alone; "
            "take tp=1";
   }
   return {};
@@ -162,10 +173,11 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
   const int64_t p = strategy.layout.pp, m = strategy.num_microbatches();
   const int64_t each = num_stages(strategy) / p;
   const bool two = is_v_shaped(strategy);
-  const bool many = strategy.schedule == "interleaved" || strategy.schedule == "breadth_first";
+  const bool many = strategy.schedule == "interleaved" ||
+                    strategy.schedule == "breadth_first";
   if (!many && each != (two ? 2 : 1)) {
-    return "schedule " + strategy.schedule + " has " + stages_text(two ? 2 : 1) +
-           ", not " + text(each);
+    return "schedule " + strategy.schedule + " has " +
+           stages_text(two ? 2 : 1) + ", not " + text(each);
   }
   const int64_t layers = model.transformer
                              ? model.transformer->layers
@@ -173,14 +185,16 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
   // A transformer's embedding and head may be stages of their own.
   const int64_t most = layers + (model.transformer ? 2 : 0);
   if (p * each > most) {
-    return "pp=" + text(p) + " with " +
-           stages_text(each) + " cuts the model into " + text(p * each) + " stages, but it has " + text(layers) + " layers" +
-           (model.transformer ? ", an embedding and a head" : "") + "; take pp=" +
-           text(std::max<int64_t>(1, most / each)) + " or less";
+    return "pp=" + text(p) + " with " + stages_text(each) +
+           " cuts the model into " + text(p * each) + " stages, but it has " +
+           text(layers) + " layers" +
+           (model.transformer ? ", an embedding and a head" : "") +
+           "; take pp=" + text(std::max<int64_t>(1, most / each)) + " or less";
   }
   if (!strategy.stage_layers.empty()) {
     const auto& counts = strategy.stage_layers;
-    const bool all = std::accumulate(counts.begin(), counts.end(), int64_t{0}) == layers;
+    const bool all =
+        std::accumulate(counts.begin(), counts.end(), int64_t{0}) == layers;
     const bool some = std::all_of(
         counts.begin(), counts.end(), [](int64_t count) { return count > 0; });
     if (!all || !some || static_cast<int64_t>(counts.size()) != p * each) {
@@ -189,12 +203,14 @@ std::string check_schedule(const ModelShape& model, const Strategy& strategy) {
     }
   }
   if (strategy.schedule == "interleaved" && m % p != 0) {
-    return "schedule interleaved: " + text(m) + " microbatches are no multiple of pp=" +
-           text(p) + "; take 1f1b, or " + text((m + p - 1) / p * p);
+    return "schedule interleaved: " + text(m) +
+           " microbatches are no multiple of pp=" + text(p) +
+           "; take 1f1b, or " + text((m + p - 1) / p * p);
   }
   if (strategy.schedule == "dualpipev" && m < 2 * p) {
-    return "schedule dualpipev: " + text(m) + " microbatches, but pp=" + text(p) +
-           " needs " + text(2 * p) + " or more";
+    return "schedule dualpipev: " + text(m) +
+           " microbatches, but pp=" + text(p) + " needs " + text(2 * p) +
+           " or more";
   }
   return {};
 }

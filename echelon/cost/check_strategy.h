@@ -9,9 +9,9 @@
 
 namespace echelon {
 
-/// Why the strategy is none for this model and cluster ("tp=3 does not divide 32
-/// heads; 1, 2, 4, 8, 16 and 32 do"); empty when it is one. Whether it fits the
-/// memory is another question (memory_estimate.h).
+/// Why the strategy is none for this model and cluster ("tp=3 does not divide
+/// 32 heads; 1, 2, 4, 8, 16 and 32 do"); empty when it is one. Whether it fits
+/// the memory is another question (memory_estimate.h).
 std::string check_strategy(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster);
 

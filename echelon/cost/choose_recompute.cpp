@@ -57,15 +57,14 @@ States thinned(const States& states, int64_t range) {
   return kept;
 }
 
-States extended(
-    const States& states, const RecomputeCost& layer, int64_t at_most) {
+States
+extended(const States& states, const RecomputeCost& layer, int64_t at_most) {
   States next;
   for (size_t i = 0; i < states.size(); ++i) {
     for (const auto choice : kRecomputes) {
       const int64_t bytes = states[i].bytes + layer.kept(choice);
       if (bytes > at_most) continue;
-      next.push_back(
-          {bytes, states[i].flops + layer.again(choice), i, choice});
+      next.push_back({bytes, states[i].flops + layer.again(choice), i, choice});
     }
   }
   std::sort(next.begin(), next.end(), comes_first);
@@ -77,8 +76,7 @@ RecomputeChoice least_kept(const std::vector<RecomputeCost>& layers) {
   result.fits = false;
   for (const auto& layer : layers) {
     const auto choice = *std::min_element(
-        kRecomputes.begin(), kRecomputes.end(),
-        [&](Recompute a, Recompute b) {
+        kRecomputes.begin(), kRecomputes.end(), [&](Recompute a, Recompute b) {
           if (layer.kept(a) != layer.kept(b)) {
             return layer.kept(a) < layer.kept(b);
           }
@@ -103,8 +101,7 @@ std::string to_string(Recompute recompute) {
 }
 
 RecomputeChoice choose_recompute(
-    const std::vector<RecomputeCost>& layers,
-    int64_t budget_bytes,
+    const std::vector<RecomputeCost>& layers, int64_t budget_bytes,
     size_t most_states) {
   const auto least = least_after(layers);
   if (least[0] > budget_bytes) return least_kept(layers);
@@ -112,8 +109,7 @@ RecomputeChoice choose_recompute(
       1, budget_bytes / static_cast<int64_t>(std::max<size_t>(most_states, 1)));
   std::vector<States> steps = {{State()}};
   for (size_t i = 0; i < layers.size(); ++i) {
-    auto next =
-        extended(steps.back(), layers[i], budget_bytes - least[i + 1]);
+    auto next = extended(steps.back(), layers[i], budget_bytes - least[i + 1]);
     if (next.size() > most_states) next = thinned(next, range);
     steps.push_back(std::move(next));
   }
@@ -141,8 +137,7 @@ void keep_for_the_next(
 }
 
 std::vector<Recompute> plan_recompute(
-    const MemoryOptions& options,
-    const std::vector<RecomputeCost>& costs,
+    const MemoryOptions& options, const std::vector<RecomputeCost>& costs,
     int64_t in_flight) {
   const auto every = [&](Recompute choice) {
     return std::vector<Recompute>(costs.size(), choice);

@@ -14,25 +14,26 @@ struct Way {
   double fill_bytes = 1;
 };
 
-Way inside_way(const GroupPlace& place, const Node& node, const DeviceRates& rates) {
+Way inside_way(
+    const GroupPlace& place, const Node& node, const DeviceRates& rates) {
   const double n = static_cast<double>(place.ranks_per_node);
   double rate = node.inside.bytes_per_second * rates.ring_share * n /
-      (n + rates.ring_ramp);
-  // One bus for all: what the groups of a node send crosses it one after the other.
-  if (!node.switched) rate /= std::max<double>(1, static_cast<double>(place.sharing));
+                (n + rates.ring_ramp);
+  // One bus for all: what the groups of a node send crosses it one after the
+  // other.
+  if (!node.switched)
+    rate /= std::max<double>(1, static_cast<double>(place.sharing));
   return {
-      rate, rates.start_seconds + node.inside.latency_seconds, rates.fill_seconds,
-      rates.fill_bytes};
+      rate, rates.start_seconds + node.inside.latency_seconds,
+      rates.fill_seconds, rates.fill_bytes};
 }
 
 double network_rate(
-    const GroupPlace& place,
-    const Node& node,
-    const Cluster& cluster,
+    const GroupPlace& place, const Node& node, const Cluster& cluster,
     const DeviceRates& rates) {
   double rate = node.network.bytes_per_second * rates.network_share;
-  // A group drives the adapters of the devices that it has in a node, at most its
-  // share of all.
+  // A group drives the adapters of the devices that it has in a node, at most
+  // its share of all.
   const double adapters = std::min(
       static_cast<double>(place.ranks_per_node),
       static_cast<double>(node.num_devices) /
@@ -44,16 +45,14 @@ double network_rate(
 
 /// Along the ring, or the pair, of a group.
 Way way_of(
-    const GroupPlace& place,
-    const Node& node,
-    const Cluster& cluster,
+    const GroupPlace& place, const Node& node, const Cluster& cluster,
     const DeviceRates& rates) {
   Way way = inside_way(place, node, rates);
   if (place.nodes <= 1) return way;
   const double network = network_rate(place, node, cluster, rates);
   way.bytes_per_second = place.ranks_per_node > 1
-      ? std::min(way.bytes_per_second, network)
-      : network;
+                             ? std::min(way.bytes_per_second, network)
+                             : network;
   way.start_seconds += node.network.latency_seconds;
   way.fill_seconds = rates.network_fill_seconds;
   return way;
@@ -65,13 +64,14 @@ double fill(const Way& way, double bytes) {
 
 /// Delay of `rounds` times around the ring.
 double ring_delay(
-    double rounds, const GroupPlace& place, const Node& node, const DeviceRates& rates) {
+    double rounds, const GroupPlace& place, const Node& node,
+    const DeviceRates& rates) {
   const double between = static_cast<double>(place.nodes > 1 ? place.nodes : 0);
   const double all = static_cast<double>(place.ranks - 1);
   const double inside = std::max(0.0, all - between);
-  return rounds *
-      (inside * rates.hop_seconds +
-       std::min(between, all) * (rates.hop_seconds + node.network.latency_seconds));
+  return rounds * (inside * rates.hop_seconds +
+                   std::min(between, all) *
+                       (rates.hop_seconds + node.network.latency_seconds));
 }
 
 /// Up and down a tree over the nodes, a chain inside each (NCCL's double tree).
@@ -79,74 +79,75 @@ double tree_delay(
     const GroupPlace& place, const Node& node, const DeviceRates& rates) {
   const double levels = std::ceil(std::log2(static_cast<double>(place.nodes)));
   return 2 *
-      (levels * (rates.hop_seconds + node.network.latency_seconds) +
-       static_cast<double>(place.ranks_per_node - 1) * rates.hop_seconds);
+         (levels * (rates.hop_seconds + node.network.latency_seconds) +
+          static_cast<double>(place.ranks_per_node - 1) * rates.hop_seconds);
 }
 
 double all_reduce_seconds(
-    double bytes, const GroupPlace& place, const Node& node, const Cluster& cluster) {
+    double bytes, const GroupPlace& place, const Node& node,
+    const Cluster& cluster) {
   const DeviceRates& rates = rates_of(node.device);
   const double n = static_cast<double>(place.ranks);
   const Way way = way_of(place, node, cluster, rates);
   const double wire = 2 * (n - 1) / n * bytes;
-  const double ring = ring_delay(2, place, node, rates) + wire / way.bytes_per_second;
+  const double ring =
+      ring_delay(2, place, node, rates) + wire / way.bytes_per_second;
   double best = ring;
   if (place.nodes > 1) {
     // Every byte goes up and down once, and crosses the adapters as in a ring.
     best = std::min(
-        best, tree_delay(place, node, rates) + 2 * bytes / way.bytes_per_second);
+        best,
+        tree_delay(place, node, rates) + 2 * bytes / way.bytes_per_second);
   } else if (node.reduces_in_switch && place.ranks > 3) {
     best = std::min(
-        best,
-        2 * rates.hop_seconds +
-            wire / (node.inside.bytes_per_second * rates.switch_share *
-                    std::min(1.0, 0.62 + 0.38 * n / 8)));
+        best, 2 * rates.hop_seconds +
+                  wire / (node.inside.bytes_per_second * rates.switch_share *
+                          std::min(1.0, 0.62 + 0.38 * n / 8)));
   }
   return way.start_seconds + fill(way, bytes) + best;
 }
 
 double all_to_all_seconds(
-    double bytes, const GroupPlace& place, const Node& node, const Cluster& cluster) {
+    double bytes, const GroupPlace& place, const Node& node,
+    const Cluster& cluster) {
   const DeviceRates& rates = rates_of(node.device);
   const double n = static_cast<double>(place.ranks);
   const double here = static_cast<double>(place.ranks_per_node);
   GroupPlace inside = place;
   inside.nodes = 1;
   const Way near = inside_way(inside, node, rates);
-  double seconds = near.start_seconds + (here - 1) / n * bytes / near.bytes_per_second;
+  double seconds =
+      near.start_seconds + (here - 1) / n * bytes / near.bytes_per_second;
   if (place.nodes > 1) {
     // Each rank sends through the adapter of its own device.
     const double rate = network_rate(place, node, cluster, rates) / here;
-    seconds = std::max(seconds, near.start_seconds + (n - here) / n * bytes / rate) +
+    seconds =
+        std::max(seconds, near.start_seconds + (n - here) / n * bytes / rate) +
         node.network.latency_seconds;
   }
   return seconds + fill(near, bytes / n);
 }
 
 double send_seconds(
-    double bytes,
-    const GroupPlace& place,
-    const Node& node,
-    const Cluster& cluster,
-    const Stack& stack) {
+    double bytes, const GroupPlace& place, const Node& node,
+    const Cluster& cluster, const Stack& stack) {
   const DeviceRates& rates = rates_of(node.device);
   if (place.nodes <= 1) {
     return rates.start_seconds + node.inside.latency_seconds +
-        bytes / (node.inside.bytes_per_second * rates.ring_share);
+           bytes / (node.inside.bytes_per_second * rates.ring_share);
   }
   GroupPlace pair = place;
   pair.ranks_per_node = 1;
   return rates.start_seconds + node.network.latency_seconds +
-      bytes / (network_rate(pair, node, cluster, rates) * stack.transfer_share);
+         bytes /
+             (network_rate(pair, node, cluster, rates) * stack.transfer_share);
 }
 
 }  // namespace
 
 GroupPlace place_of(
-    const Strategy& strategy,
-    const Cluster& cluster,
-    std::span<const Axis> axes,
-    int64_t rank) {
+    const Strategy& strategy, const Cluster& cluster,
+    std::span<const Axis> axes, int64_t rank) {
   const Layout& layout = strategy.layout;
   const bool alone = std::all_of(axes.begin(), axes.end(), [&](Axis axis) {
     return layout.degree(axis) == 1;
@@ -172,8 +173,8 @@ GroupPlace place_of(
   place.nodes = (place.ranks + place.ranks_per_node - 1) / place.ranks_per_node;
   const int64_t used = std::min(devices, stride);
   place.sharing = std::max<int64_t>(1, used / place.ranks_per_node);
-  place.across_racks = cluster.nodes_per_rack > 0 &&
-      reach > cluster.nodes_per_rack * devices;
+  place.across_racks =
+      cluster.nodes_per_rack > 0 && reach > cluster.nodes_per_rack * devices;
   return place;
 }
 
@@ -183,8 +184,8 @@ GroupPlace place_of(
 }
 
 double collective_seconds(
-    CollectiveKind kind, double bytes, const GroupPlace& place, const Node& node,
-    const Cluster& cluster, const Stack& stack) {
+    CollectiveKind kind, double bytes, const GroupPlace& place,
+    const Node& node, const Cluster& cluster, const Stack& stack) {
   if (place.ranks <= 1 || bytes <= 0) return 0;
   bytes /= stack.collective_share;
   switch (kind) {
@@ -202,8 +203,9 @@ double collective_seconds(
   const DeviceRates& rates = rates_of(node.device);
   const Way way = way_of(place, node, cluster, rates);
   const double n = static_cast<double>(place.ranks);
-  return way.start_seconds + fill(way, bytes) + ring_delay(1, place, node, rates) +
-      (n - 1) / n * bytes / way.bytes_per_second;
+  return way.start_seconds + fill(way, bytes) +
+         ring_delay(1, place, node, rates) +
+         (n - 1) / n * bytes / way.bytes_per_second;
 }
 
 double transfer_seconds(
@@ -218,8 +220,8 @@ double transfer_seconds(
   const Node& node = cluster.node_of(sender);
   pair.sharing = std::min(node.num_devices, strategy.layout.stride(Axis::pp));
   const int64_t tp = strategy.layout.tp;
-  const bool scatters =
-      stack.scatters_transfers && tp > 1 && !near && !strategy.sequence_parallel;
+  const bool scatters = stack.scatters_transfers && tp > 1 && !near &&
+                        !strategy.sequence_parallel;
   if (!scatters) {
     return collective_seconds(
         CollectiveKind::send, bytes, pair, node, cluster, stack);
@@ -227,9 +229,10 @@ double transfer_seconds(
   return collective_seconds(
              CollectiveKind::send, bytes / static_cast<double>(tp), pair, node,
              cluster, stack) +
-      collective_seconds(
+         collective_seconds(
              CollectiveKind::all_gather, bytes,
-             place_of(strategy, cluster, Axis::tp, sender), node, cluster, stack);
+             place_of(strategy, cluster, Axis::tp, sender), node, cluster,
+             stack);
 }
 
 }  // namespace echelon

@@ -33,18 +33,18 @@ int64_t strided(int64_t size, int64_t stride) {
 }
 
 // Counts into `layer`; what comes out.
-Feature convolve(
-    CountedLayer& layer, const Feature& in, const Convolution& conv) {
+Feature
+convolve(CountedLayer& layer, const Feature& in, const Convolution& conv) {
   const Feature out = {
-      conv.out, strided(in.height, conv.stride), strided(in.width, conv.stride)};
+      conv.out, strided(in.height, conv.stride),
+      strided(in.width, conv.stride)};
   const int64_t inner = in.channels * conv.kernel * conv.kernel;
   const double weights =
       static_cast<double>(inner) * static_cast<double>(conv.out);
   const double flops = 2 * weights * out.pixels();
   layer.forward_flops += flops;
   layer.backward_flops += (conv.first ? 1 : 2) * flops;
-  layer.parameters +=
-      weights + (conv.bias ? static_cast<double>(conv.out) : 0);
+  layer.parameters += weights + (conv.bias ? static_cast<double>(conv.out) : 0);
   if (out.pixels() * weights >
       layer.rows * static_cast<double>(layer.inner * layer.columns)) {
     layer.inner = inner;
@@ -55,17 +55,18 @@ Feature convolve(
   return out;
 }
 
-// Batch normalisation keeps what it is given; the ReLU behind it, in place, what
-// it returns. Read twice and written, read and written.
+// Batch normalisation keeps what it is given; the ReLU behind it, in place,
+// what it returns. Read twice and written, read and written.
 void normalise(CountedLayer& layer, const Feature& image, bool relu) {
   layer.parameters += 2 * static_cast<double>(image.channels);
   layer.kept_elements += (relu ? 2 : 1) * image.elements();
   layer.moved_elements += (relu ? 5 : 3) * image.elements();
 }
 
-// Of 32-bit elements: a place of 64 bits for each result. The result itself is kept
-// by the layer that takes it.
-Feature pool(CountedLayer& layer, const Feature& in, int64_t height, int64_t width) {
+// Of 32-bit elements: a place of 64 bits for each result. The result itself is
+// kept by the layer that takes it.
+Feature
+pool(CountedLayer& layer, const Feature& in, int64_t height, int64_t width) {
   const Feature out = {in.channels, height, width};
   layer.kept_elements += 2 * out.elements();
   layer.moved_elements += in.elements() + 3 * out.elements();
@@ -181,8 +182,8 @@ Feature add_block(
   return feature;
 }
 
-ModelShape resnet(
-    const ResnetBlocks& plan, const ImageShape& image, int64_t classes) {
+ModelShape
+resnet(const ResnetBlocks& plan, const ImageShape& image, int64_t classes) {
   ModelShape model{.name = plan.name};
   Feature feature = add_stem(model, image);
   const double pooled = feature.elements();

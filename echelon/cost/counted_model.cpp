@@ -79,7 +79,8 @@ class Reader {
     const Json& list = member(json, "layers");
     ModelShape model{.name = text(json, "model")};
     model.seq_len = whole(json, "seq_len");
-    if (!list.is_array() || list.empty()) fail("layers must be a list of one or more");
+    if (!list.is_array() || list.empty())
+      fail("layers must be a list of one or more");
     const std::string file = place_;
     for (const Json& one : list) {
       place_ = file + ": layer " + std::to_string(model.layers.size() + 1);
@@ -144,7 +145,8 @@ class Reader {
       one.bytes = figure(json, "bytes");
     }
     one.for_weight = json.contains("for_weight") && json["for_weight"] == true;
-    one.accumulates = json.contains("accumulates") && json["accumulates"] == true;
+    one.accumulates =
+        json.contains("accumulates") && json["accumulates"] == true;
     return one;
   }
 
@@ -170,18 +172,22 @@ class Reader {
 
 std::string counted_model_json(const ModelShape& model) {
   Json json = {
-      {"model", model.name}, {"seq_len", model.seq_len}, {"layers", Json::array()}};
+      {"model", model.name},
+      {"seq_len", model.seq_len},
+      {"layers", Json::array()}};
   for (const CountedLayer& layer : model.layers) {
     json["layers"].push_back(written(layer));
   }
   return json.dump(1);
 }
 
-ModelShape parse_counted_model(const std::string& text, const std::string& name) {
+ModelShape
+parse_counted_model(const std::string& text, const std::string& name) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) {
     throw DataError(
-        name + ": is no JSON; echelon-train count CONFIG --json writes such files");
+        name +
+        ": is no JSON; echelon-train count CONFIG --json writes such files");
   }
   return Reader(name).model(json);
 }

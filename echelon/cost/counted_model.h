@@ -1,4 +1,5 @@
-// Layers that the training wing counted, as a file: any network can be simulated.
+// Layers that the training wing counted, as a file: any network can be
+// simulated.
 //
 //   echelon-train count first.toml --json > layers.json
 //   echelon simulate first.toml --cluster h100-sxm:1x8 --layers layers.json
@@ -11,12 +12,14 @@
 
 namespace echelon {
 
-/// One JSON object: the model's name, seq_len, and its layers with all their fields.
+/// One JSON object: the model's name, seq_len, and its layers with all their
+/// fields.
 std::string counted_model_json(const ModelShape& model);
 
-/// Reads it back. Throws DataError, with the layer and the key, for what is not such
-/// an object: a missing key, a negative or infinite figure, no layer.
-ModelShape parse_counted_model(const std::string& text, const std::string& name);
+/// Reads it back. Throws DataError, with the layer and the key, for what is not
+/// such an object: a missing key, a negative or infinite figure, no layer.
+ModelShape
+parse_counted_model(const std::string& text, const std::string& name);
 ModelShape read_counted_model(const std::filesystem::path& path);
 
 }  // namespace echelon

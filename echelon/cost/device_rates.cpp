@@ -3,17 +3,18 @@
 #include <string_view>
 #include <vector>
 
-// Sources. [mamf]: github.com/stas00/ml-engineering, best shapes found. [azure]:
-// github.com/Azure/AI-benchmarking-guide. [nccl]: all-reduce tables of the two, of
-// NVIDIA/dgxc-benchmarking and of VIA-Research/vTrain. [fit]: least squares on the
-// logarithm of the steps in benchmarks/published, a third held out.
+// Sources. [mamf]: github.com/stas00/ml-engineering, best shapes found.
+// [azure]: github.com/Azure/AI-benchmarking-guide. [nccl]: all-reduce tables of
+// the two, of NVIDIA/dgxc-benchmarking and of VIA-Research/vTrain. [fit]: least
+// squares on the logarithm of the steps in benchmarks/published, a third held
+// out.
 
 namespace echelon {
 namespace {
 
 DeviceRates a100() {
   DeviceRates r;
-  r.matrix_share = 0.84;  // [fit]; [azure] 256 of 312 TFLOP/s at 16384^3
+  r.matrix_share = 0.84;     // [fit]; [azure] 256 of 312 TFLOP/s at 16384^3
   r.attention_share = 0.58;  // [azure] FlashAttention 2: 180 of 312
   r.attention_backward_share = 0.50;
   r.memory_share = 0.86;  // [azure] streams 1.61 to 1.75 of 2.04 TB/s
@@ -94,15 +95,16 @@ struct NamedRates {
 
 const std::vector<NamedRates>& named_rates() {
   static const std::vector<NamedRates> all = {
-      {"v100", v100()},      {"v100-16gb", v100()},  {"a100-40gb", a100()},
-      {"a100-80gb", a100()}, {"h100-sxm", h100()},   {"h100-96gb", h100_500w()},
-      {"h100-pcie", h100()}, {"h200", h100()},       {"gh200", h100()},
-      {"b200", b200()},      {"gb200", b200()},      {"b300", b300()},
+      {"v100", v100()},      {"v100-16gb", v100()}, {"a100-40gb", a100()},
+      {"a100-80gb", a100()}, {"h100-sxm", h100()},  {"h100-96gb", h100_500w()},
+      {"h100-pcie", h100()}, {"h200", h100()},      {"gh200", h100()},
+      {"b200", b200()},      {"gb200", b200()},     {"b300", b300()},
       {"gb300", b300()}};
   return all;
 }
 
-/// What was measured is what there is: no share of it is lost, and nothing is added.
+/// What was measured is what there is: no share of it is lost, and nothing is
+/// added.
 DeviceRates measured_rates() {
   return {
       .matrix_share = 1,

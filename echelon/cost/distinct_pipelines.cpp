@@ -20,14 +20,15 @@ class Places {
   /// The group of nodes.
   int64_t group(int64_t rank) const {
     const auto at = std::find_if(
-        groups_.begin(), groups_.end(), [&](const Group& one) { return rank < one.end; });
+        groups_.begin(), groups_.end(),
+        [&](const Group& one) { return rank < one.end; });
     return at - groups_.begin();
   }
   bool in_one_node(int64_t rank, int64_t later) const {
     return later < rank + left_in_node(rank);
   }
-  /// Ranks from this one on that lie like it: in the same group, and where those
-  /// `stride` further on may share its node, in the same node.
+  /// Ranks from this one on that lie like it: in the same group, and where
+  /// those `stride` further on may share its node, in the same node.
   int64_t alike(int64_t rank, int64_t stride) const {
     const Group& own = of(rank);
     return stride < own.devices ? left_in_node(rank) : own.end - rank;
@@ -48,21 +49,22 @@ class Places {
   std::vector<Group> groups_;
 };
 
-// First ranks below this one have pipelines of all kinds that there are, where nodes
-// and microbatches are equal: 1 where all pipelines lie on nodes alike.
+// First ranks below this one have pipelines of all kinds that there are, where
+// nodes and microbatches are equal: 1 where all pipelines lie on nodes alike.
 int64_t first_ranks_of_equal_nodes(
     const Strategy& strategy, int64_t stride, int64_t devices) {
-  const int64_t ranks = stride * strategy.layout.pp;  // of neighbouring pipelines
-  const bool whole = devices % stride == 0 &&
-      (ranks % devices == 0 || devices % ranks == 0);
+  const int64_t ranks =
+      stride * strategy.layout.pp;  // of neighbouring pipelines
+  const bool whole =
+      devices % stride == 0 && (ranks % devices == 0 || devices % ranks == 0);
   if (strategy.layout.pp == 1 || stride >= devices || whole) return 1;
   return std::lcm(ranks, devices);
 }
 
 enum class Visits { all, first_of_alike };
 
-// Calls visit with each pipeline in order of its first rank, all of its place filled
-// in; or with the first of those that follow each other and are alike.
+// Calls visit with each pipeline in order of its first rank, all of its place
+// filled in; or with the first of those that follow each other and are alike.
 template <class Visit>
 void for_each_pipeline(
     const Strategy& strategy, const Cluster& cluster, Visits visits,
@@ -109,24 +111,26 @@ void for_each_pipeline(
 
 }  // namespace
 
-std::vector<PipelinePlace> distinct_pipelines(
-    const Strategy& strategy, const Cluster& cluster) {
+std::vector<PipelinePlace>
+distinct_pipelines(const Strategy& strategy, const Cluster& cluster) {
   std::vector<PipelinePlace> distinct;
-  for_each_pipeline(strategy, cluster, Visits::first_of_alike, [&](const PipelinePlace& place) {
-    const int64_t size = microbatch_of(strategy, place.data_index);
-    const bool known = std::any_of(
-        distinct.begin(), distinct.end(), [&](const PipelinePlace& one) {
-          return one.groups == place.groups &&
-                 one.next_in_node == place.next_in_node &&
-                 microbatch_of(strategy, one.data_index) == size;
-        });
-    if (!known) distinct.push_back(place);
-  });
+  for_each_pipeline(
+      strategy, cluster, Visits::first_of_alike,
+      [&](const PipelinePlace& place) {
+        const int64_t size = microbatch_of(strategy, place.data_index);
+        const bool known = std::any_of(
+            distinct.begin(), distinct.end(), [&](const PipelinePlace& one) {
+              return one.groups == place.groups &&
+                     one.next_in_node == place.next_in_node &&
+                     microbatch_of(strategy, one.data_index) == size;
+            });
+        if (!known) distinct.push_back(place);
+      });
   return distinct;
 }
 
-std::vector<PipelinePlace> all_pipelines(
-    const Strategy& strategy, const Cluster& cluster) {
+std::vector<PipelinePlace>
+all_pipelines(const Strategy& strategy, const Cluster& cluster) {
   std::vector<PipelinePlace> all;
   for_each_pipeline(
       strategy, cluster, Visits::all,

@@ -10,7 +10,8 @@ using Names = std::set<std::string_view>;
 
 void add_names(Names& names, const Operations& operations) {
   for (const Operation& operation : operations) {
-    if (operation.kind == OperationKind::collective || is_view(operation)) continue;
+    if (operation.kind == OperationKind::collective || is_view(operation))
+      continue;
     names.insert(operation.name);
   }
 }
@@ -32,7 +33,8 @@ HostWork host_work_beside(const Device& device, double computing_seconds) {
   const HostWork* above = nullptr;
   for (const HostWork& work : device.host_work) {
     if (work.computing_seconds <= computing_seconds) {
-      if (!below || work.computing_seconds > below->computing_seconds) below = &work;
+      if (!below || work.computing_seconds > below->computing_seconds)
+        below = &work;
     } else if (!above || work.computing_seconds < above->computing_seconds) {
       above = &work;
     }
@@ -41,7 +43,7 @@ HostWork host_work_beside(const Device& device, double computing_seconds) {
   if (!above) return *below;
   if (!below) return *above;
   const double part = (computing_seconds - below->computing_seconds) /
-      (above->computing_seconds - below->computing_seconds);
+                      (above->computing_seconds - below->computing_seconds);
   const auto between = [&](double HostWork::*seconds) {
     return below->*seconds + part * (above->*seconds - below->*seconds);
   };

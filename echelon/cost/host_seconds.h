@@ -9,8 +9,8 @@
 
 namespace echelon {
 
-/// How many kinds of operators compute something in these layers: by name, forwards and
-/// of gradients. Views are none.
+/// How many kinds of operators compute something in these layers: by name,
+/// forwards and of gradients. Views are none.
 double operator_kinds(const Layers& layers);
 
 /// What the trainer does beside layers of which a rank computes so long for a
@@ -20,13 +20,13 @@ HostWork host_work_beside(const Device& device, double computing_seconds);
 /// The same beside what the stack computes; all 0 where it does not say.
 HostWork host_work_of(const Stack& stack, const Device& device);
 
-/// Of an action of a pipeline that computes forwards or gradients of inputs; 0 without
-/// a pipeline.
+/// Of an action of a pipeline that computes forwards or gradients of inputs; 0
+/// without a pipeline.
 double action_host_seconds(
     const Strategy& strategy, const Stack& stack, const Device& device);
 
-/// Of a step, on a rank with these layers: also what their operators take longer when
-/// they begin anew, in the first microbatch.
+/// Of a step, on a rank with these layers: also what their operators take
+/// longer when they begin anew, in the first microbatch.
 double step_host_seconds(
     const Strategy& strategy, const Stack& stack, const Device& device,
     const Layers& layers);

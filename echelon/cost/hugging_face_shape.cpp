@@ -1,15 +1,16 @@
-// The shape that a Hugging Face config.json describes: one small reader for each
-// family. What would change the shape and is not understood is refused; what does
-// not touch it (token numbers, dropout, angles of positions) is not read.
+// The shape that a Hugging Face config.json describes: one small reader for
+// each family. What would change the shape and is not understood is refused;
+// what does not touch it (token numbers, dropout, angles of positions) is not
+// read.
 #include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "echelon/text/nearest.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
@@ -27,7 +28,8 @@ class Fields {
   Fields(const json& object, std::string place)
       : object_(object), place_(std::move(place)) {}
 
-  [[noreturn]] void refuse(const std::string& key, const std::string& rule) const {
+  [[noreturn]] void
+  refuse(const std::string& key, const std::string& rule) const {
     std::string value = "is missing";
     if (const auto found = object_.find(key); found != object_.end()) {
       value = found->dump();
@@ -62,11 +64,13 @@ class Fields {
 
   void need(const std::string& key, bool value) const {
     if (flag(key, value) == value) return;
-    refuse(key, std::string("known is ") + (value ? "true" : "false") + " alone");
+    refuse(
+        key, std::string("known is ") + (value ? "true" : "false") + " alone");
   }
 
   std::string text(const std::string& key) const {
-    if (!has(key) || !object_.at(key).is_string()) refuse(key, "must be a string");
+    if (!has(key) || !object_.at(key).is_string())
+      refuse(key, "must be a string");
     return object_.at(key).get<std::string>();
   }
 
@@ -89,8 +93,9 @@ class Fields {
                       found->get<int64_t>() >= least &&
                       found->get<int64_t>() <= kMostCount;
     if (!fits) {
-      refuse(key, "must be a whole number from " + std::to_string(least) +
-                      " to " + std::to_string(kMostCount));
+      refuse(
+          key, "must be a whole number from " + std::to_string(least) + " to " +
+                   std::to_string(kMostCount));
     }
     return found->get<int64_t>();
   }
@@ -179,7 +184,8 @@ ModelShape read_qwen3(const Fields& fields) {
 
 ModelShape read_qwen3_moe(const Fields& fields) {
   ModelShape model = read_qwen3(fields);
-  if (fields.has("mlp_only_layers") && !fields.list("mlp_only_layers").empty()) {
+  if (fields.has("mlp_only_layers") &&
+      !fields.list("mlp_only_layers").empty()) {
     fields.refuse("mlp_only_layers", "known is an empty list");
   }
   model.transformer->experts = {
@@ -215,11 +221,14 @@ ModelShape read_deepseek(const Fields& fields) {
 int64_t window_every(const Fields& fields, int64_t layers) {
   if (!fields.has("layer_types")) return 2;
   const json& types = fields.list("layer_types");
-  const auto windows = std::count(types.begin(), types.end(), "sliding_attention");
+  const auto windows =
+      std::count(types.begin(), types.end(), "sliding_attention");
   const auto full = std::count(types.begin(), types.end(), "full_attention");
   const auto all = static_cast<int64_t>(types.size());
-  if (all != layers || windows + full != all || windows == 0 || all % windows != 0) {
-    fields.refuse("layer_types",
+  if (all != layers || windows + full != all || windows == 0 ||
+      all % windows != 0) {
+    fields.refuse(
+        "layer_types",
         "must have sliding_attention or full_attention for each layer, the "
         "first in one of so many");
   }
@@ -268,7 +277,8 @@ ModelShape read_mpt(const Fields& fields) {
     alibi = attention.flag("alibi", false);
     shape.kv_heads = attention.count("kv_n_heads", 0);
   }
-  if (!alibi && fields.flag("learned_pos_emb", true)) shape.positions = positions;
+  if (!alibi && fields.flag("learned_pos_emb", true))
+    shape.positions = positions;
   return shape_of(shape, positions);
 }
 
@@ -341,7 +351,8 @@ const Family& family_of(const Fields& fields) {
     for (const Family& family : kFamilies) {
       known += std::string(known.empty() ? "" : ", ") + family.type;
     }
-    fields.refuse("model_type",
+    fields.refuse(
+        "model_type",
         "known are " + known + config::did_you_mean(type, family_types()));
   }
   if (fields.has("architectures")) {
@@ -356,12 +367,12 @@ const Family& family_of(const Fields& fields) {
 
 }  // namespace
 
-ModelShape parse_hugging_face_config(
-    std::string_view text, const std::string& name) {
+ModelShape
+parse_hugging_face_config(std::string_view text, const std::string& name) {
   if (text.size() > kMostBytes) {
-    throw DataError(name + ": is " + std::to_string(text.size()) +
-                    " bytes; no config.json is above " +
-                    std::to_string(kMostBytes));
+    throw DataError(
+        name + ": is " + std::to_string(text.size()) +
+        " bytes; no config.json is above " + std::to_string(kMostBytes));
   }
   const json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) {
@@ -385,8 +396,9 @@ ModelShape read_hugging_face_config(const std::filesystem::path& path) {
   std::ifstream in(file, std::ios::binary);
   std::string text(kMostBytes + 1, '\0');
   if (!in || !in.read(text.data(), 1)) {
-    throw DataError(file.string() + ": cannot be read" +
-                    (folder ? "; a Hugging Face folder has a config.json" : ""));
+    throw DataError(
+        file.string() + ": cannot be read" +
+        (folder ? "; a Hugging Face folder has a config.json" : ""));
   }
   in.read(text.data() + 1, static_cast<std::streamsize>(kMostBytes));
   text.resize(1 + static_cast<size_t>(in.gcount()));

@@ -15,7 +15,7 @@ Operation matrix(
   operation.n = n;
   operation.k = k;
   operation.flops = 2.0 * static_cast<double>(count) * static_cast<double>(m) *
-      static_cast<double>(n) * static_cast<double>(k);
+                    static_cast<double>(n) * static_cast<double>(k);
   return operation;
 }
 
@@ -29,10 +29,13 @@ Operation memory(const std::string& name, double bytes, int64_t launches) {
 
 double bytes_of(Precision precision) {
   switch (precision) {
-    case Precision::fp64: return 8;
+    case Precision::fp64:
+      return 8;
     case Precision::fp32:
-    case Precision::tf32: return 4;
-    default: return 2;  // fp8 and fp4 are of products alone
+    case Precision::tf32:
+      return 4;
+    default:
+      return 2;  // fp8 and fp4 are of products alone
   }
 }
 
@@ -40,21 +43,25 @@ double bytes_of(Precision precision) {
 
 LayerBuilder::LayerBuilder(
     std::string name, const Strategy& strategy, const Stack& stack)
-    : strategy_(strategy), stack_(stack), element_bytes_(bytes_of(strategy.precision)) {
+    : strategy_(strategy),
+      stack_(stack),
+      element_bytes_(bytes_of(strategy.precision)) {
   work_.name = std::move(name);
 }
 
 void LayerBuilder::linear(
-    const std::string& name, int64_t rows, int64_t columns, int64_t inner, bool bias,
-    int64_t count, bool expert) {
-  quantise(name, static_cast<double>(rows * count), static_cast<double>(inner),
-           static_cast<double>(columns), count);
+    const std::string& name, int64_t rows, int64_t columns, int64_t inner,
+    bool bias, int64_t count, bool expert) {
+  quantise(
+      name, static_cast<double>(rows * count), static_cast<double>(inner),
+      static_cast<double>(columns), count);
   work_.forward.push_back(matrix(name, count, rows, columns, inner));
   work_.backward_input.push_back(matrix(name, count, rows, inner, columns));
   work_.backward_weight.push_back(matrix(name, count, inner, columns, rows));
   if (expert) work_.backward_weight.back().share = stack_.expert_share;
-  const double weights = static_cast<double>(count) * static_cast<double>(inner) *
-      static_cast<double>(columns);
+  const double weights = static_cast<double>(count) *
+                         static_cast<double>(inner) *
+                         static_cast<double>(columns);
   const double biases =
       bias ? static_cast<double>(count) * static_cast<double>(columns) : 0;
   if (bias) {
@@ -78,19 +85,21 @@ void LayerBuilder::linear(
   if (expert) work_.expert_parameters += weights + biases;
 }
 
-/// Products of fp8 and fp4: 16 bits of every input are read and 8 written twice, once
-/// for each direction that products read it in; a sum of its magnitudes comes first
-/// where the scale is of the tensor as it is.
+/// Products of fp8 and fp4: 16 bits of every input are read and 8 written
+/// twice, once for each direction that products read it in; a sum of its
+/// magnitudes comes first where the scale is of the tensor as it is.
 void LayerBuilder::quantise(
     const std::string& name, double rows, double inner, double columns,
     int64_t tensors) {
   const Precision precision = strategy_.precision;
-  if (wide_ || (precision != Precision::fp8 && precision != Precision::fp4)) return;
+  if (wide_ || (precision != Precision::fp8 && precision != Precision::fp4))
+    return;
   const double bytes = stack_.quantise_bytes;
   const double weights = static_cast<double>(tensors) * inner * columns;
   work_.forward.push_back(
       memory(name + " to 8 bit", bytes * (rows * inner + weights), 2));
-  work_.backward_input.push_back(memory(name + " to 8 bit", bytes * rows * columns, 1));
+  work_.backward_input.push_back(
+      memory(name + " to 8 bit", bytes * rows * columns, 1));
 }
 
 void LayerBuilder::product(
@@ -117,16 +126,18 @@ void LayerBuilder::fused_attention(double flops, double elements) {
 
 void LayerBuilder::stream(
     const std::string& name, double elements, double forward_moves,
-    double backward_moves, int64_t forward_launches, int64_t backward_launches) {
-  work_.forward.push_back(
-      memory(name, element_bytes_ * elements * forward_moves, forward_launches));
+    double backward_moves, int64_t forward_launches,
+    int64_t backward_launches) {
+  work_.forward.push_back(memory(
+      name, element_bytes_ * elements * forward_moves, forward_launches));
   if (backward_moves > 0) {
-    work_.backward_input.push_back(
-        memory(name, element_bytes_ * elements * backward_moves, backward_launches));
+    work_.backward_input.push_back(memory(
+        name, element_bytes_ * elements * backward_moves, backward_launches));
   }
 }
 
-void LayerBuilder::wait_for_host(double forward_seconds, double backward_seconds) {
+void LayerBuilder::wait_for_host(
+    double forward_seconds, double backward_seconds) {
   work_.forward.back().host_seconds = forward_seconds;
   work_.backward_input.back().host_seconds = backward_seconds;
 }
@@ -162,8 +173,8 @@ LayerWork LayerBuilder::finish(double output_elements) {
   } else if (strategy_.recompute == Recompute::selective) {
     for (size_t at = 0; at < work_.forward.size(); ++at) {
       const bool chosen = stack_.fused_attention
-          ? work_.forward[at].kind == OperationKind::memory
-          : at >= selective_begin_ && at < selective_end_;
+                              ? work_.forward[at].kind == OperationKind::memory
+                              : at >= selective_begin_ && at < selective_end_;
       if (chosen) work_.again.push_back(work_.forward[at]);
     }
   }

@@ -1,11 +1,11 @@
-// Puts one layer's operations together: each call adds what a part of the layer does
-// forwards, for its inputs' gradients and for its weights'.
+// Puts one layer's operations together: each call adds what a part of the layer
+// does forwards, for its inputs' gradients and for its weights'.
 #pragma once
 
 #include <string>
 
-#include "echelon/cost/stack.h"
 #include "echelon/cost/operation.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/strategy.h"
 
 namespace echelon {
@@ -14,26 +14,31 @@ class LayerBuilder {
  public:
   LayerBuilder(std::string name, const Strategy& strategy, const Stack& stack);
 
-  /// `count` products of activations [rows, inner] and weights [inner, columns].
-  void linear(const std::string& name, int64_t rows, int64_t columns, int64_t inner,
-              bool bias, int64_t count = 1, bool expert = false);
+  /// `count` products of activations [rows, inner] and weights [inner,
+  /// columns].
+  void linear(
+      const std::string& name, int64_t rows, int64_t columns, int64_t inner,
+      bool bias, int64_t count = 1, bool expert = false);
   /// `count` products of two activations, [m, k] and [k, n].
-  void product(const std::string& name, int64_t count, int64_t m, int64_t n,
-               int64_t k);
-  /// Fused attention: forward FLOPs, elements of queries, keys, values, outputs.
+  void product(
+      const std::string& name, int64_t count, int64_t m, int64_t n, int64_t k);
+  /// Fused attention: forward FLOPs, elements of queries, keys, values,
+  /// outputs.
   void fused_attention(double flops, double elements);
-  /// `elements` pass through memory: moved so often forwards and backwards, by so
-  /// many kernels.
-  void stream(const std::string& name, double elements, double forward_moves,
-              double backward_moves, int64_t forward_launches = 1,
-              int64_t backward_launches = 1);
+  /// `elements` pass through memory: moved so often forwards and backwards, by
+  /// so many kernels.
+  void stream(
+      const std::string& name, double elements, double forward_moves,
+      double backward_moves, int64_t forward_launches = 1,
+      int64_t backward_launches = 1);
   /// The host waits for what was added last.
   void wait_for_host(double forward_seconds, double backward_seconds);
   /// Weights beside products: scales, tables.
   void parameters(double elements, int64_t tensors);
   /// Collectives, forwards and what backward does for it.
-  void collective(const std::string& name, Axis axis, CollectiveKind kind,
-                  double bytes, double hidden, bool forward);
+  void collective(
+      const std::string& name, Axis axis, CollectiveKind kind, double bytes,
+      double hidden, bool forward);
   /// What is recomputed selectively begins and ends here.
   void begin_selective() { selective_begin_ = work_.forward.size(); }
   void end_selective() { selective_end_ = work_.forward.size(); }
@@ -42,12 +47,14 @@ class LayerBuilder {
   /// With what backward computes again by the strategy.
   LayerWork finish(double output_elements);
 
-  /// Its products are in 16 bit, even where the strategy's are in 8. Called first.
+  /// Its products are in 16 bit, even where the strategy's are in 8. Called
+  /// first.
   void stay_in_16_bit() { wide_ = true; }
 
  private:
-  void quantise(const std::string& name, double rows, double inner, double columns,
-                int64_t tensors);
+  void quantise(
+      const std::string& name, double rows, double inner, double columns,
+      int64_t tensors);
 
   LayerWork work_;
   bool wide_ = false;

@@ -23,10 +23,9 @@ Operation products(const CountedLayer& layer, double flops, double samples) {
   operation.n = std::max<int64_t>(1, layer.columns);
   // The depth takes up what other products the layer has beside its largest.
   operation.k = std::max<int64_t>(
-      1,
-      std::llround(
-          flops /
-          (2 * static_cast<double>(operation.m) * static_cast<double>(operation.n))));
+      1, std::llround(
+             flops / (2 * static_cast<double>(operation.m) *
+                      static_cast<double>(operation.n))));
   return operation;
 }
 
@@ -40,10 +39,12 @@ Operation moves(const CountedLayer& layer, double bytes) {
 
 /// One product and one pass through memory for all of the layer.
 void add_products(
-    LayerWork& work, const CountedLayer& layer, double element, double samples) {
+    LayerWork& work, const CountedLayer& layer, double element,
+    double samples) {
   const double moved = element * layer.moved_elements * samples;
   if (layer.forward_flops > 0) {
-    work.forward.push_back(products(layer, layer.forward_flops * samples, samples));
+    work.forward.push_back(
+        products(layer, layer.forward_flops * samples, samples));
   }
   work.forward.push_back(moves(layer, moved));
   if (layer.backward_flops > 0) {
@@ -54,8 +55,9 @@ void add_products(
   work.backward_input.push_back(moves(layer, 1.5 * moved));
 }
 
-/// An operator of another number of samples than was counted: all of its tensors
-/// are taken to grow with them, of products the side that samples are on.
+/// An operator of another number of samples than was counted: all of its
+/// tensors are taken to grow with them, of products the side that samples are
+/// on.
 Operation counted_operation(
     const CountedOperator& one, double ratio, double bytes_beside) {
   Operation operation;
@@ -69,11 +71,12 @@ Operation counted_operation(
   operation.m = one.m;
   operation.n = one.n;
   operation.k = one.k;
-  int64_t& side = one.count > 1                        ? operation.count
+  int64_t& side = one.count > 1                                ? operation.count
                   : one.for_weight && one.product == "product" ? operation.k
-                                                       : operation.m;
+                                                               : operation.m;
   side = std::max<int64_t>(1, std::llround(static_cast<double>(side) * ratio));
-  operation.flops = static_cast<double>(operation.count) *
+  operation.flops =
+      static_cast<double>(operation.count) *
       product_flops(
           operation.product, static_cast<double>(operation.m),
           static_cast<double>(operation.n), static_cast<double>(operation.k));
@@ -91,7 +94,7 @@ void add_operators(
     LayerWork& work, const CountedLayer& layer, const Strategy& strategy,
     const CountedBytes& bytes) {
   const double ratio = static_cast<double>(strategy.microbatch_size) /
-      static_cast<double>(layer.counted_samples);
+                       static_cast<double>(layer.counted_samples);
   for (const CountedOperator& one : layer.forward) {
     work.forward.push_back(counted_operation(one, ratio, bytes.each));
   }
@@ -107,20 +110,21 @@ void add_operators(
       // The sum so far is read and written, a microbatch after it was.
       operation.bytes_since = bytes.rank;
     }
-    // Who adds gradients up is part of the graph whether it adds or keeps the first:
-    // of its own it starts the operator alone, as a forward does.
+    // Who adds gradients up is part of the graph whether it adds or keeps the
+    // first: of its own it starts the operator alone, as a forward does.
     operation.backward = !one.accumulates;
     (one.for_weight ? work.backward_weight : work.backward_input)
         .push_back(std::move(operation));
   }
 }
 
-CountedBytes bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
+CountedBytes
+bytes_of_operators(const ModelShape& model, const Strategy& strategy) {
   double bytes = 0, operators = 0, sums = 0;
   for (const CountedLayer& layer : model.layers) {
     if (layer.counted_samples == 0) continue;
     const double ratio = static_cast<double>(strategy.microbatch_size) /
-        static_cast<double>(layer.counted_samples);
+                         static_cast<double>(layer.counted_samples);
     for (const auto* pass : {&layer.forward, &layer.backward}) {
       for (const CountedOperator& one : *pass) {
         if (one.accumulates) {
@@ -129,13 +133,15 @@ CountedBytes bytes_of_operators(const ModelShape& model, const Strategy& strateg
         }
         ++operators;
         const double count = static_cast<double>(one.count);
-        const double m = static_cast<double>(one.m), n = static_cast<double>(one.n);
+        const double m = static_cast<double>(one.m),
+                     n = static_cast<double>(one.n);
         const double k = static_cast<double>(one.k);
         // A filter sees each pixel several times; images are moved once.
         const double moved = one.product == "product" || one.product.empty()
-            ? m * n + m * k + n * k
-            : 2 * m * n + n * k;
-        bytes += ratio * (one.bytes + element_bytes(strategy.precision) * count * moved);
+                                 ? m * n + m * k + n * k
+                                 : 2 * m * n + n * k;
+        bytes += ratio * (one.bytes +
+                          element_bytes(strategy.precision) * count * moved);
       }
     }
   }
@@ -149,7 +155,8 @@ LayerWork counted_work(
     const CountedLayer& layer, const Strategy& strategy, const Stack& stack,
     const CountedBytes& bytes) {
   const double samples = static_cast<double>(strategy.microbatch_size);
-  const double element = LayerBuilder(layer.name, strategy, stack).element_bytes();
+  const double element =
+      LayerBuilder(layer.name, strategy, stack).element_bytes();
   LayerWork work;
   work.name = layer.name;
   work.parameters = layer.parameters;
@@ -163,7 +170,8 @@ LayerWork counted_work(
   if (strategy.recompute == Recompute::all) work.again = work.forward;
   if (strategy.recompute == Recompute::selective) {
     for (const Operation& operation : std::as_const(work.forward)) {
-      if (operation.kind == OperationKind::memory) work.again.push_back(operation);
+      if (operation.kind == OperationKind::memory)
+        work.again.push_back(operation);
     }
   }
   return work;
@@ -171,8 +179,8 @@ LayerWork counted_work(
 
 double flops_of(const LayerWork& layer) {
   double flops = 0;
-  for (const auto* pass : {&layer.forward, &layer.backward_input,
-                           &layer.backward_weight}) {
+  for (const auto* pass :
+       {&layer.forward, &layer.backward_input, &layer.backward_weight}) {
     for (const Operation& operation : *pass) flops += operation.flops;
   }
   return flops;
@@ -182,7 +190,8 @@ bool is_block(const LayerWork& layer) {
   return layer.name == "block" || layer.name == "expert block";
 }
 
-void append(std::vector<LayerWork>& stage, const LayerWork& layer, int64_t repeat) {
+void append(
+    std::vector<LayerWork>& stage, const LayerWork& layer, int64_t repeat) {
   if (repeat == 0) return;
   LayerWork part = layer;
   part.repeat = repeat;
@@ -229,9 +238,10 @@ std::vector<LayerWork> layer_work(
 }
 
 std::vector<std::vector<LayerWork>> stage_work(
-    const std::vector<LayerWork>& layers, const Strategy& strategy, const Stack&) {
+    const std::vector<LayerWork>& layers, const Strategy& strategy,
+    const Stack&) {
   const int64_t stages = strategy.layout.pp * stages_per_rank(strategy);
-  std::vector<double> flops;  // of the layers that are spread
+  std::vector<double> flops;     // of the layers that are spread
   std::vector<int64_t> counted;  // their stages
   int64_t spread = 0;
   bool blocks = false;
@@ -239,15 +249,18 @@ std::vector<std::vector<LayerWork>> stage_work(
   for (const LayerWork& layer : layers) {
     if (blocks && !is_block(layer)) continue;
     spread += layer.repeat;
-    flops.insert(flops.end(), static_cast<size_t>(layer.repeat), flops_of(layer));
-    counted.insert(counted.end(), static_cast<size_t>(layer.repeat), layer.stage);
+    flops.insert(
+        flops.end(), static_cast<size_t>(layer.repeat), flops_of(layer));
+    counted.insert(
+        counted.end(), static_cast<size_t>(layer.repeat), layer.stage);
   }
   // Embedding and head may be stages of their own.
   if (spread + (blocks ? 2 : 0) < stages) {
     throw ConfigError(
         "pp=" + std::to_string(strategy.layout.pp) + " with " +
-        std::to_string(stages_per_rank(strategy)) + " stages each cuts the model into " +
-        std::to_string(stages) + " stages, but it has " + std::to_string(spread) +
+        std::to_string(stages_per_rank(strategy)) +
+        " stages each cuts the model into " + std::to_string(stages) +
+        " stages, but it has " + std::to_string(spread) +
         " layers; take fewer");
   }
   const std::vector<int64_t> counts =

@@ -13,12 +13,14 @@ namespace {
 using Shape = std::array<double, 3>;  // logarithms of m, n, k
 
 Shape shape_of(const MatrixRate& rate) {
-  return {std::log(static_cast<double>(rate.m)), std::log(static_cast<double>(rate.n)),
-          std::log(static_cast<double>(rate.k))};
+  return {
+      std::log(static_cast<double>(rate.m)),
+      std::log(static_cast<double>(rate.n)),
+      std::log(static_cast<double>(rate.k))};
 }
 
-/// A plane through the logarithms of the rates near `at`, each weighed by its distance
-/// to the fourth power.
+/// A plane through the logarithms of the rates near `at`, each weighed by its
+/// distance to the fourth power.
 class NearbyRates {
  public:
   explicit NearbyRates(const Shape& at) : at_(at) {
@@ -37,8 +39,8 @@ class NearbyRates {
 
   bool any() const { return !points_.empty(); }
 
-  /// How much smaller than the smallest sides that were measured: what a kernel takes
-  /// for so little does not shrink with it.
+  /// How much smaller than the smallest sides that were measured: what a kernel
+  /// takes for so little does not shrink with it.
   double below() const {
     double below = 1;
     for (size_t i = 0; i < at_.size(); ++i) {
@@ -113,8 +115,8 @@ class NearbyRates {
 };
 
 /// Rates of one operator by size, of equal name; empty: it was not measured.
-std::vector<const OperatorRate*> rates_of_operator(
-    const Device& device, std::string_view name) {
+std::vector<const OperatorRate*>
+rates_of_operator(const Device& device, std::string_view name) {
   std::vector<const OperatorRate*> rates;
   for (const OperatorRate& rate : device.operator_rates) {
     if (rate.name == name) rates.push_back(&rate);
@@ -128,8 +130,8 @@ std::vector<const OperatorRate*> rates_of_operator(
 }  // namespace
 
 std::optional<double> measured_product_seconds(
-    const Device& device, ProductKind kind, Precision precision, double m, double n,
-    double k, double count) {
+    const Device& device, ProductKind kind, Precision precision, double m,
+    double n, double k, double count) {
   const double flops = count * product_flops(kind, m, n, k);
   if (flops <= 0) return 0.0;
   for (const ProductKind asked : {kind, ProductKind::product}) {
@@ -145,7 +147,8 @@ std::optional<double> measured_product_seconds(
 }
 
 std::optional<double> measured_operator_seconds(
-    const Device& device, std::string_view name, double bytes, double bytes_since) {
+    const Device& device, std::string_view name, double bytes,
+    double bytes_since) {
   if (bytes > 0 && bytes_since > bytes) {
     const auto near = measured_operator_seconds(device, name, bytes);
     const auto all = measured_operator_seconds(device, name, bytes_since);
@@ -158,17 +161,17 @@ std::optional<double> measured_operator_seconds(
   auto rates = rates_of_operator(device, name);
   if (rates.empty()) rates = rates_of_operator(device, "add");
   if (rates.empty()) return std::nullopt;
-  const auto above =
-      std::find_if(rates.begin(), rates.end(), [&](const OperatorRate* rate) {
-        return rate->bytes >= bytes;
-      });
+  const auto above = std::find_if(
+      rates.begin(), rates.end(),
+      [&](const OperatorRate* rate) { return rate->bytes >= bytes; });
   if (above == rates.begin()) {
     return rates.front()->bytes / rates.front()->bytes_per_second;
   }
   if (above == rates.end()) return bytes / rates.back()->bytes_per_second;
   const OperatorRate& low = **(above - 1);
   const OperatorRate& high = **above;
-  const double part = std::log(bytes / low.bytes) / std::log(high.bytes / low.bytes);
+  const double part =
+      std::log(bytes / low.bytes) / std::log(high.bytes / low.bytes);
   const double ratio = high.bytes_per_second / low.bytes_per_second;
   return bytes / (low.bytes_per_second * std::pow(ratio, part));
 }
@@ -176,8 +179,8 @@ std::optional<double> measured_operator_seconds(
 std::optional<double> measured_update_seconds(
     const Device& device, std::string_view optimizer, double elements,
     double element_bytes) {
-  // SGD reads parameters and gradients and writes parameters; Adam two moments as
-  // well.
+  // SGD reads parameters and gradients and writes parameters; Adam two moments
+  // as well.
   const bool sgd = optimizer == "sgd";
   const std::string name = sgd ? "optimizer sgd" : "optimizer adamw";
   if (rates_of_operator(device, name).empty()) return std::nullopt;
@@ -205,7 +208,7 @@ double measured_launch_seconds(const Device& device, const Launch& launch) {
   if (!above) return seconds(*below);
   if (!below) return seconds(*above);
   const double part = (bytes_beside - below->bytes_beside) /
-      (above->bytes_beside - below->bytes_beside);
+                      (above->bytes_beside - below->bytes_beside);
   return seconds(*below) + part * (seconds(*above) - seconds(*below));
 }
 

@@ -1,11 +1,11 @@
 #include "echelon/cost/known_stacks.h"
 
 // Megatron-LM through its years, and what is built around its layers.
-// [fit]: least squares on the logarithm of the steps in benchmarks/published, a third
-// held out.
-// What stacks keep in memory: arXiv:2205.05198 for Megatron (32-bit gradients beside
-// 16-bit weights, masters with the optimizer), documents and sources of the others;
-// context, buffers and fragments [fit] to the memory in benchmarks/published.
+// [fit]: least squares on the logarithm of the steps in benchmarks/published, a
+// third held out. What stacks keep in memory: arXiv:2205.05198 for Megatron
+// (32-bit gradients beside 16-bit weights, masters with the optimizer),
+// documents and sources of the others; context, buffers and fragments [fit] to
+// the memory in benchmarks/published.
 
 namespace echelon {
 namespace {
@@ -51,13 +51,15 @@ Stack megatron_2021() {
   s.fused_attention = false;
   s.dropout = true;
   s.compute_share = 0.94;  // [fit] to arXiv:2104.04473
-  s.host_seconds = 42e-6;  // [fit] layers of hidden 1024 wait for their launches
+  s.host_seconds =
+      42e-6;  // [fit] layers of hidden 1024 wait for their launches
   s.overlaps_gradients = false;
   s.overlaps_parameters = false;
   s.gradient_bytes = 2;
   s.accumulate_bytes = 7.5;  // [fit]
-  s.optimizer_bytes = 35;    // [fit] steps' part that does not grow with microbatches
-  s.loss_bytes = 30;         // [fit]
+  s.optimizer_bytes =
+      35;             // [fit] steps' part that does not grow with microbatches
+  s.loss_bytes = 30;  // [fit]
   s.blocking_transfers = true;
   s.scatters_transfers = true;
   s.memory = megatron_memory();
@@ -73,9 +75,9 @@ Stack megatron_vtrain() {
   return s;
 }
 
-/// The fork that trained BLOOM: tried out with CUDA_LAUNCH_BLOCKING=1, without which
-/// hundreds of devices hung (the authors' chronicles). Its tensor-parallel sums are
-/// slow: [fit] to layouts that differ in tp alone.
+/// The fork that trained BLOOM: tried out with CUDA_LAUNCH_BLOCKING=1, without
+/// which hundreds of devices hung (the authors' chronicles). Its
+/// tensor-parallel sums are slow: [fit] to layouts that differ in tp alone.
 Stack megatron_deepspeed() {
   Stack s = megatron_2021();
   s.name = "megatron-deepspeed";
@@ -86,13 +88,15 @@ Stack megatron_deepspeed() {
   return s;
 }
 
-/// The same in bf16: gradients of 16 bits are added up in 32, which are not cut.
+/// The same in bf16: gradients of 16 bits are added up in 32, which are not
+/// cut.
 Stack megatron_deepspeed_bf16() {
   Stack s = megatron_deepspeed();
   s.name = "megatron-deepspeed-bf16";
   s.memory.gradient_bytes = 2 + 4;
   s.memory.master_gradient_bytes = 0;
-  s.memory.buffer_bytes = 2 * 4 * 5e8;  // buckets of what is summed: 32 bits, too
+  s.memory.buffer_bytes =
+      2 * 4 * 5e8;  // buckets of what is summed: 32 bits, too
   return s;
 }
 
@@ -178,8 +182,8 @@ Stack nemo_2023() {
   return s;
 }
 
-/// Megatron core with Megatron-Bridge's recipes, NeMo containers 26.02 and 26.04.
-/// [fit] all: nemo_h100, nemo_other_gpus, dgxc_benchmarking's GB200.
+/// Megatron core with Megatron-Bridge's recipes, NeMo containers 26.02
+/// and 26.04. [fit] all: nemo_h100, nemo_other_gpus, dgxc_benchmarking's GB200.
 Stack megatron_bridge() {
   Stack s = megatron_core();
   s.name = "megatron-bridge";
@@ -212,11 +216,13 @@ Stack megatron_bridge_26_06() {
 }  // namespace
 
 std::vector<Stack> megatron_stacks() {
-  return {
-      megatron_2021(), megatron_vtrain(), megatron_deepspeed(),
-      megatron_deepspeed_bf16(), megatron_2022(), megatron_2023(), zero_bubble(), zero_bubble_synchronous(), deepspeed(),
-      megatron_core(), nemo_2023(), megatron_bridge(), megatron_bridge_25(),
-      megatron_bridge_26_06()};
+  return {megatron_2021(),      megatron_vtrain(),
+          megatron_deepspeed(), megatron_deepspeed_bf16(),
+          megatron_2022(),      megatron_2023(),
+          zero_bubble(),        zero_bubble_synchronous(),
+          deepspeed(),          megatron_core(),
+          nemo_2023(),          megatron_bridge(),
+          megatron_bridge_25(), megatron_bridge_26_06()};
 }
 
 }  // namespace echelon

@@ -13,7 +13,9 @@
 namespace echelon {
 namespace {
 
-int64_t whole(double bytes) { return static_cast<int64_t>(bytes); }
+int64_t whole(double bytes) {
+  return static_cast<int64_t>(bytes);
+}
 
 PipelineShape pipeline_of(const Strategy& strategy) {
   return {
@@ -24,7 +26,8 @@ PipelineShape pipeline_of(const Strategy& strategy) {
 }
 
 RankParameters sum_of(
-    const std::vector<RankParameters>& stages, const std::vector<int64_t>& own) {
+    const std::vector<RankParameters>& stages,
+    const std::vector<int64_t>& own) {
   RankParameters rank;
   for (const int64_t stage : own) {
     const RankParameters& one = stages[static_cast<size_t>(stage)];
@@ -133,12 +136,14 @@ MemoryEstimate estimate_memory(
     MemoryByKind kinds = state.device;
     kinds[MemoryKind::activations] += whole(one.kept);
     kinds[MemoryKind::working] += whole(one.working);
-    kinds[MemoryKind::communication] += whole(stack.memory.buffer_bytes + one.transfers);
+    kinds[MemoryKind::communication] +=
+        whole(stack.memory.buffer_bytes + one.transfers);
     estimate.ranks.push_back(kinds);
     estimate.host_bytes = std::max(estimate.host_bytes, host);
     moving = std::max(moving, one.kept + one.working);
   }
-  estimate.reserved_bytes = stack.memory.context_bytes + stack.memory.fragment_share * moving;
+  estimate.reserved_bytes =
+      stack.memory.context_bytes + stack.memory.fragment_share * moving;
   return estimate;
 }
 
@@ -157,8 +162,8 @@ double least_bytes(const ModelShape& model, const Strategy& strategy) {
 }
 
 double usable_bytes(const Device& device) {
-  // The driver and other programs' share of what is reported; what the job's own
-  // context takes is MemoryEstimate::reserved_bytes.
+  // The driver and other programs' share of what is reported; what the job's
+  // own context takes is MemoryEstimate::reserved_bytes.
   return 0.99 * device.memory_bytes;
 }
 

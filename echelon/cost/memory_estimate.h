@@ -1,6 +1,6 @@
 // Memory of a rank by kind, from formulas alone.
-// Sources: Rajbhandari et al., 2020, arXiv:1910.02054; Korthikanti et al., 2022,
-// arXiv:2205.05198.
+// Sources: Rajbhandari et al., 2020, arXiv:1910.02054; Korthikanti et al.,
+// 2022, arXiv:2205.05198.
 #pragma once
 
 #include <vector>
@@ -14,8 +14,9 @@ namespace echelon {
 
 struct MemoryEstimate {
   std::vector<MemoryByKind> ranks;  // by pipeline rank, at the fullest moment
-  double reserved_bytes = 0;  // of each rank beside: context, libraries, fragments
-  double host_bytes = 0;      // of each rank: offloaded
+  double reserved_bytes =
+      0;                  // of each rank beside: context, libraries, fragments
+  double host_bytes = 0;  // of each rank: offloaded
   /// By pipeline rank, what a job may use of its device; empty: not known.
   std::vector<double> limits;
 

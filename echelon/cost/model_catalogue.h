@@ -12,19 +12,20 @@ namespace echelon {
 
 /// gpt2 … gpt3-175b, megatron-1.7b … megatron-1t, mt-nlg-530b, bloom-176b,
 /// llama2-7b … llama3.1-405b, mixtral-8x7b, deepseek-v3, mpt-125m … mpt-70b,
-/// resnet18 … resnet152, simple_cnn; and those of [model] name that have a size.
+/// resnet18 … resnet152, simple_cnn; and those of [model] name that have a
+/// size.
 const std::vector<std::string>& catalogue_names();
 
 /// A name of the catalogue, a config.json or a folder that has one. Throws
 /// ConfigError for an unknown name, with the nearest.
 ModelShape find_model(const std::string& text);
 
-/// GPT-2, Llama, Mistral, Mixtral, Qwen 2 and 3, DeepSeek, BLOOM, MPT, GPT-NeoX,
-/// OPT, gpt-oss; throws DataError with file and key for a family or a value that is
-/// not understood.
+/// GPT-2, Llama, Mistral, Mixtral, Qwen 2 and 3, DeepSeek, BLOOM, MPT,
+/// GPT-NeoX, OPT, gpt-oss; throws DataError with file and key for a family or a
+/// value that is not understood.
 ModelShape read_hugging_face_config(const std::filesystem::path& path);
 /// The same of a text; `name` is the file's in errors.
-ModelShape parse_hugging_face_config(
-    std::string_view text, const std::string& name);
+ModelShape
+parse_hugging_face_config(std::string_view text, const std::string& name);
 
 }  // namespace echelon

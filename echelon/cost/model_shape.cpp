@@ -7,7 +7,9 @@
 namespace echelon {
 namespace {
 
-double as_double(int64_t value) { return static_cast<double>(value); }
+double as_double(int64_t value) {
+  return static_cast<double>(value);
+}
 
 // [in, out], with a bias where there is one.
 double linear(int64_t in, int64_t out, bool bias) {
@@ -28,8 +30,8 @@ double latent_attention_parameters(const TransformerShape& shape) {
                          linear(latent.query_rank, queries, false);
   sum += linear(shape.hidden, latent.key_value_rank + latent.rope_dim, false);
   sum += linear(
-      latent.key_value_rank,
-      shape.heads * (latent.nope_dim + latent.value_dim), false);
+      latent.key_value_rank, shape.heads * (latent.nope_dim + latent.value_dim),
+      false);
   return sum + linear(shape.heads * latent.value_dim, shape.hidden, false);
 }
 
@@ -58,14 +60,16 @@ double feed_forward_parameters(const TransformerShape& shape, int64_t ffn) {
          linear(ffn, shape.hidden, shape.biases);
 }
 
-// Multiplications and additions of forward with weights, of one token and block.
+// Multiplications and additions of forward with weights, of one token and
+// block.
 double matrix_flops(const TransformerShape& shape, bool experts) {
   TransformerShape bare = shape;
   bare.biases = bare.qkv_biases = false;
   const BlockParameters block = block_parameters(bare, experts);
   double weights = block.attention + block.feed_forward;
   if (experts) {
-    weights += block.router + block.experts * as_double(shape.experts.experts_per_token) /
+    weights += block.router + block.experts *
+                                  as_double(shape.experts.experts_per_token) /
                                   as_double(shape.experts.experts);
   }
   return 2 * weights;
@@ -77,17 +81,18 @@ double transformer_flops(
   const double with_experts = as_double(shape.expert_layers());
   const double dense = as_double(shape.layers) - with_experts;
   double forward = tokens * dense * matrix_flops(shape, false);
-  if (with_experts > 0) forward += tokens * with_experts * matrix_flops(shape, true);
+  if (with_experts > 0)
+    forward += tokens * with_experts * matrix_flops(shape, true);
   forward += tokens * 2 * as_double(shape.hidden) * as_double(shape.vocab);
   const int64_t windows =
       shape.window > 0 ? shape.layers / shape.window_every : 0;
   const double of_pair = 2 * as_double(shape.heads) *
                          as_double(shape.head_size() + shape.value_head_size());
-  forward += of_pair *
-             (as_double(windows) *
-                  attention_pairs(shape, seq_len, true, full_attention) +
-              as_double(shape.layers - windows) *
-                  attention_pairs(shape, seq_len, false, full_attention));
+  forward +=
+      of_pair * (as_double(windows) *
+                     attention_pairs(shape, seq_len, true, full_attention) +
+                 as_double(shape.layers - windows) *
+                     attention_pairs(shape, seq_len, false, full_attention));
   return 3 * forward;
 }
 
@@ -100,20 +105,24 @@ void check_attention(const ModelShape& model, const TransformerShape& shape) {
     const LatentAttention& latent = *shape.latent;
     if (latent.key_value_rank < 1 || latent.value_dim < 1 ||
         latent.nope_dim + latent.rope_dim < 1 || latent.query_rank < 0) {
-      refuse(model, "latent attention needs key_value_rank, value_dim and "
-                    "nope_dim or rope_dim of 1 or more");
+      refuse(
+          model,
+          "latent attention needs key_value_rank, value_dim and "
+          "nope_dim or rope_dim of 1 or more");
     }
     return;
   }
   if (shape.heads % shape.key_value_heads() != 0) {
-    refuse(model, std::to_string(shape.heads) + " heads share " +
-                      std::to_string(shape.key_value_heads()) +
-                      " of keys and values; that must divide");
+    refuse(
+        model, std::to_string(shape.heads) + " heads share " +
+                   std::to_string(shape.key_value_heads()) +
+                   " of keys and values; that must divide");
   }
   if (shape.head_dim == 0 && shape.hidden % shape.heads != 0) {
-    refuse(model, "hidden " + std::to_string(shape.hidden) + " over " +
-                      std::to_string(shape.heads) +
-                      " heads is no whole number; give head_dim");
+    refuse(
+        model, "hidden " + std::to_string(shape.hidden) + " over " +
+                   std::to_string(shape.heads) +
+                   " heads is no whole number; give head_dim");
   }
 }
 
@@ -121,25 +130,31 @@ void check_experts(const ModelShape& model, const ExpertShape& experts) {
   if (experts.experts == 0) return;
   if (experts.experts_per_token < 1 ||
       experts.experts_per_token > experts.experts) {
-    refuse(model, "a token takes " + std::to_string(experts.experts_per_token) +
-                      " of " + std::to_string(experts.experts) +
-                      " experts; 1 up to all of them can be");
+    refuse(
+        model, "a token takes " + std::to_string(experts.experts_per_token) +
+                   " of " + std::to_string(experts.experts) +
+                   " experts; 1 up to all of them can be");
   }
   if (experts.ffn < 1 || experts.shared_ffn < 0 || experts.every < 1 ||
       experts.first_dense_layers < 0) {
-    refuse(model, "experts need ffn and every of 1 or more, shared_ffn and "
-                  "first_dense_layers of 0 or more");
+    refuse(
+        model,
+        "experts need ffn and every of 1 or more, shared_ffn and "
+        "first_dense_layers of 0 or more");
   }
 }
 
 void check_transformer(const ModelShape& model, const TransformerShape& shape) {
   const std::pair<const char*, int64_t> needed[] = {
-      {"layers", shape.layers}, {"hidden", shape.hidden},
-      {"heads", shape.heads},   {"vocab", shape.vocab}};
+      {"layers", shape.layers},
+      {"hidden", shape.hidden},
+      {"heads", shape.heads},
+      {"vocab", shape.vocab}};
   for (const auto& [name, value] : needed) {
     if (value < 1) {
-      refuse(model, std::string(name) + " is " + std::to_string(value) +
-                        "; it must be 1 or more");
+      refuse(
+          model, std::string(name) + " is " + std::to_string(value) +
+                     "; it must be 1 or more");
     }
   }
   const bool negative = shape.kv_heads < 0 || shape.head_dim < 0 ||
@@ -182,8 +197,8 @@ BlockParameters block_parameters(const TransformerShape& shape, bool experts) {
   }
   const ExpertShape& mixture = shape.experts;
   block.router = linear(shape.hidden, mixture.experts, shape.biases);
-  block.experts = as_double(mixture.experts) *
-                  feed_forward_parameters(shape, mixture.ffn);
+  block.experts =
+      as_double(mixture.experts) * feed_forward_parameters(shape, mixture.ffn);
   if (mixture.shared_ffn > 0) {
     block.feed_forward = feed_forward_parameters(shape, mixture.shared_ffn);
   }
@@ -191,7 +206,8 @@ BlockParameters block_parameters(const TransformerShape& shape, bool experts) {
 }
 
 double embedding_parameters(const TransformerShape& shape) {
-  double sum = as_double(shape.vocab + shape.positions) * as_double(shape.hidden);
+  double sum =
+      as_double(shape.vocab + shape.positions) * as_double(shape.hidden);
   if (shape.embedding_norm) sum += norm_parameters(shape, shape.hidden);
   return sum;
 }
@@ -227,9 +243,8 @@ double ModelShape::active_parameters() const {
   const double all = num_parameters();
   if (!transformer || transformer->experts.experts == 0) return all;
   const ExpertShape& mixture = transformer->experts;
-  const double idle =
-      as_double(mixture.experts - mixture.experts_per_token) /
-      as_double(mixture.experts);
+  const double idle = as_double(mixture.experts - mixture.experts_per_token) /
+                      as_double(mixture.experts);
   return all - as_double(transformer->expert_layers()) * idle *
                    block_parameters(*transformer, true).experts;
 }

@@ -13,9 +13,9 @@ struct ExpertShape {
   int64_t experts = 0;            // 0: the feed-forward is dense
   int64_t experts_per_token = 0;  // k
   int64_t ffn = 0;                // of one expert
-  int64_t shared_ffn = 0;         // of experts that every token passes, together
-  int64_t first_dense_layers = 0; // whose feed-forward is dense
-  int64_t every = 1;              // the last one of each so many layers has experts
+  int64_t shared_ffn = 0;  // of experts that every token passes, together
+  int64_t first_dense_layers = 0;  // whose feed-forward is dense
+  int64_t every = 1;  // the last one of each so many layers has experts
   bool operator==(const ExpertShape&) const = default;
 };
 
@@ -33,15 +33,15 @@ struct TransformerShape {
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;
-  int64_t kv_heads = 0;   // 0: as many as heads
-  int64_t head_dim = 0;   // 0: hidden / heads
-  int64_t ffn = 0;        // 0: 4 * hidden
+  int64_t kv_heads = 0;  // 0: as many as heads
+  int64_t head_dim = 0;  // 0: hidden / heads
+  int64_t ffn = 0;       // 0: 4 * hidden
   int64_t vocab = 0;
   bool gated = false;     // three matrices in the feed-forward (SwiGLU)
   bool tied = true;       // the head uses the embedding
   int64_t positions = 0;  // learned; 0: none (rotary, ALiBi)
   bool biases = true;
-  bool qkv_biases = false;      // without `biases`: of queries, keys, values alone
+  bool qkv_biases = false;  // without `biases`: of queries, keys, values alone
   bool rms_norm = false;
   bool qk_norm = false;         // queries and keys are normalised, head by head
   bool embedding_norm = false;  // one more behind the embedding
@@ -53,11 +53,11 @@ struct TransformerShape {
 
   // What 0 stands for, filled in.
   int64_t key_value_heads() const { return kv_heads > 0 ? kv_heads : heads; }
-  int64_t head_size() const;       // of queries and keys
+  int64_t head_size() const;  // of queries and keys
   int64_t value_head_size() const;
   int64_t ffn_size() const { return ffn > 0 ? ffn : 4 * hidden; }
   bool has_experts(int64_t layer) const;
-  int64_t expert_layers() const;   // how many
+  int64_t expert_layers() const;  // how many
   bool operator==(const TransformerShape&) const = default;
 };
 
@@ -86,29 +86,29 @@ double attention_pairs(
 
 /// One operator of a layer, as it ran.
 struct CountedOperator {
-  std::string name;     // "gelu", as the operator calls itself
+  std::string name;  // "gelu", as the operator calls itself
   /// A product, by the kind that its rate is measured of (cluster/device.h), of
   /// `count` times [m, k] and [k, n]; empty: it moves `bytes`, or is a view.
   std::string product;
   int64_t count = 0, m = 0, n = 0, k = 0;
   double bytes = 0;
-  bool for_weight = false;  // a gradient of weights: backward that is split does it
-                            // later
-  bool accumulates = false;  // adds it to that of the microbatches before: whatever
-                             // their size, and not in the first
+  bool for_weight = false;   // a gradient of weights: backward that is split
+                             // does it later
+  bool accumulates = false;  // adds it to that of the microbatches before:
+                             // whatever their size, and not in the first
   bool operator==(const CountedOperator&) const = default;
 };
 
-/// One layer of any other network, as counted by the training wing (LayerCost) or
-/// from its formula, for one sample in elements and FLOPs.
+/// One layer of any other network, as counted by the training wing (LayerCost)
+/// or from its formula, for one sample in elements and FLOPs.
 struct CountedLayer {
   std::string name;
   double forward_flops = 0;
   double backward_flops = 0;
   double parameters = 0;
-  double kept_elements = 0;       // from forward to backward
-  double moved_elements = 0;      // read and written by memory-bound operators of
-                                  // forward; backward moves about twice that
+  double kept_elements = 0;   // from forward to backward
+  double moved_elements = 0;  // read and written by memory-bound operators of
+                              // forward; backward moves about twice that
   double output_elements = 0;
   /// Of its largest matrix product, for the rate: rows come from the samples.
   int64_t inner = 0, columns = 0;
@@ -131,8 +131,9 @@ struct ModelShape {
   double num_parameters() const;
   /// Of one token: k of the experts, and all that is not one.
   double active_parameters() const;
-  /// Of forward and backward of one sample, without recompute; attention in full
-  /// (as if there were no mask) or as the mask needs it. `seq_len` 0: the usual one.
+  /// Of forward and backward of one sample, without recompute; attention in
+  /// full (as if there were no mask) or as the mask needs it. `seq_len` 0: the
+  /// usual one.
   double model_flops(int64_t seq_len, bool full_attention) const;
 };
 

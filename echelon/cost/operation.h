@@ -1,5 +1,5 @@
-// What a device does in one pass through one layer, as a list: the common language
-// of cost formulas and simulator.
+// What a device does in one pass through one layer, as a list: the common
+// language of cost formulas and simulator.
 #pragma once
 
 #include <cstddef>
@@ -22,30 +22,41 @@ enum class OperationKind {
 };
 
 enum class CollectiveKind {
-  all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  broadcast,
+  send
 };
 
 struct Operation {
   OperationKind kind = OperationKind::memory;
-  std::string name;   // "attention projection"
-  int64_t count = 1;  // matrix: equal products that run together (batched, grouped)
-  int64_t launches = 1;  // kernels that the host starts for it
+  std::string name;  // "attention projection"
+  int64_t count =
+      1;  // matrix: equal products that run together (batched, grouped)
+  int64_t launches = 1;         // kernels that the host starts for it
   int64_t m = 0, n = 0, k = 0;  // matrix
   ProductKind product = ProductKind::product;  // matrix: what computes it
-  double share = 1;   // matrix: of the rate that one large product reaches
-  double bytes_beside = 0;  // counted: that operators of its network move, on average
-  double times = 1;         // of a pass, on average: not every microbatch's has it
-  double bytes_since = 0;   // counted: moved since two thirds of `bytes` were used last
+  double share = 1;  // matrix: of the rate that one large product reaches
+  double bytes_beside =
+      0;             // counted: that operators of its network move, on average
+  double times = 1;  // of a pass, on average: not every microbatch's has it
+  double bytes_since =
+      0;  // counted: moved since two thirds of `bytes` were used last
   double host_seconds = 0;  // beside launches: the host waits for a result
-  bool wide = false;  // matrix: in 16 bit, even where the strategy's are in 8 or 4
-  double flops = 0;   // attention; of matrices count * 2 m n k
-  double bytes = 0;   // memory: moved; collective: of the whole tensor
-  bool ends_pass = false;  // the loss: the host's work of a microbatch is beside it
-  bool backward = false;  // attention: its backward products; counted: of a gradient
+  bool wide =
+      false;  // matrix: in 16 bit, even where the strategy's are in 8 or 4
+  double flops = 0;  // attention; of matrices count * 2 m n k
+  double bytes = 0;  // memory: moved; collective: of the whole tensor
+  bool ends_pass =
+      false;  // the loss: the host's work of a microbatch is beside it
+  bool backward =
+      false;  // attention: its backward products; counted: of a gradient
   CollectiveKind collective = CollectiveKind::all_reduce;
   Axis axis = Axis::tp;
-  /// A collective that computation of the same pass may hide (asynchronous tensor
-  /// parallelism): the part of it that can.
+  /// A collective that computation of the same pass may hide (asynchronous
+  /// tensor parallelism): the part of it that can.
   double hideable = 0;
 };
 
@@ -54,8 +65,8 @@ inline bool is_view(const Operation& operation) {
   return operation.kind == OperationKind::memory && operation.bytes == 0;
 }
 
-/// A list that copies share until one of them changes: a search copies layers into
-/// stages many thousand times and changes none.
+/// A list that copies share until one of them changes: a search copies layers
+/// into stages many thousand times and changes none.
 class Operations {
  public:
   bool empty() const { return size() == 0; }
@@ -64,7 +75,9 @@ class Operations {
   const Operation* end() const { return begin() + size(); }
   const Operation& operator[](size_t at) const { return (*list_)[at]; }
 
-  void push_back(Operation operation) { change().push_back(std::move(operation)); }
+  void push_back(Operation operation) {
+    change().push_back(std::move(operation));
+  }
   const Operation& back() const { return list_->back(); }
   Operation& back() { return change().back(); }
   void clear() { list_.reset(); }
@@ -90,12 +103,12 @@ struct LayerWork {
   int64_t kind = 0;    // layers of one number are alike, but for `again`
   int64_t stage = -1;  // that it was counted for (CountedLayer)
   Operations forward;
-  Operations backward_input;   // gradients of inputs
-  Operations backward_weight;  // gradients of weights
-  Operations again;            // what recompute does before backward
+  Operations backward_input;     // gradients of inputs
+  Operations backward_weight;    // gradients of weights
+  Operations again;              // what recompute does before backward
   double parameters = 0;         // elements on this rank, before ZeRO
-  double expert_parameters = 0;  // of those, experts (their gradients are summed
-                                 // over other ranks)
+  double expert_parameters = 0;  // of those, experts (their gradients are
+                                 // summed over other ranks)
   double output_bytes = 0;       // that goes to the next stage
 };
 

@@ -9,18 +9,25 @@
 namespace echelon {
 namespace {
 
-double ceil_div(double a, double b) { return std::ceil(a / b); }
+double ceil_div(double a, double b) {
+  return std::ceil(a / b);
+}
 
 /// Bytes of an element of inputs and outputs.
 double operand_bytes(Precision precision) {
   switch (precision) {
-    case Precision::fp64: return 8;
+    case Precision::fp64:
+      return 8;
     case Precision::fp32:
-    case Precision::tf32: return 4;
+    case Precision::tf32:
+      return 4;
     case Precision::bf16:
-    case Precision::fp16: return 2;
-    case Precision::fp8: return 1;
-    case Precision::fp4: return 0.5;
+    case Precision::fp16:
+      return 2;
+    case Precision::fp8:
+      return 1;
+    case Precision::fp4:
+      return 0.5;
   }
   return 2;
 }
@@ -31,35 +38,43 @@ double output_bytes(Precision precision) {
 
 double share_of(Precision precision, const DeviceRates& rates) {
   return precision == Precision::fp8 || precision == Precision::fp4
-      ? rates.matrix_share_fp8
-      : rates.matrix_share;
+             ? rates.matrix_share_fp8
+             : rates.matrix_share;
 }
 
 /// The peak of a precision, or of the next one that the device has.
 double peak_of(const Device& device, Precision precision) {
   if (device.peak(precision) > 0) return device.peak(precision);
   switch (precision) {
-    case Precision::fp4: return peak_of(device, Precision::fp8);
-    case Precision::fp8: return peak_of(device, Precision::bf16);
+    case Precision::fp4:
+      return peak_of(device, Precision::fp8);
+    case Precision::fp8:
+      return peak_of(device, Precision::bf16);
     case Precision::bf16:
       return device.peak(Precision::fp16) > 0 ? device.peak(Precision::fp16)
                                               : device.peak(Precision::fp32);
     case Precision::fp16:
       return device.peak(Precision::bf16) > 0 ? device.peak(Precision::bf16)
                                               : device.peak(Precision::fp32);
-    case Precision::tf32: return device.peak(Precision::fp32);
-    case Precision::fp64: return device.peak(Precision::fp32) / 2;
-    case Precision::fp32: return device.peak(Precision::fp64);
+    case Precision::tf32:
+      return device.peak(Precision::fp32);
+    case Precision::fp64:
+      return device.peak(Precision::fp32) / 2;
+    case Precision::fp32:
+      return device.peak(Precision::fp64);
   }
   return 0;
 }
 
-/// Part of the multiprocessors' time that useful tiles take: the last wave and the
-/// tiles at the edges are not full. The best of the tile shapes; small ones load more
-/// per product (shares: least squares on benchmarks/published).
-double tile_share(int64_t m, int64_t n, int64_t count, const DeviceRates& rates) {
+/// Part of the multiprocessors' time that useful tiles take: the last wave and
+/// the tiles at the edges are not full. The best of the tile shapes; small ones
+/// load more per product (shares: least squares on benchmarks/published).
+double
+tile_share(int64_t m, int64_t n, int64_t count, const DeviceRates& rates) {
   if (rates.multiprocessors == 0) return 1;
-  struct Shape { double rows, columns, share; };
+  struct Shape {
+    double rows, columns, share;
+  };
   const double side = rates.tile;
   double best = 0;
   for (const Shape& shape :
@@ -67,17 +82,20 @@ double tile_share(int64_t m, int64_t n, int64_t count, const DeviceRates& rates)
         Shape{side, side, 0.96}, Shape{side, side / 2, 0.88},
         Shape{side / 2, side, 0.88}, Shape{side / 2, side / 2, 0.76}}) {
     const double tiles = ceil_div(static_cast<double>(m), shape.rows) *
-        ceil_div(static_cast<double>(n), shape.columns) * static_cast<double>(count);
+                         ceil_div(static_cast<double>(n), shape.columns) *
+                         static_cast<double>(count);
     const double useful = static_cast<double>(m) * static_cast<double>(n) *
-        static_cast<double>(count) / (shape.rows * shape.columns);
+                          static_cast<double>(count) /
+                          (shape.rows * shape.columns);
     const double slots = rates.multiprocessors;
-    best = std::max(best, shape.share * useful / (ceil_div(tiles, slots) * slots));
+    best =
+        std::max(best, shape.share * useful / (ceil_div(tiles, slots) * slots));
   }
   return best;
 }
 
-/// Rows in memory that do not begin at a multiple of 16 bytes are loaded in pieces: a
-/// vocabulary of 50257 against one of 50304.
+/// Rows in memory that do not begin at a multiple of 16 bytes are loaded in
+/// pieces: a vocabulary of 50257 against one of 50304.
 double alignment_share(int64_t n, int64_t k) {
   const int64_t both = n | k;
   if (both % 8 == 0) return 1;
@@ -93,16 +111,18 @@ double roofline(double compute, double memory, const DeviceRates& rates) {
 
 /// What fp8 stacks do the rest in.
 Precision wide(Precision precision) {
-  return precision == Precision::fp8 || precision == Precision::fp4 ? Precision::bf16
-                                                                    : precision;
+  return precision == Precision::fp8 || precision == Precision::fp4
+             ? Precision::bf16
+             : precision;
 }
 
-double attention_share(bool backward, const DeviceRates& rates, const Stack& stack) {
+double
+attention_share(bool backward, const DeviceRates& rates, const Stack& stack) {
   const double native = backward ? rates.native_attention_backward_share
                                  : rates.native_attention_share;
   if (stack.native_attention && native > 0) return native;
   return stack.attention_speed *
-      (backward ? rates.attention_backward_share : rates.attention_share);
+         (backward ? rates.attention_backward_share : rates.attention_share);
 }
 
 double attention_seconds(
@@ -113,8 +133,8 @@ double attention_seconds(
   double share = attention_share(operation.backward, rates, stack);
   if (!stack.fused_attention) share = rates.matrix_share;
   return roofline(
-      operation.flops / (peak * share), memory_seconds(operation.bytes, device, rates),
-      rates);
+      operation.flops / (peak * share),
+      memory_seconds(operation.bytes, device, rates), rates);
 }
 
 /// Where products and operators of this kind were measured.
@@ -123,14 +143,16 @@ std::optional<double> measured_seconds(
   switch (operation.kind) {
     case OperationKind::matrix:
       return measured_product_seconds(
-          device, operation.product, precision, static_cast<double>(operation.m),
-          static_cast<double>(operation.n), static_cast<double>(operation.k),
+          device, operation.product, precision,
+          static_cast<double>(operation.m), static_cast<double>(operation.n),
+          static_cast<double>(operation.k),
           static_cast<double>(operation.count));
     case OperationKind::memory:
       return measured_operator_seconds(
           device, operation.name, operation.bytes, operation.bytes_since);
     case OperationKind::attention:
-    case OperationKind::collective: break;
+    case OperationKind::collective:
+      break;
   }
   return std::nullopt;
 }
@@ -145,7 +167,8 @@ double launch_seconds(
     const Operations& operations, const Device& device, const Stack& stack) {
   double launches = 0, measured = 0;
   for (const Operation& operation : operations) {
-    const double own = operation.times * static_cast<double>(operation.launches);
+    const double own =
+        operation.times * static_cast<double>(operation.launches);
     launches += own;
     if (device.launch_rates.empty()) continue;
     measured += own * measured_launch_seconds(
@@ -154,13 +177,15 @@ double launch_seconds(
                                    .bytes_beside = operation.bytes_beside});
   }
   if (!device.launch_rates.empty()) return measured;
-  return launches *
-      (device.launch_seconds > 0 ? device.launch_seconds : stack.host_seconds);
+  return launches * (device.launch_seconds > 0 ? device.launch_seconds
+                                               : stack.host_seconds);
 }
 
-/// Ranks that meet in a layer's collectives wait for the slowest of their hosts: the
-/// largest of n normal draws is half a standard deviation further for each doubling.
-double slowest_host(double seconds, const Strategy& strategy, const Stack& stack) {
+/// Ranks that meet in a layer's collectives wait for the slowest of their
+/// hosts: the largest of n normal draws is half a standard deviation further
+/// for each doubling.
+double
+slowest_host(double seconds, const Strategy& strategy, const Stack& stack) {
   const Layout& layout = strategy.layout;
   const double ranks = static_cast<double>(layout.tp * layout.cp * layout.ep);
   return seconds * (1 + 0.5 * stack.host_spread * std::log2(ranks));
@@ -172,7 +197,8 @@ double matrix_seconds(
     int64_t m, int64_t n, int64_t k, Precision precision, const Device& device,
     const DeviceRates& rates, int64_t count) {
   const double rows = static_cast<double>(m), columns = static_cast<double>(n);
-  const double depth = static_cast<double>(k), many = static_cast<double>(count);
+  const double depth = static_cast<double>(k),
+               many = static_cast<double>(count);
   const double flops = 2 * rows * columns * depth * many;
   if (flops <= 0) return 0;
   if (device.measured()) {
@@ -181,55 +207,58 @@ double matrix_seconds(
     if (measured) return *measured;
   }
   const double peak = peak_of(device, precision) * share_of(precision, rates);
-  const double compute = 
+  const double compute =
       flops / (peak * tile_share(m, n, count, rates) * alignment_share(n, k));
-  const double bytes = many *
-      (operand_bytes(precision) * depth * (rows + columns) +
-       output_bytes(precision) * rows * columns);
+  const double bytes =
+      many * (operand_bytes(precision) * depth * (rows + columns) +
+              output_bytes(precision) * rows * columns);
   return rates.launch_seconds +
-      roofline(compute, memory_seconds(bytes, device, rates), rates);
+         roofline(compute, memory_seconds(bytes, device, rates), rates);
 }
 
-double memory_seconds(double bytes, const Device& device, const DeviceRates& rates) {
+double
+memory_seconds(double bytes, const Device& device, const DeviceRates& rates) {
   // What the operator before wrote may still be in the cache.
   const double cached = rates.cache_bytes / (rates.cache_bytes + bytes);
-  return bytes /
-      (device.memory_bytes_per_second * rates.memory_share *
-       (1 + (rates.cache_speedup - 1) * cached));
+  return bytes / (device.memory_bytes_per_second * rates.memory_share *
+                  (1 + (rates.cache_speedup - 1) * cached));
 }
 
 namespace {
 
 double seconds_of_one(
-    const Operation& operation, const Strategy& strategy, const Cluster& cluster,
-    int64_t rank) {
+    const Operation& operation, const Strategy& strategy,
+    const Cluster& cluster, int64_t rank) {
   const Node& node = cluster.node_of(rank);
   const DeviceRates& rates = rates_of(node.device);
   const Stack& stack = find_stack(strategy.stack);
   const Precision precision =
       operation.wide ? wide(strategy.precision) : strategy.precision;
   if (node.device.measured()) {
-    if (const auto seconds = measured_seconds(operation, precision, node.device)) {
+    if (const auto seconds =
+            measured_seconds(operation, precision, node.device)) {
       return *seconds;
     }
   }
   switch (operation.kind) {
     case OperationKind::matrix:
       return matrix_seconds(
-                 operation.m, operation.n, operation.k, precision,
-                 node.device, rates, operation.count) /
-          (stack.compute_share * operation.share);
+                 operation.m, operation.n, operation.k, precision, node.device,
+                 rates, operation.count) /
+             (stack.compute_share * operation.share);
     case OperationKind::attention:
       return rates.launch_seconds +
-          attention_seconds(operation, strategy, node.device, rates, stack) /
-          stack.compute_share;
+             attention_seconds(operation, strategy, node.device, rates, stack) /
+                 stack.compute_share;
     case OperationKind::memory:
       return static_cast<double>(operation.launches) * rates.launch_seconds +
-          memory_seconds(operation.bytes, node.device, rates) / stack.memory_share;
+             memory_seconds(operation.bytes, node.device, rates) /
+                 stack.memory_share;
     case OperationKind::collective:
       return collective_seconds(
           operation.collective, operation.bytes,
-          place_of(strategy, cluster, operation.axis, rank), node, cluster, stack);
+          place_of(strategy, cluster, operation.axis, rank), node, cluster,
+          stack);
   }
   return 0;
 }
@@ -237,8 +266,8 @@ double seconds_of_one(
 }  // namespace
 
 double operation_seconds(
-    const Operation& operation, const Strategy& strategy, const Cluster& cluster,
-    int64_t rank) {
+    const Operation& operation, const Strategy& strategy,
+    const Cluster& cluster, int64_t rank) {
   return operation.times * seconds_of_one(operation, strategy, cluster, rank);
 }
 
@@ -280,15 +309,20 @@ PassSeconds pass_seconds(
   const Device& device = cluster.node_of(rank).device;
   double waits = 0;
   for (const Operation& operation : operations) {
-    const double seconds = operation_seconds(operation, strategy, cluster, rank);
+    const double seconds =
+        operation_seconds(operation, strategy, cluster, rank);
     waits += operation.host_seconds;
     if (operation.ends_pass) {
       waits += host_work_of(stack, device).pass_seconds;
     }
     switch (operation.kind) {
       case OperationKind::matrix:
-      case OperationKind::attention: pass.matrix += seconds; break;
-      case OperationKind::memory: pass.memory += seconds; break;
+      case OperationKind::attention:
+        pass.matrix += seconds;
+        break;
+      case OperationKind::memory:
+        pass.memory += seconds;
+        break;
       case OperationKind::collective: {
         const size_t axis = index(operation.axis);
         pass.communication[axis] += seconds;
@@ -298,14 +332,14 @@ PassSeconds pass_seconds(
       }
     }
   }
-  const double host =
-      launch_seconds(operations, device, stack) + waits + stack.layer_host_seconds;
-  // The host runs ahead of the device, also while that is in a collective. A processor
-  // launches and computes one after the other.
+  const double host = launch_seconds(operations, device, stack) + waits +
+                      stack.layer_host_seconds;
+  // The host runs ahead of the device, also while that is in a collective. A
+  // processor launches and computes one after the other.
   const double hidden = stack.launches_wait ? 0 : pass.total();
   pass.host = device.processor
-      ? host
-      : std::max(0.0, slowest_host(host, strategy, stack) - hidden);
+                  ? host
+                  : std::max(0.0, slowest_host(host, strategy, stack) - hidden);
   return pass;
 }
 

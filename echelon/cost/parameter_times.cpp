@@ -63,7 +63,8 @@ class Sharing {
   }
 };
 
-double gradient_seconds(const Sharing& rank, double elements, const Sharers& sharers) {
+double
+gradient_seconds(const Sharing& rank, double elements, const Sharers& sharers) {
   const StageContext& context = rank.context;
   const double bytes = elements * context.stack.gradient_bytes;
   if (bytes <= 0) return 0;
@@ -71,27 +72,29 @@ double gradient_seconds(const Sharing& rank, double elements, const Sharers& sha
   return collective_seconds(
              CollectiveKind::reduce_scatter, bytes, sharers.shards, rank.node,
              context.cluster, context.stack) +
-      collective_seconds(
-             CollectiveKind::all_reduce, bytes / shards, sharers.copies, rank.node,
-             context.cluster, context.stack);
+         collective_seconds(
+             CollectiveKind::all_reduce, bytes / shards, sharers.copies,
+             rank.node, context.cluster, context.stack);
 }
 
 double gradient_seconds(const Sharing& rank, const Elements& all) {
   return gradient_seconds(rank, all.dense, rank.dense) +
-      gradient_seconds(rank, all.experts, rank.experts);
+         gradient_seconds(rank, all.experts, rank.experts);
 }
 
-double gather_seconds(const Sharing& rank, double elements, const Sharers& sharers) {
+double
+gather_seconds(const Sharing& rank, double elements, const Sharers& sharers) {
   if (elements <= 0) return 0;
   const StageContext& context = rank.context;
   return collective_seconds(
-      CollectiveKind::all_gather, elements * element_bytes(context.strategy.precision),
-      sharers.shards, rank.node, context.cluster, context.stack);
+      CollectiveKind::all_gather,
+      elements * element_bytes(context.strategy.precision), sharers.shards,
+      rank.node, context.cluster, context.stack);
 }
 
 double gather_seconds(const Sharing& rank, const Elements& all) {
   return gather_seconds(rank, all.dense, rank.dense) +
-      gather_seconds(rank, all.experts, rank.experts);
+         gather_seconds(rank, all.experts, rank.experts);
 }
 
 /// What is not exposed slows the computation beside it.
@@ -121,8 +124,9 @@ Pass backward_pass(PassTimes& passes, const Layers& layers, int64_t rank) {
   Pass pass;
   for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
     double seconds = 0;
-    for (const auto operations : {&LayerWork::again, &LayerWork::backward_input,
-                                  &LayerWork::backward_weight}) {
+    for (const auto operations :
+         {&LayerWork::again, &LayerWork::backward_input,
+          &LayerWork::backward_weight}) {
       seconds += passes.of(**layer, rank, operations).total();
     }
     pass.steps.push_back({*layer, seconds});
@@ -130,8 +134,8 @@ Pass backward_pass(PassTimes& passes, const Layers& layers, int64_t rank) {
   return pass;
 }
 
-/// Each layer's parameters are there before it computes; those of the first layer
-/// already, when `first_is_there`.
+/// Each layer's parameters are there before it computes; those of the first
+/// layer already, when `first_is_there`.
 Exposed gathered(const Sharing& rank, const Pass& pass, bool first_is_there) {
   const Stack& stack = rank.context.stack;
   LeadingCollectives beside;
@@ -162,8 +166,8 @@ Exposed queued(const Sharing& rank, const Pass& pass) {
   return {all, beside.exposed()};
 }
 
-/// Gradients are cut and summed after their layers, beside the next, those of small
-/// layers together.
+/// Gradients are cut and summed after their layers, beside the next, those of
+/// small layers together.
 class Reductions {
  public:
   explicit Reductions(const Sharing& rank) : rank_(rank) {
@@ -180,9 +184,11 @@ class Reductions {
       if (missing <= each) {
         filling = 1;
       } else if (each > 0) {
-        filling = std::min(repeat, static_cast<int64_t>(std::ceil(missing / each)));
+        filling =
+            std::min(repeat, static_cast<int64_t>(std::ceil(missing / each)));
       }
-      const bool alone = layers_ == 0;  // no others among them: as many as there are
+      const bool alone =
+          layers_ == 0;  // no others among them: as many as there are
       bucket_ += static_cast<double>(filling) * own;
       seconds_ += static_cast<double>(filling) * seconds;
       layers_ += filling;
@@ -240,12 +246,16 @@ Exposed operator+(const Exposed& one, const Exposed& other) {
 }
 
 /// Of all at once, with nothing beside.
-Exposed in_line(double seconds) { return {seconds, seconds}; }
+Exposed in_line(double seconds) {
+  return {seconds, seconds};
+}
 
-/// ZeRO stage 3 on one pipeline rank: each layer's parameters are gathered before it
-/// runs, forwards and backwards, its gradients are cut and summed after it. Without a
-/// pipeline the last layer is still there when its backward begins.
-ParameterTimes sharded(const Sharing& rank, const Pass& forward, const Pass& backward) {
+/// ZeRO stage 3 on one pipeline rank: each layer's parameters are gathered
+/// before it runs, forwards and backwards, its gradients are cut and summed
+/// after it. Without a pipeline the last layer is still there when its backward
+/// begins.
+ParameterTimes
+sharded(const Sharing& rank, const Pass& forward, const Pass& backward) {
   const StageContext& context = rank.context;
   const Strategy& s = context.strategy;
   const Stack& stack = context.stack;
@@ -253,7 +263,8 @@ ParameterTimes sharded(const Sharing& rank, const Pass& forward, const Pass& bac
   ParameterTimes sum;
   sum.parameters = gathered(rank, forward, false);
   if (!s.gather_once) {
-    sum.parameters = microbatches *
+    sum.parameters =
+        microbatches *
         (sum.parameters + gathered(rank, backward, s.layout.pp == 1));
   }
   const double reduces = stack.reduces_each_microbatch ? microbatches : 1;
@@ -263,20 +274,23 @@ ParameterTimes sharded(const Sharing& rank, const Pass& forward, const Pass& bac
   return sum;
 }
 
-/// Stages 0 to 2: gradients once a step, beside the last backward; parameters after
-/// the optimizer, beside the first forward. What overlaps goes layer by layer: a large
-/// embedding has the last gradients to be ready, and the first parameters to be there.
+/// Stages 0 to 2: gradients once a step, beside the last backward; parameters
+/// after the optimizer, beside the first forward. What overlaps goes layer by
+/// layer: a large embedding has the last gradients to be ready, and the first
+/// parameters to be there.
 ParameterTimes once_a_step(
-    const Sharing& sharing, PassTimes& passes, const Layers& layers, int64_t rank) {
+    const Sharing& sharing, PassTimes& passes, const Layers& layers,
+    int64_t rank) {
   const StageContext& context = sharing.context;
   Elements all;
   for (const LayerWork* layer : layers) {
     all += static_cast<double>(layer->repeat) * elements_of(*layer);
   }
   ParameterTimes sum;
-  sum.gradients = context.stack.overlaps_gradients
-      ? reduced(sharing, backward_pass(passes, layers, rank), false)
-      : in_line(gradient_seconds(sharing, all));
+  sum.gradients =
+      context.stack.overlaps_gradients
+          ? reduced(sharing, backward_pass(passes, layers, rank), false)
+          : in_line(gradient_seconds(sharing, all));
   if (context.strategy.zero_stage == 0) return sum;
   if (!context.stack.overlaps_parameters) {
     sum.parameters = in_line(gather_seconds(sharing, all));
@@ -284,8 +298,8 @@ ParameterTimes once_a_step(
   }
   const Pass forward = forward_pass(passes, layers, rank);
   sum.parameters = context.stack.gathers_at_once
-      ? queued(sharing, forward)
-      : gathered(sharing, forward, false);
+                       ? queued(sharing, forward)
+                       : gathered(sharing, forward, false);
   return sum;
 }
 
@@ -296,19 +310,20 @@ ParameterTimes parameter_times(
     int64_t rank) {
   const Sharing sharing(context, layers, rank);
   return context.strategy.zero_stage == 3
-      ? sharded(
-            sharing, forward_pass(passes, layers, rank),
-            backward_pass(passes, layers, rank))
-      : once_a_step(sharing, passes, layers, rank);
+             ? sharded(
+                   sharing, forward_pass(passes, layers, rank),
+                   backward_pass(passes, layers, rank))
+             : once_a_step(sharing, passes, layers, rank);
 }
 
-double own_elements(
-    const StageContext& context, const Layers& layers, int64_t rank) {
+double
+own_elements(const StageContext& context, const Layers& layers, int64_t rank) {
   const Sharing sharing(context, layers, rank);
   double elements = 0;
   for (const LayerWork* layer : layers) {
     const Elements all = elements_of(*layer);
-    elements += static_cast<double>(layer->repeat) *
+    elements +=
+        static_cast<double>(layer->repeat) *
         (all.dense / static_cast<double>(sharing.dense.shards.ranks) +
          all.experts / static_cast<double>(sharing.experts.shards.ranks));
   }

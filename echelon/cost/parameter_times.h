@@ -1,7 +1,8 @@
-// Collectives of a rank's parameters and gradients, and what of them computation
-// does not hide.
+// Collectives of a rank's parameters and gradients, and what of them
+// computation does not hide.
 //
-// Sources: Rajbhandari et al., 2020, arXiv:1910.02054 (stages of ZeRO); overlap.h.
+// Sources: Rajbhandari et al., 2020, arXiv:1910.02054 (stages of ZeRO);
+// overlap.h.
 #pragma once
 
 #include "echelon/cost/pass_times.h"
@@ -25,7 +26,7 @@ ParameterTimes parameter_times(
     int64_t rank);
 
 /// Elements of these layers that the rank's optimizer updates.
-double own_elements(
-    const StageContext& context, const Layers& layers, int64_t rank);
+double
+own_elements(const StageContext& context, const Layers& layers, int64_t rank);
 
 }  // namespace echelon

@@ -6,9 +6,10 @@ namespace echelon {
 namespace {
 
 bool alike(const GroupPlace& one, const GroupPlace& other) {
-  return one.ranks == other.ranks && one.ranks_per_node == other.ranks_per_node &&
-      one.nodes == other.nodes && one.sharing == other.sharing &&
-      one.across_racks == other.across_racks;
+  return one.ranks == other.ranks &&
+         one.ranks_per_node == other.ranks_per_node &&
+         one.nodes == other.nodes && one.sharing == other.sharing &&
+         one.across_racks == other.across_racks;
 }
 
 }  // namespace
@@ -29,8 +30,8 @@ const PassSeconds& PassTimes::of(
   return entries_.back().seconds;
 }
 
-PassSeconds PassTimes::of(
-    const Layers& layers, int64_t rank, Operations LayerWork::*pass) {
+PassSeconds
+PassTimes::of(const Layers& layers, int64_t rank, Operations LayerWork::*pass) {
   PassSeconds sum;
   for (const LayerWork* layer : layers) {
     sum.add(static_cast<double>(layer->repeat), of(*layer, rank, pass));
@@ -49,8 +50,9 @@ size_t PassTimes::place(int64_t rank) {
   }
   const auto same = [&](const Place& other) {
     return other.node == here.node &&
-        std::equal(here.groups.begin(), here.groups.end(),
-                   other.groups.begin(), alike);
+           std::equal(
+               here.groups.begin(), here.groups.end(), other.groups.begin(),
+               alike);
   };
   const auto at = std::find_if(places_.begin(), places_.end(), same);
   last_rank_ = rank;

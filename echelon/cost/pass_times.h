@@ -33,10 +33,10 @@ class PassTimes {
   explicit PassTimes(const StageContext& context) : context_(context) {}
 
   /// Until it is asked again.
-  const PassSeconds& of(
-      const LayerWork& layer, int64_t rank, Operations LayerWork::*pass);
-  PassSeconds of(
-      const Layers& layers, int64_t rank, Operations LayerWork::*pass);
+  const PassSeconds&
+  of(const LayerWork& layer, int64_t rank, Operations LayerWork::*pass);
+  PassSeconds
+  of(const Layers& layers, int64_t rank, Operations LayerWork::*pass);
 
  private:
   struct Place {

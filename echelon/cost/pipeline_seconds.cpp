@@ -17,15 +17,17 @@ const Schedule& remembered(const ScheduleOptions& options) {
   constexpr int64_t kMostCells = int64_t{1} << 20;
   thread_local std::map<Key, Schedule> schedules;
   thread_local int64_t cells = 0;
-  const Key key{options.kind, options.ranks, options.microbatches,
-                options.stages_per_rank};
+  const Key key{
+      options.kind, options.ranks, options.microbatches,
+      options.stages_per_rank};
   const auto at = schedules.find(key);
   if (at != schedules.end()) return at->second;
   if (cells > kMostCells) {
     schedules.clear();
     cells = 0;
   }
-  cells += int64_t{options.ranks} * options.microbatches * options.stages_per_rank;
+  cells +=
+      int64_t{options.ranks} * options.microbatches * options.stages_per_rank;
   return schedules.emplace(key, make_schedule(options)).first->second;
 }
 
@@ -47,8 +49,8 @@ double timed(
 }
 
 // A microbatch's forward and backward through all stages of the busiest rank.
-double busiest_rank(
-    const Strategy& strategy, const std::vector<StageCost>& stages) {
+double
+busiest_rank(const Strategy& strategy, const std::vector<StageCost>& stages) {
   const auto rank_of_stage = rank_of_stages(strategy);
   std::vector<double> busy(static_cast<size_t>(strategy.layout.pp), 0);
   for (size_t stage = 0; stage < stages.size(); ++stage) {
@@ -84,13 +86,14 @@ double pipeline_seconds(
   // The pipeline is full after two rounds; a period is one round of `pp`.
   const int64_t round = strategy.layout.pp;
   const int64_t full = 4 * round + microbatches % round;
-  if (microbatches <= full + round) return timed(strategy, stages, microbatches);
+  if (microbatches <= full + round)
+    return timed(strategy, stages, microbatches);
   const double begin = timed(strategy, stages, full);
   const double period = timed(strategy, stages, full + round) - begin;
   const double rounds =
       static_cast<double>(microbatches - full) / static_cast<double>(round);
-  // Where the rank that takes longest is another one with more microbatches, a period
-  // tells too little; none ends before its own work is done.
+  // Where the rank that takes longest is another one with more microbatches, a
+  // period tells too little; none ends before its own work is done.
   return std::max(
       begin + rounds * period,
       static_cast<double>(microbatches) * busiest_rank(strategy, stages));

@@ -1,11 +1,11 @@
 #include "echelon/cost/known_stacks.h"
 
 // Stacks whose parameters are sharded, first of all this project's own trainer.
-// [fit]: least squares on the logarithm of the steps in benchmarks/published, a third
-// held out.
-// What stacks keep in memory: arXiv:2205.05198 for Megatron (32-bit gradients beside
-// 16-bit weights, masters with the optimizer), documents and sources of the others;
-// context, buffers and fragments [fit] to the memory in benchmarks/published.
+// [fit]: least squares on the logarithm of the steps in benchmarks/published, a
+// third held out. What stacks keep in memory: arXiv:2205.05198 for Megatron
+// (32-bit gradients beside 16-bit weights, masters with the optimizer),
+// documents and sources of the others; context, buffers and fragments [fit] to
+// the memory in benchmarks/published.
 
 namespace echelon {
 namespace {
@@ -36,8 +36,9 @@ Stack echelon_stack() {
   Stack s;
   s.name = "echelon";
   s.host_seconds = 3e-6;
-  s.gathers_at_once = true;     // ShardedUnits::after_update
-  s.bucket_bytes = 256 * 1024;  // smaller gradients are collected (gradient_reducer.h)
+  s.gathers_at_once = true;  // ShardedUnits::after_update
+  s.bucket_bytes =
+      256 * 1024;  // smaller gradients are collected (gradient_reducer.h)
   s.memory = echelon_memory();
   return s;
 }
@@ -72,8 +73,8 @@ Stack torchtitan() {
   return s;
 }
 
-/// Since April 2025 (its pull request 1033) the loss is compiled too: no logit is ever
-/// in 32 bits.
+/// Since April 2025 (its pull request 1033) the loss is compiled too: no logit
+/// is ever in 32 bits.
 Stack torchtitan_2025() {
   Stack s = torchtitan();
   s.name = "torchtitan-2025";
@@ -132,8 +133,15 @@ Stack llm_c() {
 
 std::vector<Stack> sharded_stacks() {
   return {
-      echelon_stack(), fsdp(), torchtitan(), torchtitan_2025(), torchtitan_eager(),
-      torchtitan_async_tp(), maxtext(), paxml(), llm_c()};
+      echelon_stack(),
+      fsdp(),
+      torchtitan(),
+      torchtitan_2025(),
+      torchtitan_eager(),
+      torchtitan_async_tp(),
+      maxtext(),
+      paxml(),
+      llm_c()};
 }
 
 }  // namespace echelon

@@ -4,7 +4,8 @@ namespace echelon {
 namespace {
 
 // Without ep, their last one, they are those of experts.
-constexpr Axis kAll[] = {Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep};
+constexpr Axis kAll[] = {
+    Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep};
 constexpr Axis kWithCp[] = {Axis::dp_shard, Axis::cp, Axis::ep};
 constexpr Axis kWithoutCp[] = {Axis::dp_shard, Axis::ep};
 
@@ -13,8 +14,8 @@ constexpr Axis kCopies[] = {Axis::dp_replicate, Axis::cp};
 
 }  // namespace
 
-SharingAxes sharing_axes(
-    const Strategy& strategy, const Stack& stack, bool experts) {
+SharingAxes
+sharing_axes(const Strategy& strategy, const Stack& stack, bool experts) {
   const auto of = [&](std::span<const Axis> axes) {
     return experts ? axes.first(axes.size() - 1) : axes;
   };

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "echelon/text/nearest.h"
 #include "echelon/cost/known_stacks.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {

@@ -12,8 +12,8 @@ bool forwards_first(const std::string& schedule) {
   return schedule == "gpipe" || schedule == "breadth_first";
 }
 
-// What the layers of one stage keep for each microbatch, and the most that one of
-// them, and its loss, take beside.
+// What the layers of one stage keep for each microbatch, and the most that one
+// of them, and its loss, take beside.
 std::vector<ActivationBytes> transformer_activations(
     const ModelShape& model, const Strategy& strategy, const Stack& stack) {
   const TransformerShape& shape = *model.transformer;
@@ -41,18 +41,19 @@ std::vector<ActivationBytes> transformer_activations(
     }
     parts.push_back(part);
   }
-  // The last stage's backward follows its forward, so the loss of one microbatch is
-  // there at a time, and gone when blocks compute; unless all forwards come first.
+  // The last stage's backward follows its forward, so the loss of one
+  // microbatch is there at a time, and gone when blocks compute; unless all
+  // forwards come first.
   const ActivationBytes head = head_bytes(model, strategy, stack);
   const bool waits = stages > 1 && forwards_first(strategy.schedule);
   if (waits) parts.back().kept += head.kept;
-  parts.back().working = std::max(
-      parts.back().working, head.working + (waits ? 0 : head.kept));
+  parts.back().working =
+      std::max(parts.back().working, head.working + (waits ? 0 : head.kept));
   return parts;
 }
 
-std::vector<ActivationBytes> counted_activations(
-    const ModelShape& model, const Strategy& strategy) {
+std::vector<ActivationBytes>
+counted_activations(const ModelShape& model, const Strategy& strategy) {
   std::vector<ActivationBytes> parts;
   size_t layer = 0;
   for (const int64_t layers : stage_layers(model, strategy)) {

@@ -1,4 +1,5 @@
-// What the layers of each pipeline stage keep for a microbatch, and take beside.
+// What the layers of each pipeline stage keep for a microbatch, and take
+// beside.
 #pragma once
 
 #include <vector>
@@ -7,8 +8,8 @@
 
 namespace echelon {
 
-/// By stage: what its layers keep, the most that one of them, or its loss, takes
-/// beside, and what goes to the next stage.
+/// By stage: what its layers keep, the most that one of them, or its loss,
+/// takes beside, and what goes to the next stage.
 std::vector<ActivationBytes> stage_activations(
     const ModelShape& model, const Strategy& strategy, const Stack& stack);
 

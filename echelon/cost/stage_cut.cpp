@@ -25,7 +25,8 @@ bool ends_on_one_rank(const Strategy& strategy) {
   return strategy.layout.pp == 1 || is_v_shaped(strategy);
 }
 
-std::vector<int64_t> stage_layers(const ModelShape& model, const Strategy& strategy) {
+std::vector<int64_t>
+stage_layers(const ModelShape& model, const Strategy& strategy) {
   if (!strategy.stage_layers.empty()) return strategy.stage_layers;
   const int64_t stages = num_stages(strategy);
   return model.transformer ? blocks_of_stages(model.transformer->layers, stages)
@@ -43,8 +44,8 @@ std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages) {
 namespace {
 
 /// Layers of each stage; empty when the layers are not of such stages.
-std::vector<int64_t> counted_stages(
-    const std::vector<int64_t>& stage_of_layer, int64_t stages) {
+std::vector<int64_t>
+counted_stages(const std::vector<int64_t>& stage_of_layer, int64_t stages) {
   std::vector<int64_t> counts(static_cast<size_t>(stages), 0);
   int64_t last = 0;
   for (const int64_t stage : stage_of_layer) {
@@ -61,7 +62,8 @@ std::vector<int64_t> counted_stages(
 std::vector<int64_t> layers_of_stages(
     const std::vector<double>& flops, int64_t stages,
     const std::vector<int64_t>& counted) {
-  if (auto counts = counted_stages(counted, stages); !counts.empty()) return counts;
+  if (auto counts = counted_stages(counted, stages); !counts.empty())
+    return counts;
   return layers_by_weight(
       flops, std::vector<double>(static_cast<size_t>(stages), 1.0));
 }

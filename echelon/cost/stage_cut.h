@@ -20,17 +20,18 @@ bool is_v_shaped(const Strategy& strategy);
 /// without a pipeline, or in a v-shaped one.
 bool ends_on_one_rank(const Strategy& strategy);
 
-/// Blocks (of counted models: layers) of each stage: what the strategy says, else by
-/// the rules below.
-std::vector<int64_t> stage_layers(const ModelShape& model, const Strategy& strategy);
+/// Blocks (of counted models: layers) of each stage: what the strategy says,
+/// else by the rules below.
+std::vector<int64_t>
+stage_layers(const ModelShape& model, const Strategy& strategy);
 
-/// Blocks of each stage: as many each; those that are left over go to the stages in
-/// the middle, which have neither embedding nor head.
+/// Blocks of each stage: as many each; those that are left over go to the
+/// stages in the middle, which have neither embedding nor head.
 std::vector<int64_t> blocks_of_stages(int64_t blocks, int64_t stages);
 
-/// Layers of each stage by what each layer computes: a stage ends where its share
-/// does, and each has one or more. `counted`: the stage that each layer was counted
-/// for, which is taken when they are that many stages, in order.
+/// Layers of each stage by what each layer computes: a stage ends where its
+/// share does, and each has one or more. `counted`: the stage that each layer
+/// was counted for, which is taken when they are that many stages, in order.
 std::vector<int64_t> layers_of_stages(
     const std::vector<double>& flops, int64_t stages,
     const std::vector<int64_t>& counted = {});

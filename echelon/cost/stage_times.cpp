@@ -15,13 +15,15 @@ namespace echelon {
 namespace {
 
 /// Of a pair of pipeline ranks.
-double send_seconds(const StageContext& context, double bytes, int64_t from, int64_t to) {
+double send_seconds(
+    const StageContext& context, double bytes, int64_t from, int64_t to) {
   return transfer_seconds(
       context.strategy, context.cluster, context.stack, bytes,
       context.rank_of(from), context.rank_of(to));
 }
 
-/// The first and the last rank of a pipeline sum the gradients of a tied embedding.
+/// The first and the last rank of a pipeline sum the gradients of a tied
+/// embedding.
 double tied_seconds(const StageContext& context) {
   if (!context.model.transformer) return 0;
   const double elements = copied_embedding(
@@ -37,21 +39,23 @@ double tied_seconds(const StageContext& context) {
       cluster.node_of(first), cluster, context.stack);
 }
 
-/// Gradients to the host, parameters back; between them the update reads and writes
-/// masters and two moments in the host's memory, no faster than the link to it where
-/// the cluster does not say how fast that is.
+/// Gradients to the host, parameters back; between them the update reads and
+/// writes masters and two moments in the host's memory, no faster than the link
+/// to it where the cluster does not say how fast that is.
 double offloaded_optimizer_seconds(
     const StageContext& context, double elements, const Node& node) {
   const double memory = node.host_memory_bytes_per_second > 0
-      ? node.host_memory_bytes_per_second * rates_of(node.device).host_memory_share
-      : node.host.bytes_per_second;
-  return elements *
-      ((context.stack.gradient_bytes + element_bytes(context.strategy.precision)) /
-           node.host.bytes_per_second +
-       28 / memory);
+                            ? node.host_memory_bytes_per_second *
+                                  rates_of(node.device).host_memory_share
+                            : node.host.bytes_per_second;
+  return elements * ((context.stack.gradient_bytes +
+                      element_bytes(context.strategy.precision)) /
+                         node.host.bytes_per_second +
+                     28 / memory);
 }
 
-double optimizer_seconds(const StageContext& context, double elements, int64_t rank) {
+double
+optimizer_seconds(const StageContext& context, double elements, int64_t rank) {
   const Node& node = context.cluster.node_of(rank);
   if (context.strategy.offload_optimizer) {
     return offloaded_optimizer_seconds(context, elements, node);
@@ -61,7 +65,8 @@ double optimizer_seconds(const StageContext& context, double elements, int64_t r
       context.strategy.master == Precision::fp64 ? 8 : 4);
   if (measured) return *measured;
   return memory_seconds(
-      elements * context.stack.optimizer_bytes, node.device, rates_of(node.device));
+      elements * context.stack.optimizer_bytes, node.device,
+      rates_of(node.device));
 }
 
 /// Activations of a rank's stages to the host and back, beside computation.
@@ -71,7 +76,8 @@ double offload_seconds(
   const double copy =
       kept_bytes / context.cluster.node_of(rank).host.bytes_per_second;
   return static_cast<double>(context.strategy.num_microbatches()) *
-      (std::max(0.0, copy - cost.forward) + std::max(0.0, copy - cost.backward));
+         (std::max(0.0, copy - cost.forward) +
+          std::max(0.0, copy - cost.backward));
 }
 
 StageTimes::After after_of(
@@ -83,10 +89,11 @@ StageTimes::After after_of(
   after.gradients_exposed = sums.gradients.exposed;
   after.parameters = sums.parameters.all;
   after.parameters_exposed = sums.parameters.exposed;
-  after.optimizer = optimizer_seconds(
-      context, own_elements(context, layers, rank), rank);
+  after.optimizer =
+      optimizer_seconds(context, own_elements(context, layers, rank), rank);
   after.other = step_host_seconds(
-      context.strategy, context.stack, context.cluster.node_of(rank).device, layers);
+      context.strategy, context.stack, context.cluster.node_of(rank).device,
+      layers);
   return after;
 }
 
@@ -106,8 +113,10 @@ void add_passes(
     const Layers layers = pointers(work[stage]);
     times.forward.push_back(passes.of(layers, rank, &LayerWork::forward));
     times.again.push_back(passes.of(layers, rank, &LayerWork::again));
-    times.backward_input.push_back(passes.of(layers, rank, &LayerWork::backward_input));
-    times.backward_weight.push_back(passes.of(layers, rank, &LayerWork::backward_weight));
+    times.backward_input.push_back(
+        passes.of(layers, rank, &LayerWork::backward_input));
+    times.backward_weight.push_back(
+        passes.of(layers, rank, &LayerWork::backward_weight));
     const double action = action_host_seconds(
         context.strategy, context.stack, context.cluster.node_of(rank).device);
     for (auto* pass : {&times.forward.back(), &times.backward_input.back()}) {
@@ -123,8 +132,8 @@ void add_passes(
   }
 }
 
-/// A stage sends its output, and receives the gradient of it: beside computing, or in
-/// its own time.
+/// A stage sends its output, and receives the gradient of it: beside computing,
+/// or in its own time.
 void add_transfers(
     const StageContext& context, const StageWork& work, StageTimes& times) {
   constexpr size_t kPipeline = static_cast<size_t>(Axis::pp);
@@ -169,17 +178,18 @@ void add_after(
     if (kept_bytes > 0) {
       after.other += offload_seconds(context, kept_bytes, place, cost);
     }
-    if (rank == times.rank_of_stage.front() || rank == times.rank_of_stage.back()) {
+    if (rank == times.rank_of_stage.front() ||
+        rank == times.rank_of_stage.back()) {
       after.tied = tied;
     }
     times.after.push_back(after);
   }
 }
 
-/// What a rank of the pipeline computes of a microbatch, on average; none where no host
-/// work was measured beside it.
-std::optional<double> computing_seconds(
-    const StageContext& context, const StageWork& work) {
+/// What a rank of the pipeline computes of a microbatch, on average; none where
+/// no host work was measured beside it.
+std::optional<double>
+computing_seconds(const StageContext& context, const StageWork& work) {
   const auto& groups = context.cluster.groups;
   const bool measured = std::any_of(
       groups.begin(), groups.end(),
@@ -191,7 +201,8 @@ std::optional<double> computing_seconds(
   add_passes(context, passes, work, times);
   double sum = 0;
   for (const auto* list :
-       {&times.forward, &times.again, &times.backward_input, &times.backward_weight}) {
+       {&times.forward, &times.again, &times.backward_input,
+        &times.backward_weight}) {
     for (const PassSeconds& pass : *list) sum += pass.computation();
   }
   return sum / static_cast<double>(context.strategy.layout.pp);
@@ -202,10 +213,11 @@ std::optional<double> computing_seconds(
 StageTimes stage_times(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank) {
-  Stack stack = stack_on(
-      find_stack(strategy.stack), cluster.node_of(first_rank).device);
-  const StageContext context{
-      model, strategy, cluster, stack, first_rank, strategy.layout.stride(Axis::pp)};
+  Stack stack =
+      stack_on(find_stack(strategy.stack), cluster.node_of(first_rank).device);
+  const StageContext context{model,      strategy,
+                             cluster,    stack,
+                             first_rank, strategy.layout.stride(Axis::pp)};
   const StageWork work =
       stage_work(layer_work(model, strategy, stack), strategy, stack);
   stack.computing_seconds = computing_seconds(context, work);

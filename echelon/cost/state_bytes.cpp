@@ -11,7 +11,9 @@
 namespace echelon {
 namespace {
 
-double as_double(int64_t value) { return static_cast<double>(value); }
+double as_double(int64_t value) {
+  return static_cast<double>(value);
+}
 
 void check_stages(const ModelShape& model, int64_t layers, int64_t stages) {
   if (layers >= stages) return;
@@ -25,7 +27,8 @@ RankParameters block_of(
   const BlockParameters block = block_parameters(shape, experts);
   const double tp = as_double(strategy.layout.tp);
   RankParameters part;
-  part.dense = (block.attention + block.feed_forward) / tp + block.norms + block.router;
+  part.dense =
+      (block.attention + block.feed_forward) / tp + block.norms + block.router;
   part.experts = block.experts / (tp * as_double(strategy.layout.ep));
   part.largest_unit = part.total();
   return part;
@@ -37,8 +40,8 @@ void add(RankParameters& stage, const RankParameters& layer, double times) {
   stage.largest_unit = std::max(stage.largest_unit, layer.largest_unit);
 }
 
-std::vector<RankParameters> transformer_stages(
-    const ModelShape& model, const Strategy& strategy) {
+std::vector<RankParameters>
+transformer_stages(const ModelShape& model, const Strategy& strategy) {
   const TransformerShape& shape = *model.transformer;
   const int64_t stages = num_stages(strategy);
   check_stages(model, shape.layers + 2, stages);  // embedding and head as well
@@ -66,15 +69,16 @@ std::vector<RankParameters> transformer_stages(
     part.largest_unit = std::max(part.largest_unit, elements / tp);
   };
   end(parts.front(), embedding_parameters(shape));
-  // A tied head is one tensor with the embedding only where both are on one rank.
+  // A tied head is one tensor with the embedding only where both are on one
+  // rank.
   const bool copy = shape.tied && !ends_on_one_rank(strategy);
   end(parts.back(), head_parameters(shape) +
                         (copy ? as_double(shape.vocab * shape.hidden) : 0));
   return parts;
 }
 
-std::vector<RankParameters> counted_stages(
-    const ModelShape& model, const Strategy& strategy) {
+std::vector<RankParameters>
+counted_stages(const ModelShape& model, const Strategy& strategy) {
   const int64_t stages = num_stages(strategy);
   const auto layers = static_cast<int64_t>(model.layers.size());
   check_stages(model, layers, stages);
@@ -92,12 +96,14 @@ std::vector<RankParameters> counted_stages(
   return parts;
 }
 
-int64_t bytes(double value) { return static_cast<int64_t>(value); }
+int64_t bytes(double value) {
+  return static_cast<int64_t>(value);
+}
 
 }  // namespace
 
-std::vector<RankParameters> stage_parameters(
-    const ModelShape& model, const Strategy& strategy) {
+std::vector<RankParameters>
+stage_parameters(const ModelShape& model, const Strategy& strategy) {
   return model.transformer ? transformer_stages(model, strategy)
                            : counted_stages(model, strategy);
 }
@@ -129,15 +135,15 @@ double expert_shards(const Strategy& strategy, const Stack& stack) {
 }
 
 StateBytes state_bytes(
-    const RankParameters& rank, const Strategy& strategy,
-    const Stack& stack) {
+    const RankParameters& rank, const Strategy& strategy, const Stack& stack) {
   const double element = element_bytes(strategy.precision);
   const double master = element_bytes(strategy.master);
   const double whole = rank.total();
   const double part = rank.dense / dense_shards(strategy, stack) +
                       rank.experts / expert_shards(strategy, stack);
   const int64_t stage = strategy.zero_stage;
-  const double gradient = stack.memory.gradient_bytes > 0 ? stack.memory.gradient_bytes : element;
+  const double gradient =
+      stack.memory.gradient_bytes > 0 ? stack.memory.gradient_bytes : element;
   const double on_their_way = stack.memory.prefetch * rank.largest_unit;
   double weights = 0, gradients = 0, optimizer = 0, gathered = 0;
   optimizer = optimizer_states(strategy.optimizer) * master * part;
@@ -158,8 +164,9 @@ StateBytes state_bytes(
     gradients += stack.memory.reduce_bytes * whole;
   }
   if (stage == 3) {
-    gathered += strategy.gather_once ? element * whole
-                                     : element * (rank.largest_unit + on_their_way);
+    gathered += strategy.gather_once
+                    ? element * whole
+                    : element * (rank.largest_unit + on_their_way);
     if (stack.memory.keeps_embedding && !strategy.gather_once) {
       gathered += element * rank.embedding_and_head;
     }

@@ -1,6 +1,6 @@
-// Parameters of each rank, and the bytes of weights, gradients and optimizer state
-// that they stand for.
-// Source: Rajbhandari et al., 2020, arXiv:1910.02054, section 5 (stages of ZeRO).
+// Parameters of each rank, and the bytes of weights, gradients and optimizer
+// state that they stand for. Source: Rajbhandari et al., 2020,
+// arXiv:1910.02054, section 5 (stages of ZeRO).
 #pragma once
 
 #include <string_view>
@@ -13,7 +13,8 @@
 
 namespace echelon {
 
-/// Elements on one rank of tensor and expert parallelism, before ZeRO cuts them.
+/// Elements on one rank of tensor and expert parallelism, before ZeRO cuts
+/// them.
 struct RankParameters {
   double dense = 0;
   double experts = 0;  // that other ranks do not all have
@@ -25,20 +26,22 @@ struct RankParameters {
   bool operator==(const RankParameters&) const = default;
 };
 
-/// By pipeline stage. Throws ConfigError when there are fewer layers than stages.
-std::vector<RankParameters> stage_parameters(
-    const ModelShape& model, const Strategy& strategy);
+/// By pipeline stage. Throws ConfigError when there are fewer layers than
+/// stages.
+std::vector<RankParameters>
+stage_parameters(const ModelShape& model, const Strategy& strategy);
 
 /// Numbers of an element that an optimizer keeps: 2 for adamw, 1 for momentum.
 double optimizer_states(std::string_view optimizer);
 
-/// Ranks that share one copy of what ZeRO cuts: of dense parameters, of experts.
+/// Ranks that share one copy of what ZeRO cuts: of dense parameters, of
+/// experts.
 double dense_shards(const Strategy& strategy, const Stack& stack);
 double expert_shards(const Strategy& strategy, const Stack& stack);
 
-/// Weights, gradients and optimizer state of a rank with these parameters, all of
-/// its stages together; what is gathered is MemoryKind::gathered. Offloaded state is
-/// in `host_bytes`.
+/// Weights, gradients and optimizer state of a rank with these parameters, all
+/// of its stages together; what is gathered is MemoryKind::gathered. Offloaded
+/// state is in `host_bytes`.
 struct StateBytes {
   MemoryByKind device;
   double host_bytes = 0;

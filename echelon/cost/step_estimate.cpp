@@ -51,14 +51,17 @@ void add_utilisation(
   const int64_t seq = strategy.seq_len > 0 ? strategy.seq_len : model.seq_len;
   const double samples = static_cast<double>(strategy.global_batch);
   step.tokens_per_second = samples *
-      (model.transformer ? static_cast<double>(seq) : 1) / step.step_seconds;
+                           (model.transformer ? static_cast<double>(seq) : 1) /
+                           step.step_seconds;
   const double peak = peak_of(cluster, strategy) * step.step_seconds;
   if (peak <= 0) return;
   step.model_flops_utilisation = samples * model.model_flops(seq, false) / peak;
-  step.full_attention_utilisation = samples * model.model_flops(seq, true) / peak;
+  step.full_attention_utilisation =
+      samples * model.model_flops(seq, true) / peak;
 }
 
-/// A step of the pipeline that begins at `first_rank`, if the others are like it.
+/// A step of the pipeline that begins at `first_rank`, if the others are like
+/// it.
 StepEstimate pipeline_estimate(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     int64_t first_rank) {
@@ -70,11 +73,13 @@ StepEstimate pipeline_estimate(
   size_t slowest = 0;
   std::vector<double> busy(times.after.size(), 0);
   for (size_t stage = 0; stage < times.stages.size(); ++stage) {
-    busy[static_cast<size_t>(times.rank_of_stage[stage])] += microbatches *
+    busy[static_cast<size_t>(times.rank_of_stage[stage])] +=
+        microbatches *
         (times.stages[stage].forward + times.stages[stage].backward);
   }
   for (size_t rank = 0; rank < busy.size(); ++rank) {
-    if (times.after[rank].total() > times.after[slowest].total()) slowest = rank;
+    if (times.after[rank].total() > times.after[slowest].total())
+      slowest = rank;
   }
   const StageTimes::After& after = times.after[slowest];
   StepEstimate step;
@@ -86,9 +91,9 @@ StepEstimate pipeline_estimate(
     add(parts, microbatches, times.again[stage], true);
     add(parts, microbatches, times.backward_input[stage], false);
     add(parts, microbatches, times.backward_weight[stage], false);
-    for (const auto* pass : {&times.forward[stage], &times.again[stage],
-                             &times.backward_input[stage],
-                             &times.backward_weight[stage]}) {
+    for (const auto* pass :
+         {&times.forward[stage], &times.again[stage],
+          &times.backward_input[stage], &times.backward_weight[stage]}) {
       for (size_t axis = 0; axis < step.communication.size(); ++axis) {
         step.communication[axis] += microbatches * pass->communication[axis];
       }
@@ -108,11 +113,13 @@ StepEstimate pipeline_estimate(
 }
 
 Strategy own_strategy(const Strategy& strategy, const PipelinePlace& pipeline) {
-  return with_microbatch(strategy, microbatch_of(strategy, pipeline.data_index));
+  return with_microbatch(
+      strategy, microbatch_of(strategy, pipeline.data_index));
 }
 
 /// Of a pipeline, what its devices have.
-std::vector<double> limits_of(const PipelinePlace& pipeline, const Cluster& cluster) {
+std::vector<double>
+limits_of(const PipelinePlace& pipeline, const Cluster& cluster) {
   std::vector<double> limits;
   limits.reserve(pipeline.groups.size());
   for (const int64_t group : pipeline.groups) {
@@ -180,7 +187,8 @@ MemoryEstimate fullest_memory(
 
 StepEstimate estimate_step(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
-  if (const std::string why = check_strategy(model, strategy, cluster); !why.empty()) {
+  if (const std::string why = check_strategy(model, strategy, cluster);
+      !why.empty()) {
     throw ConfigError(why);
   }
   const auto pipelines = distinct_pipelines(strategy, cluster);

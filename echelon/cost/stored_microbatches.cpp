@@ -9,12 +9,12 @@ bool comes_back(const std::string& schedule) {
   return schedule == "zb-v" || schedule == "dualpipev";
 }
 
-// Warm-up takes p microbatches through the first stage of a rank, then through the
-// second, and so on, and begins again.
+// Warm-up takes p microbatches through the first stage of a rank, then through
+// the second, and so on, and begins again.
 std::vector<double> interleaved(const PipelineShape& shape, int64_t rank) {
   const int64_t p = shape.ranks, v = shape.stages_per_rank;
-  int64_t left = std::min(
-      shape.microbatches * v, 2 * (p - rank - 1) + (v - 1) * p + 1);
+  int64_t left =
+      std::min(shape.microbatches * v, 2 * (p - rank - 1) + (v - 1) * p + 1);
   std::vector<double> stored(static_cast<size_t>(v));
   while (left > 0) {
     for (double& stage : stored) {
@@ -45,8 +45,8 @@ std::vector<int64_t> stages_of_rank(const PipelineShape& shape, int64_t rank) {
   return stages;
 }
 
-std::vector<double> stored_microbatches(
-    const PipelineShape& shape, int64_t rank) {
+std::vector<double>
+stored_microbatches(const PipelineShape& shape, int64_t rank) {
   const int64_t p = shape.ranks, v = shape.stages_per_rank,
                 m = shape.microbatches;
   const std::string& kind = shape.schedule;

@@ -18,9 +18,10 @@ struct PipelineShape {
 /// The stages of a rank, first to last: interleaved, or there and back in a V.
 std::vector<int64_t> stages_of_rank(const PipelineShape& shape, int64_t rank);
 
-/// By stages_of_rank: microbatches that are stored at the rank's fullest moment.
-/// They sum to stored_activations().ranks; of zb-v and dualpipev with fewer than 2p
-/// microbatches, to at most that and two more.
-std::vector<double> stored_microbatches(const PipelineShape& shape, int64_t rank);
+/// By stages_of_rank: microbatches that are stored at the rank's fullest
+/// moment. They sum to stored_activations().ranks; of zb-v and dualpipev with
+/// fewer than 2p microbatches, to at most that and two more.
+std::vector<double>
+stored_microbatches(const PipelineShape& shape, int64_t rank);
 
 }  // namespace echelon

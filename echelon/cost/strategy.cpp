@@ -26,10 +26,12 @@ std::string to_string(const Strategy& strategy) {
   if (strategy.layout.tp > 1 && strategy.sequence_parallel) {
     add("sequence parallel");
   }
-  if (strategy.zero_stage > 0) add("ZeRO " + std::to_string(strategy.zero_stage));
+  if (strategy.zero_stage > 0)
+    add("ZeRO " + std::to_string(strategy.zero_stage));
   if (strategy.microbatch_size > 0 && strategy.data_ranks() > 0) {
     const int64_t count = strategy.num_microbatches();
-    add(std::to_string(count) + (count == 1 ? " microbatch of " : " microbatches of ") +
+    add(std::to_string(count) +
+        (count == 1 ? " microbatch of " : " microbatches of ") +
         (strategy.rank_microbatch.empty()
              ? std::to_string(strategy.microbatch_size)
              : runs_text(strategy.rank_microbatch)));
@@ -37,7 +39,8 @@ std::string to_string(const Strategy& strategy) {
   if (strategy.layout.pp > 1) {
     add(strategy.schedule +
         (strategy.stages_per_rank > 1
-             ? ", " + std::to_string(strategy.stages_per_rank) + " stages a rank"
+             ? ", " + std::to_string(strategy.stages_per_rank) +
+                   " stages a rank"
              : ""));
   }
   if (!strategy.stage_layers.empty()) {

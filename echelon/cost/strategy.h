@@ -1,5 +1,5 @@
-// How a job trains a model: everything that its time and memory depend on beside
-// model and cluster.
+// How a job trains a model: everything that its time and memory depend on
+// beside model and cluster.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "echelon/cluster/device.h"
-#include "echelon/layout/layout.h"
 #include "echelon/cost/choose_recompute.h"
+#include "echelon/layout/layout.h"
 
 namespace echelon {
 
@@ -22,18 +22,20 @@ struct Strategy {
 
   int64_t global_batch = 0;     // samples
   int64_t microbatch_size = 1;  // samples; the largest where ranks differ
-  /// Of each data-parallel rank, where devices of several kinds take microbatches of
-  /// several sizes ([train] rank_batch); empty: each takes microbatch_size.
+  /// Of each data-parallel rank, where devices of several kinds take
+  /// microbatches of several sizes ([train] rank_batch); empty: each takes
+  /// microbatch_size.
   std::vector<int64_t> rank_microbatch;
-  int64_t seq_len = 0;          // 0: the model's usual
-  std::string schedule = "1f1b";   // one of schedule_kinds(); read when pp > 1
-  int64_t stages_per_rank = 0;  // 0: what the schedule takes
-  /// Blocks (of counted models: layers) of each stage, where devices of several kinds
-  /// hold parts of several sizes ([model] cut); empty: as even as can be.
+  int64_t seq_len = 0;            // 0: the model's usual
+  std::string schedule = "1f1b";  // one of schedule_kinds(); read when pp > 1
+  int64_t stages_per_rank = 0;    // 0: what the schedule takes
+  /// Blocks (of counted models: layers) of each stage, where devices of several
+  /// kinds hold parts of several sizes ([model] cut); empty: as even as can be.
   std::vector<int64_t> stage_layers;
 
   Recompute recompute = Recompute::none;
-  /// Of `recompute`, in this many layers of each stage; the others keep. -1: all.
+  /// Of `recompute`, in this many layers of each stage; the others keep. -1:
+  /// all.
   int64_t recompute_layers = -1;
   Precision precision = Precision::bf16;
   /// Of masters and of gradients' sums.
@@ -45,9 +47,9 @@ struct Strategy {
   /// (stack.h).
   std::string stack = "echelon";
 
-  /// Ranks that see different samples. The ranks among which a layer's experts are
-  /// spread (ep) each bring their own samples and exchange tokens at the experts;
-  /// outside of them they are data parallel.
+  /// Ranks that see different samples. The ranks among which a layer's experts
+  /// are spread (ep) each bring their own samples and exchange tokens at the
+  /// experts; outside of them they are data parallel.
   int64_t data_ranks() const { return layout.data_degree() * layout.ep; }
   /// Of one of them in a step.
   int64_t num_microbatches() const { return global_batch / round_samples(); }
@@ -59,7 +61,8 @@ struct Strategy {
   }
 };
 
-/// "dp=2,tp=4 · 8 microbatches of 1 · 1f1b · recompute all": one line for people.
+/// "dp=2,tp=4 · 8 microbatches of 1 · 1f1b · recompute all": one line for
+/// people.
 std::string to_string(const Strategy& strategy);
 
 }  // namespace echelon

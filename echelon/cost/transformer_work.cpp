@@ -6,8 +6,8 @@
 #include "echelon/cost/layer_builder.h"
 #include "echelon/cost/stage_cut.h"
 
-// Of one rank: T tokens of a microbatch, S of them after sequence parallelism cuts
-// them, H hidden, A heads, D head_dim, t tensor-parallel degree.
+// Of one rank: T tokens of a microbatch, S of them after sequence parallelism
+// cuts them, H hidden, A heads, D head_dim, t tensor-parallel degree.
 
 namespace echelon {
 namespace {
@@ -16,9 +16,10 @@ int64_t part(int64_t whole, int64_t degree) {
   return std::max<int64_t>(1, (whole + degree - 1) / degree);
 }
 
-/// Rows of the embedding on a rank: who cuts it pads it first, so that each part is a
-/// multiple of 128.
-int64_t vocabulary_part(const TransformerShape& shape, const Stack& stack, int64_t tp) {
+/// Rows of the embedding on a rank: who cuts it pads it first, so that each
+/// part is a multiple of 128.
+int64_t
+vocabulary_part(const TransformerShape& shape, const Stack& stack, int64_t tp) {
   if (tp == 1 && !stack.pads_vocabulary) return shape.vocab;
   return (shape.vocab + 128 * tp - 1) / (128 * tp) * 128;
 }
@@ -28,14 +29,16 @@ struct Sizes {
   int64_t tp, cp, seq, microbatch, tokens, cut_tokens, hidden;
   bool sequence_parallel;
 
-  Sizes(const TransformerShape& shape, const Strategy& strategy, int64_t seq_len)
+  Sizes(
+      const TransformerShape& shape, const Strategy& strategy, int64_t seq_len)
       : tp(strategy.layout.tp),
         cp(strategy.layout.cp),
         seq(part(seq_len, strategy.layout.cp)),
         microbatch(strategy.microbatch_size),
         tokens(seq * microbatch),
         cut_tokens(
-            strategy.sequence_parallel ? part(tokens, strategy.layout.tp) : tokens),
+            strategy.sequence_parallel ? part(tokens, strategy.layout.tp)
+                                       : tokens),
         hidden(shape.hidden),
         sequence_parallel(strategy.sequence_parallel && tp > 1) {}
   double elements() const {
@@ -48,8 +51,9 @@ struct Sizes {
 
 class Block {
  public:
-  Block(const TransformerShape& shape, const Strategy& strategy, const Stack& stack,
-        int64_t seq_len, bool experts)
+  Block(
+      const TransformerShape& shape, const Strategy& strategy,
+      const Stack& stack, int64_t seq_len, bool experts)
       : shape_(shape),
         stack_(stack),
         sizes_(shape, strategy, seq_len),
@@ -92,11 +96,13 @@ class Block {
   void residual() {
     const double mask = stack_.dropout ? 0.5 : 0;
     if (stack_.fused_elementwise) {
-      build_.stream("residual", sizes_.cut_elements(), 3 + mask, 2 + mask, 1, 1);
+      build_.stream(
+          "residual", sizes_.cut_elements(), 3 + mask, 2 + mask, 1, 1);
     } else {
       build_.stream(
           "residual", sizes_.cut_elements(), stack_.dropout ? 5.5 : 3,
-          stack_.dropout ? 4.5 : 2, stack_.dropout ? 2 : 1, stack_.dropout ? 2 : 1);
+          stack_.dropout ? 4.5 : 2, stack_.dropout ? 2 : 1,
+          stack_.dropout ? 2 : 1);
     }
   }
 
@@ -104,18 +110,20 @@ class Block {
   void enter() {
     const double bytes = build_.element_bytes() * sizes_.elements();
     if (sizes_.sequence_parallel) {
-      build_.collective("gather sequence", Axis::tp, CollectiveKind::all_gather, bytes,
-                        stack_.hidden_tensor_parallel, true);
-      build_.collective("cut sequence", Axis::tp, CollectiveKind::reduce_scatter, bytes,
-                        stack_.hidden_backward_tensor_parallel, false);
+      build_.collective(
+          "gather sequence", Axis::tp, CollectiveKind::all_gather, bytes,
+          stack_.hidden_tensor_parallel, true);
+      build_.collective(
+          "cut sequence", Axis::tp, CollectiveKind::reduce_scatter, bytes,
+          stack_.hidden_backward_tensor_parallel, false);
       // The gathered input is not kept: weights' gradients need it again.
-      build_.collective("gather sequence again", Axis::tp, CollectiveKind::all_gather,
-                        bytes, std::max(0.5, stack_.hidden_backward_tensor_parallel),
-                        false);
+      build_.collective(
+          "gather sequence again", Axis::tp, CollectiveKind::all_gather, bytes,
+          std::max(0.5, stack_.hidden_backward_tensor_parallel), false);
     } else {
-      build_.collective("sum gradients of inputs", Axis::tp,
-                        CollectiveKind::all_reduce, bytes,
-                        stack_.hidden_backward_tensor_parallel, false);
+      build_.collective(
+          "sum gradients of inputs", Axis::tp, CollectiveKind::all_reduce,
+          bytes, stack_.hidden_backward_tensor_parallel, false);
     }
   }
 
@@ -123,15 +131,16 @@ class Block {
   void leave(const std::string& name) {
     const double bytes = build_.element_bytes() * sizes_.elements();
     if (sizes_.sequence_parallel) {
-      build_.collective(name + " cut sequence", Axis::tp,
-                        CollectiveKind::reduce_scatter, bytes,
-                        stack_.hidden_tensor_parallel, true);
-      build_.collective(name + " gather sequence", Axis::tp,
-                        CollectiveKind::all_gather, bytes,
-                        stack_.hidden_backward_tensor_parallel, false);
+      build_.collective(
+          name + " cut sequence", Axis::tp, CollectiveKind::reduce_scatter,
+          bytes, stack_.hidden_tensor_parallel, true);
+      build_.collective(
+          name + " gather sequence", Axis::tp, CollectiveKind::all_gather,
+          bytes, stack_.hidden_backward_tensor_parallel, false);
     } else {
-      build_.collective(name + " sum", Axis::tp, CollectiveKind::all_reduce, bytes,
-                        stack_.hidden_tensor_parallel, true);
+      build_.collective(
+          name + " sum", Axis::tp, CollectiveKind::all_reduce, bytes,
+          stack_.hidden_tensor_parallel, true);
     }
   }
 
@@ -140,13 +149,15 @@ class Block {
     const int64_t kv_all = shape_.kv_heads > 0 ? shape_.kv_heads : shape_.heads;
     const int64_t kv_heads = part(kv_all, sizes_.tp);
     const int64_t d = head_dim();
-    build_.linear("queries, keys, values", sizes_.tokens, (heads + 2 * kv_heads) * d,
-                  sizes_.hidden, shape_.biases);
+    build_.linear(
+        "queries, keys, values", sizes_.tokens, (heads + 2 * kv_heads) * d,
+        sizes_.hidden, shape_.biases);
     rotary(static_cast<double>((heads + kv_heads) * d));
     exchange_keys(static_cast<double>(2 * kv_heads * d));
     core(heads, d, d, static_cast<double>((2 * heads + 2 * kv_heads) * d));
-    build_.linear("attention output", sizes_.tokens, sizes_.hidden, heads * d,
-                  shape_.biases);
+    build_.linear(
+        "attention output", sizes_.tokens, sizes_.hidden, heads * d,
+        shape_.biases);
   }
 
   void latent_attention() {
@@ -156,48 +167,56 @@ class Block {
     const int64_t tokens = sizes_.tokens, hidden = sizes_.hidden;
     if (latent.query_rank > 0) {
       build_.linear("queries down", tokens, latent.query_rank, hidden, false);
-      build_.linear("queries up", tokens, heads * query_dim, latent.query_rank, false);
+      build_.linear(
+          "queries up", tokens, heads * query_dim, latent.query_rank, false);
     } else {
       build_.linear("queries", tokens, heads * query_dim, hidden, false);
     }
-    build_.linear("keys, values down", tokens, latent.key_value_rank + latent.rope_dim,
-                  hidden, false);
-    build_.linear("keys, values up", tokens,
-                  heads * (latent.nope_dim + latent.value_dim), latent.key_value_rank,
-                  false);
+    build_.linear(
+        "keys, values down", tokens, latent.key_value_rank + latent.rope_dim,
+        hidden, false);
+    build_.linear(
+        "keys, values up", tokens, heads * (latent.nope_dim + latent.value_dim),
+        latent.key_value_rank, false);
     rotary(static_cast<double>((heads + 1) * query_dim));
     exchange_keys(static_cast<double>(heads * (query_dim + latent.value_dim)));
-    core(heads, query_dim, latent.value_dim,
-         static_cast<double>(2 * heads * (query_dim + latent.value_dim)));
-    build_.linear("attention output", tokens, hidden, heads * latent.value_dim, false);
+    core(
+        heads, query_dim, latent.value_dim,
+        static_cast<double>(2 * heads * (query_dim + latent.value_dim)));
+    build_.linear(
+        "attention output", tokens, hidden, heads * latent.value_dim, false);
   }
 
   void rotary(double width) {
     if (shape_.positions > 0) return;
     const bool fused = stack_.fused_elementwise;
-    build_.stream("rotary", static_cast<double>(sizes_.tokens) * width, fused ? 2 : 6,
-                  fused ? 2 : 6, fused ? 2 : 8, fused ? 2 : 8);
+    build_.stream(
+        "rotary", static_cast<double>(sizes_.tokens) * width, fused ? 2 : 6,
+        fused ? 2 : 6, fused ? 2 : 8, fused ? 2 : 8);
   }
 
   /// Context parallelism: every rank sees all keys and values.
   void exchange_keys(double width) {
     const double bytes = build_.element_bytes() *
-        static_cast<double>(sizes_.tokens * sizes_.cp) * width;
-    build_.collective("gather keys, values", Axis::cp, CollectiveKind::all_gather,
-                      bytes, stack_.hidden_context_parallel, true);
-    build_.collective("gather keys, values again", Axis::cp,
-                      CollectiveKind::all_gather, bytes,
-                      stack_.hidden_context_parallel, false);
-    build_.collective("cut gradients of keys, values", Axis::cp,
-                      CollectiveKind::reduce_scatter, bytes,
-                      stack_.hidden_context_parallel, false);
+                         static_cast<double>(sizes_.tokens * sizes_.cp) * width;
+    build_.collective(
+        "gather keys, values", Axis::cp, CollectiveKind::all_gather, bytes,
+        stack_.hidden_context_parallel, true);
+    build_.collective(
+        "gather keys, values again", Axis::cp, CollectiveKind::all_gather,
+        bytes, stack_.hidden_context_parallel, false);
+    build_.collective(
+        "cut gradients of keys, values", Axis::cp,
+        CollectiveKind::reduce_scatter, bytes, stack_.hidden_context_parallel,
+        false);
   }
 
   /// Scores, their softmax, values.
   void core(int64_t heads, int64_t query_dim, int64_t value_dim, double width) {
     const int64_t keys = sizes_.seq * sizes_.cp;
     const double scores = static_cast<double>(sizes_.microbatch * heads) *
-        static_cast<double>(sizes_.seq) * static_cast<double>(keys);
+                          static_cast<double>(sizes_.seq) *
+                          static_cast<double>(keys);
     if (stack_.fused_attention) {
       build_.fused_attention(
           2 * scores * static_cast<double>(query_dim + value_dim) *
@@ -205,14 +224,16 @@ class Block {
           static_cast<double>(sizes_.tokens) * width);
       return;
     }
-    build_.stream("heads first", static_cast<double>(sizes_.tokens) * width, 1.5, 1.5,
-                  3, 4);
+    build_.stream(
+        "heads first", static_cast<double>(sizes_.tokens) * width, 1.5, 1.5, 3,
+        4);
     build_.begin_selective();
     const int64_t many = sizes_.microbatch * heads;
     build_.product("scores", many, sizes_.seq, keys, query_dim);
     const bool fused = stack_.fused_elementwise;
-    build_.stream("softmax", scores, fused ? 2 : 7, fused ? 3 : 5, fused ? 1 : 4,
-                  fused ? 1 : 3);
+    build_.stream(
+        "softmax", scores, fused ? 2 : 7, fused ? 3 : 5, fused ? 1 : 4,
+        fused ? 1 : 3);
     if (stack_.dropout) build_.stream("dropout", scores, 2.5, 2.5, 1, 1);
     build_.product("values", many, sizes_.seq, value_dim, keys);
     build_.end_selective();
@@ -220,41 +241,49 @@ class Block {
 
   void feed_forward(int64_t size) {
     const int64_t columns = part(size, sizes_.tp);
-    build_.linear("feed-forward in", sizes_.tokens,
-                  shape_.gated ? 2 * columns : columns, sizes_.hidden, shape_.biases);
-    activation(static_cast<double>(sizes_.tokens) * static_cast<double>(columns));
-    build_.linear("feed-forward out", sizes_.tokens, sizes_.hidden, columns,
-                  shape_.biases);
+    build_.linear(
+        "feed-forward in", sizes_.tokens, shape_.gated ? 2 * columns : columns,
+        sizes_.hidden, shape_.biases);
+    activation(
+        static_cast<double>(sizes_.tokens) * static_cast<double>(columns));
+    build_.linear(
+        "feed-forward out", sizes_.tokens, sizes_.hidden, columns,
+        shape_.biases);
   }
 
   void activation(double elements) {
     const bool fused = stack_.fused_elementwise;
     if (shape_.gated) {
-      build_.stream("activation", elements, fused ? 3 : 5, fused ? 5 : 8, fused ? 1 : 2,
-                    fused ? 1 : 3);
+      build_.stream(
+          "activation", elements, fused ? 3 : 5, fused ? 5 : 8, fused ? 1 : 2,
+          fused ? 1 : 3);
     } else {
       build_.stream("activation", elements, 2, 3, 1, fused ? 1 : 2);
     }
   }
 
-  /// Experts, balanced: a rank computes as many token copies as its own tokens have.
+  /// Experts, balanced: a rank computes as many token copies as its own tokens
+  /// have.
   void mixture() {
     const ExpertShape& mix = shape_.experts;
     const int64_t local = part(mix.experts, ep_);
     const int64_t copies = sizes_.tokens * mix.experts_per_token;
     const double width = static_cast<double>(sizes_.hidden);
     const double sent = static_cast<double>(sizes_.cut_tokens) *
-        static_cast<double>(mix.experts_per_token) * width;
+                        static_cast<double>(mix.experts_per_token) * width;
     build_.linear("router", sizes_.tokens, mix.experts, sizes_.hidden, false);
     build_.stream("sort tokens", sent, 4, 4, 6, 6);
-    build_.wait_for_host(stack_.expert_host_seconds, stack_.expert_host_seconds);
+    build_.wait_for_host(
+        stack_.expert_host_seconds, stack_.expert_host_seconds);
     dispatch("dispatch", sent);
     const int64_t rows = part(copies, local);
     const int64_t columns = part(mix.ffn, sizes_.tp);
-    build_.linear("experts in", rows, shape_.gated ? 2 * columns : columns,
-                  sizes_.hidden, false, local, true);
+    build_.linear(
+        "experts in", rows, shape_.gated ? 2 * columns : columns, sizes_.hidden,
+        false, local, true);
     activation(static_cast<double>(copies) * static_cast<double>(columns));
-    build_.linear("experts out", rows, sizes_.hidden, columns, false, local, true);
+    build_.linear(
+        "experts out", rows, sizes_.hidden, columns, false, local, true);
     dispatch("combine", sent);
     build_.stream("sum copies", sent, 3, 3, 4, 4);
     if (mix.shared_ffn > 0) feed_forward(mix.shared_ffn);
@@ -263,8 +292,9 @@ class Block {
   void dispatch(const std::string& name, double elements) {
     const double bytes = build_.element_bytes() * elements;
     for (const bool forward : {true, false}) {
-      build_.collective(name, Axis::ep, CollectiveKind::all_to_all, bytes,
-                        stack_.hidden_expert_parallel, forward);
+      build_.collective(
+          name, Axis::ep, CollectiveKind::all_to_all, bytes,
+          stack_.hidden_expert_parallel, forward);
     }
   }
 
@@ -293,7 +323,9 @@ LayerWork embedding(
       2);
   if (shape.positions > 0) {
     build.parameters(
-        static_cast<double>(shape.positions) * static_cast<double>(shape.hidden), 2);
+        static_cast<double>(shape.positions) *
+            static_cast<double>(shape.hidden),
+        2);
   }
   LayerWork work = build.finish(sizes.cut_elements());
   work.again.clear();
@@ -308,10 +340,12 @@ LayerWork head(
   build.stay_in_16_bit();
   const double bytes = build.element_bytes() * sizes.elements();
   build.stream("norm", sizes.cut_elements(), 2, 4, 1, 2);
-  build.parameters(static_cast<double>(shape.hidden) * (shape.rms_norm ? 1 : 2), 2);
+  build.parameters(
+      static_cast<double>(shape.hidden) * (shape.rms_norm ? 1 : 2), 2);
   if (sizes.sequence_parallel) {
-    build.collective("gather sequence", Axis::tp, CollectiveKind::all_gather, bytes, 0,
-                     true);
+    build.collective(
+        "gather sequence", Axis::tp, CollectiveKind::all_gather, bytes, 0,
+        true);
   }
   build.collective(
       "sum gradients of inputs", Axis::tp,
@@ -320,17 +354,20 @@ LayerWork head(
       bytes, stack.hidden_backward_tensor_parallel, false);
   const int64_t vocab = vocabulary_part(shape, stack, sizes.tp);
   build.linear("logits", sizes.tokens, vocab, shape.hidden, false);
-  const double logits = static_cast<double>(sizes.tokens) * static_cast<double>(vocab);
-  build.stream("loss", logits, stack.loss_bytes / build.element_bytes(),
-               0.5 * stack.loss_bytes / build.element_bytes(), 10, 5);
+  const double logits =
+      static_cast<double>(sizes.tokens) * static_cast<double>(vocab);
+  build.stream(
+      "loss", logits, stack.loss_bytes / build.element_bytes(),
+      0.5 * stack.loss_bytes / build.element_bytes(), 10, 5);
   for (int sums = 0; sums < 3; ++sums) {
-    build.collective("loss", Axis::tp, CollectiveKind::all_reduce,
-                     4.0 * static_cast<double>(sizes.tokens), 0, true);
+    build.collective(
+        "loss", Axis::tp, CollectiveKind::all_reduce,
+        4.0 * static_cast<double>(sizes.tokens), 0, true);
   }
   LayerWork work = build.finish(0);
   work.again.clear();
-  // A tied head on the embedding's rank is the embedding: its gradients are summed,
-  // and it is updated, there.
+  // A tied head on the embedding's rank is the embedding: its gradients are
+  // summed, and it is updated, there.
   if (shape.tied && ends_on_one_rank(strategy)) {
     work.parameters -=
         static_cast<double>(vocab) * static_cast<double>(shape.hidden);
@@ -340,7 +377,7 @@ LayerWork head(
 
 bool has_experts(const ExpertShape& experts, int64_t layer) {
   return experts.experts > 0 && layer >= experts.first_dense_layers &&
-      (experts.every <= 1 || (layer + 1) % experts.every == 0);
+         (experts.every <= 1 || (layer + 1) % experts.every == 0);
 }
 
 }  // namespace
@@ -352,7 +389,8 @@ std::vector<LayerWork> transformer_work(
   for (int64_t first = 0; first < shape.layers;) {
     int64_t end = first + 1;
     const bool experts = has_experts(shape.experts, first);
-    while (end < shape.layers && has_experts(shape.experts, end) == experts) ++end;
+    while (end < shape.layers && has_experts(shape.experts, end) == experts)
+      ++end;
     layers.push_back(
         Block(shape, strategy, stack, seq_len, experts).work(end - first));
     first = end;
@@ -362,10 +400,12 @@ std::vector<LayerWork> transformer_work(
 }
 
 double copied_embedding(
-    const TransformerShape& shape, const Strategy& strategy, const Stack& stack) {
+    const TransformerShape& shape, const Strategy& strategy,
+    const Stack& stack) {
   if (!shape.tied || ends_on_one_rank(strategy)) return 0;
-  return static_cast<double>(vocabulary_part(shape, stack, strategy.layout.tp)) *
-      static_cast<double>(shape.hidden);
+  return static_cast<double>(
+             vocabulary_part(shape, stack, strategy.layout.tp)) *
+         static_cast<double>(shape.hidden);
 }
 
 }  // namespace echelon

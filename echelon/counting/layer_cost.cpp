@@ -1,7 +1,7 @@
-// What autograd keeps is found by what is still alive: of a layer's forward pass
-// the graph is kept, by the edges of its outputs, and every tensor of ours is let
-// go; the storages that operators made and that live on are the saved ones. That
-// needs no hook, of which LibTorch has one for the whole process.
+// What autograd keeps is found by what is still alive: of a layer's forward
+// pass the graph is kept, by the edges of its outputs, and every tensor of ours
+// is let go; the storages that operators made and that live on are the saved
+// ones. That needs no hook, of which LibTorch has one for the whole process.
 #include "echelon/counting/layer_cost.h"
 
 #include <torch/csrc/autograd/engine.h>
@@ -17,12 +17,12 @@
 #include <unordered_set>
 #include <utility>
 
-#include "echelon/error.h"
-#include "echelon/layers/computing_device.h"
 #include "echelon/counting/layer_operators.h"
-#include "echelon/layers/low_precision.h"
 #include "echelon/counting/meta_mode.h"
 #include "echelon/counting/operator_flops.h"
+#include "echelon/error.h"
+#include "echelon/layers/computing_device.h"
+#include "echelon/layers/low_precision.h"
 
 namespace echelon {
 namespace {
@@ -78,9 +78,8 @@ class Counter : public detail::OperatorObserver {
   bool counts_whole(const std::string& op) const override {
     return has_flops(op);
   }
-  void ran(
-      const std::string& op,
-      const std::vector<c10::IValue>& arguments,
+  void
+  ran(const std::string& op, const std::vector<c10::IValue>& arguments,
       at::ArrayRef<c10::IValue> results) override {
     flops += operator_flops(op, arguments, results);
     if (notes_work) note_work(op, arguments, results);
@@ -115,8 +114,8 @@ class Counter : public detail::OperatorObserver {
 
   // What ran since the last call; what made a storage of `gradients` is
   // for_weight.
-  std::vector<OperatorWork> take_work(
-      const std::unordered_set<StorageKey>& gradients = {}) {
+  std::vector<OperatorWork>
+  take_work(const std::unordered_set<StorageKey>& gradients = {}) {
     std::vector<OperatorWork> taken;
     for (auto& [work, result] : work_) {
       work.for_weight |= gradients.contains(result);
@@ -134,8 +133,7 @@ class Counter : public detail::OperatorObserver {
 
  private:
   void note_work(
-      const std::string& op,
-      const std::vector<c10::IValue>& arguments,
+      const std::string& op, const std::vector<c10::IValue>& arguments,
       at::ArrayRef<c10::IValue> results) {
     const bool makes = !results.empty() && results[0].isTensor() &&
                        results[0].toTensor().defined();
@@ -185,8 +183,8 @@ int64_t most_alive(
   return most;
 }
 
-// Parameters that exist in earnest take part as if they were on the meta device:
-// their gradients' nodes expect it while this lives, and write nothing.
+// Parameters that exist in earnest take part as if they were on the meta
+// device: their gradients' nodes expect it while this lives, and write nothing.
 class RealParameters {
  public:
   explicit RealParameters(const torch::nn::Module* module) {
@@ -195,7 +193,8 @@ class RealParameters {
       if (parameter.is_meta() || !parameter.requires_grad()) continue;
       if (!lock_.owns_lock()) lock_ = std::unique_lock(mutex());
       auto node = torch::autograd::impl::grad_accumulator(parameter);
-      expect(*node, at::empty(parameter.sizes(), meta(parameter.scalar_type())));
+      expect(
+          *node, at::empty(parameter.sizes(), meta(parameter.scalar_type())));
       all_.push_back({parameter, std::move(node), parameter.grad()});
       all_.back().parameter.mutable_grad() = torch::Tensor();
     }
@@ -239,8 +238,7 @@ std::string list_of(const std::vector<Travelling>& tensors) {
 class LayerCount {
  public:
   LayerCount(
-      const LayerDefinition& layer,
-      std::string from,
+      const LayerDefinition& layer, std::string from,
       const CountOptions& options)
       : layer_(layer),
         from_(std::move(from)),
@@ -287,8 +285,8 @@ class LayerCount {
     } catch (const std::exception& error) {
       throw ConfigError(
           "layer \"" + layer_.name + "\", which is given " + list_of(given) +
-          " by " + from_ + ", cannot compute: " +
-          detail::meta_failure(mode, error));
+          " by " + from_ +
+          ", cannot compute: " + detail::meta_failure(mode, error));
     }
   }
 
@@ -329,16 +327,14 @@ class LayerCount {
   torch::Tensor receive(const Travelling& tensor) {
     auto leaf =
         at::empty_strided(tensor.sizes, tensor.strides, meta(tensor.dtype));
-    inputs_.push_back(
-        c10::weak_intrusive_ptr<c10::StorageImpl>(
-            c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-                leaf.storage().unsafeGetStorageImpl())));
+    inputs_.push_back(c10::weak_intrusive_ptr<c10::StorageImpl>(
+        c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+            leaf.storage().unsafeGetStorageImpl())));
     known_.insert(key_of(leaf));
     if (!tensor.requires_grad) return leaf;
     auto input = leaf.detach();
     torch::autograd::set_history(
-        input,
-        std::shared_ptr<Node>(new Border, torch::autograd::deleteNode));
+        input, std::shared_ptr<Node>(new Border, torch::autograd::deleteNode));
     return input;
   }
 
@@ -370,8 +366,8 @@ class LayerCount {
         flags_[key_of(output)] = flag;
       }
       taken.push_back(
-          {output.sizes().vec(), output.strides().vec(),
-           output.scalar_type(), output.requires_grad(),
+          {output.sizes().vec(), output.strides().vec(), output.scalar_type(),
+           output.requires_grad(),
            static_cast<int64_t>(output.storage().nbytes()), flag});
       auto& before = passed[key_of(output)];
       if (!before) before = taken.back().given;
@@ -438,9 +434,11 @@ class LayerCount {
     if (counter_.operators == begin) return;
     const size_t end = counter_.operators - 1;
     size_t when = begin;
-    cost_.backward_peak_bytes = given + most_alive(all, begin, end, &when) - base;
+    cost_.backward_peak_bytes =
+        given + most_alive(all, begin, end, &when) - base;
     cost_.backward_peak_gradient_bytes = most_alive(of_parameters, when, when);
-    cost_.backward_working_bytes = given + most_alive(others, begin, end) - base;
+    cost_.backward_working_bytes =
+        given + most_alive(others, begin, end) - base;
   }
 
   // All of the layer's tensors are gone now, but those that its graph keeps.
@@ -506,10 +504,8 @@ namespace {
 
 // `operators` may be null.
 std::vector<LayerCost> count_each(
-    const LayerList& layers,
-    const std::vector<TensorSpec>& inputs,
-    const CountOptions& options,
-    std::vector<LayerOperators>* operators) {
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+    const CountOptions& options, std::vector<LayerOperators>* operators) {
   const CountedFor device(options.device);
   std::vector<Travelling> tensors;
   for (auto input : inputs) {
@@ -518,8 +514,12 @@ std::vector<LayerCost> count_each(
     }
     const auto strides = c10::contiguous_strides(input.shape);
     tensors.push_back(
-        {input.shape, {strides.begin(), strides.end()}, input.dtype, false,
-         input.bytes(), std::make_shared<bool>(false)});
+        {input.shape,
+         {strides.begin(), strides.end()},
+         input.dtype,
+         false,
+         input.bytes(),
+         std::make_shared<bool>(false)});
   }
   std::vector<LayerCost> costs;
   std::string from = "the batch";
@@ -536,15 +536,13 @@ std::vector<LayerCost> count_each(
 }  // namespace
 
 std::vector<LayerCost> count_layers(
-    const LayerList& layers,
-    const std::vector<TensorSpec>& inputs,
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
     const CountOptions& options) {
   return count_each(layers, inputs, options, nullptr);
 }
 
 CountedOperators count_operators(
-    const LayerList& layers,
-    const std::vector<TensorSpec>& inputs,
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
     const CountOptions& options) {
   CountedOperators counted;
   counted.costs = count_each(layers, inputs, options, &counted.layers);

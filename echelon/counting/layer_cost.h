@@ -58,8 +58,8 @@ struct LayerCost {
   std::vector<TensorSpec> outputs;
 
   std::vector<ParameterSpec> parameter_specs;  // each storage once
-  /// The storages that this layer is given, those that an earlier layer was given
-  /// left out: what recompute keeps of it.
+  /// The storages that this layer is given, those that an earlier layer was
+  /// given left out: what recompute keeps of it.
   int64_t input_bytes = 0;
   /// Of activation_bytes + repeated_bytes, what are inputs.
   int64_t kept_input_bytes = 0;
@@ -84,8 +84,9 @@ struct LayerCost {
 struct CountOptions {
   /// Operators, as "aten::mm", whose results selective recompute keeps.
   std::vector<std::string> keep;
-  /// Parameters and inputs of floating point are of this dtype, whatever the layers
-  /// say, and buffers of what its sums are taken in; none: as they are built.
+  /// Parameters and inputs of floating point are of this dtype, whatever the
+  /// layers say, and buffers of what its sums are taken in; none: as they are
+  /// built.
   std::optional<torch::Dtype> dtype;
   /// Whose way of computing counts, of layers that have several.
   torch::DeviceType device = torch::kCPU;
@@ -100,21 +101,20 @@ struct CountOptions {
 /// Thread-safe; other threads are not disturbed, random numbers are not drawn,
 /// and layers that share tensors that exist already leave them as they were.
 ///
-/// Throws ConfigError that names the layer, what it was given, and the operator:
-/// when a layer does not take what the one before it returns, and when it needs
-/// values and not shapes alone.
+/// Throws ConfigError that names the layer, what it was given, and the
+/// operator: when a layer does not take what the one before it returns, and
+/// when it needs values and not shapes alone.
 std::vector<LayerCost> count_layers(
-    const LayerList& layers,
-    const std::vector<TensorSpec>& inputs,
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
     const CountOptions& options = {});
 
 /// The floating-point operations of each layer, both directions: the costs that
 /// balance by time takes.
 std::vector<double> flops_of(const std::vector<LayerCost>& costs);
 
-/// What the layers begin to end - 1 keep from forward to backward when they live
-/// together and apart from the others.
-int64_t activation_bytes(
-    const std::vector<LayerCost>& costs, size_t begin, size_t end);
+/// What the layers begin to end - 1 keep from forward to backward when they
+/// live together and apart from the others.
+int64_t
+activation_bytes(const std::vector<LayerCost>& costs, size_t begin, size_t end);
 
 }  // namespace echelon

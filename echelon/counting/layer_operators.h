@@ -21,8 +21,7 @@ struct CountedOperators {
 
 /// Throws as count_layers does.
 CountedOperators count_operators(
-    const LayerList& layers,
-    const std::vector<TensorSpec>& inputs,
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
     const CountOptions& options = {});
 
 }  // namespace echelon

@@ -55,8 +55,7 @@ T one_or_each(c10::ArrayRef<T> values, size_t i) {
 }
 
 // Channels last if images or weights are: so the kernels for processors choose.
-at::MemoryFormat
-order_of_convolution(const Tensor& x, const Tensor& weight) {
+at::MemoryFormat order_of_convolution(const Tensor& x, const Tensor& weight) {
   const auto order = x.suggest_memory_format();
   return order == at::MemoryFormat::Contiguous ? weight.suggest_memory_format()
                                                : order;
@@ -71,8 +70,7 @@ Tensor convolution(
       transposed ? weight.sym_size(1) * groups : weight.sym_size(0)};
   for (int64_t dim = 2; dim < x.dim(); ++dim) {
     const auto i = static_cast<size_t>(dim - 2);
-    const SymInt reach =
-        one_or_each(dilation, i) * (weight.sym_size(dim) - 1);
+    const SymInt reach = one_or_each(dilation, i) * (weight.sym_size(dim) - 1);
     const SymInt pad = one_or_each(padding, i) * 2;
     const SymInt step = one_or_each(stride, i);
     sizes.push_back(
@@ -108,8 +106,8 @@ Three convolution_backward(
 }
 
 Three batch_norm(
-    const Tensor& x, const MaybeTensor&, const MaybeTensor&,
-    const MaybeTensor&, const MaybeTensor&, bool training, double, double) {
+    const Tensor& x, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
+    const MaybeTensor&, bool training, double, double) {
   const SymInt saved = training ? x.sym_size(1) : SymInt(0);
   return {ordered_like(x), sized({saved}, x), sized({saved}, x)};
 }
@@ -180,8 +178,8 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   const Tensor& one = a.dim() > 0 ? a : b;
   // Of scalars and rows no order is known.
   const auto order = one.sizes() == at::IntArrayRef(sizes)
-      ? one.suggest_memory_format()
-      : at::MemoryFormat::Contiguous;
+                         ? one.suggest_memory_format()
+                         : at::MemoryFormat::Contiguous;
   return at::empty(sizes, one.options(), order);
 }
 
@@ -189,8 +187,8 @@ Tensor& where_out(const Tensor&, const Tensor&, const Tensor&, Tensor& out) {
   return out;
 }
 
-Tensor mse_loss_backward(
-    const Tensor&, const Tensor& x, const Tensor&, int64_t) {
+Tensor
+mse_loss_backward(const Tensor&, const Tensor& x, const Tensor&, int64_t) {
   return like(x);
 }
 
@@ -214,8 +212,7 @@ Two log_sigmoid(const Tensor& x) {
   return {like(x), sized({SymInt(0)}, x)};
 }
 
-Tensor
-log_sigmoid_backward(const Tensor&, const Tensor& x, const Tensor&) {
+Tensor log_sigmoid_backward(const Tensor&, const Tensor& x, const Tensor&) {
   return like(x);
 }
 
@@ -265,7 +262,8 @@ Tensor pad_backward(const Tensor&, const Tensor& x, Ints) {
   return ordered_like(x);
 }
 
-// x [batch, channels, …] or without batch: a column for each place of the kernel.
+// x [batch, channels, …] or without batch: a column for each place of the
+// kernel.
 Tensor columns_of_image(
     const Tensor& x, at::IntArrayRef kernel, at::IntArrayRef dilation,
     at::IntArrayRef padding, at::IntArrayRef stride) {
@@ -275,7 +273,9 @@ Tensor columns_of_image(
   for (size_t i = 0; i < 2; ++i) {
     rows *= kernel[i];
     places *= (x.size(first + static_cast<int64_t>(i)) + 2 * padding[i] -
-               dilation[i] * (kernel[i] - 1) - 1) / stride[i] + 1;
+               dilation[i] * (kernel[i] - 1) - 1) /
+                  stride[i] +
+              1;
   }
   std::vector<int64_t> sizes{rows, places};
   if (first == 2) sizes.insert(sizes.begin(), x.size(0));
@@ -298,8 +298,7 @@ Tensor gated_backward(const Tensor&, const Tensor& x, int64_t) {
 // Attention asks whether its queries are its keys.
 bool equal(const Tensor& a, const Tensor& b) {
   return a.is_alias_of(b) && a.sizes() == b.sizes() &&
-         a.strides() == b.strides() &&
-         a.storage_offset() == b.storage_offset();
+         a.strides() == b.strides() && a.storage_offset() == b.storage_offset();
 }
 
 Tensor repeat(const Tensor& x, Ints repeats) {
@@ -430,8 +429,7 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   add(library, "repeat", &repeat);
   add(library, "_fused_rms_norm", &rms_norm);
   add(library, "_fused_rms_norm_backward", &rms_norm_backward);
-  add(library, "_scaled_dot_product_flash_attention_for_cpu",
-      &flash_attention);
+  add(library, "_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
   add(library, "_scaled_dot_product_flash_attention_for_cpu_backward",
       &flash_attention_backward);
 }

@@ -89,8 +89,7 @@ void MetaMode::run(OperatorCall& call) {
   }
   if (observer_ != nullptr) {
     observer_->ran(
-        call.name(), arguments,
-        at::ArrayRef<IValue>(call.stack).slice(first));
+        call.name(), arguments, at::ArrayRef<IValue>(call.stack).slice(first));
   }
 }
 

@@ -1,9 +1,10 @@
 // Layers and their computations without memory: on the meta device, which knows
 // shapes and dtypes alone.
 //
-// MetaMode sees the operators of its thread (operators/operator_scope.h): factories
-// then make meta tensors whatever device they are asked for, so an unmodified
-// module is built without memory, and an observer sees each operator that runs.
+// MetaMode sees the operators of its thread (operators/operator_scope.h):
+// factories then make meta tensors whatever device they are asked for, so an
+// unmodified module is built without memory, and an observer sees each operator
+// that runs.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -35,8 +36,8 @@ class OperatorObserver {
   virtual ~OperatorObserver() = default;
   /// Whether what `op` calls inside shall be hidden, since `ran` counts it.
   virtual bool counts_whole(const std::string& op) const = 0;
-  virtual void ran(
-      const std::string& op,  // "aten::mm"
+  virtual void
+  ran(const std::string& op,  // "aten::mm"
       const std::vector<c10::IValue>& arguments,
       at::ArrayRef<c10::IValue> results) = 0;
 };
@@ -60,7 +61,6 @@ class MetaMode : private OperatorHandler {
   at::Tensor stand_in(const at::Tensor& real);
   /// Whether `storage` is that of a stand_in.
   bool stands_in(const c10::StorageImpl* storage) const;
-
 
  private:
   void run(OperatorCall& call) override;

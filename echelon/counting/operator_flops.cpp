@@ -39,15 +39,15 @@ double matrix_product(IntArrayRef a, IntArrayRef b) {
 }
 
 // Each weight meets each position of the smaller side once per sample.
-double convolution(
-    IntArrayRef x, IntArrayRef weight, IntArrayRef y, bool transposed) {
+double
+convolution(IntArrayRef x, IntArrayRef weight, IntArrayRef y, bool transposed) {
   return 2.0 * static_cast<double>(x[0]) * product(weight) *
          product((transposed ? x : y).slice(2));
 }
 
 double convolution_backward(const Call& call) {
-  const double each = convolution(
-      call.in(1), call.in(2), call.in(0), call.flag(7));
+  const double each =
+      convolution(call.in(1), call.in(2), call.in(0), call.flag(7));
   return each * ((call.wanted(0) ? 1 : 0) + (call.wanted(1) ? 1 : 0));
 }
 
@@ -59,8 +59,8 @@ double attention(IntArrayRef query, IntArrayRef key, IntArrayRef value) {
 }
 
 // The scores once more; gradients of scores, values, queries and keys.
-double attention_backward(
-    IntArrayRef query, IntArrayRef key, IntArrayRef value) {
+double
+attention_backward(IntArrayRef query, IntArrayRef key, IntArrayRef value) {
   const double scores =
       product(query.slice(0, 3)) * static_cast<double>(key[2]);
   return 2.0 * scores * static_cast<double>(3 * query[3] + 2 * value[3]);
@@ -124,8 +124,7 @@ bool has_flops(const std::string& op) {
 }
 
 double operator_flops(
-    const std::string& op,
-    const std::vector<IValue>& arguments,
+    const std::string& op, const std::vector<IValue>& arguments,
     at::ArrayRef<IValue> results) {
   const auto formula = formulas().find(op);
   return formula == formulas().end()

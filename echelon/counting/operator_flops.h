@@ -20,8 +20,7 @@ bool has_flops(const std::string& op);
 
 /// 0 for an operator without a formula.
 double operator_flops(
-    const std::string& op,
-    const std::vector<c10::IValue>& arguments,
+    const std::string& op, const std::vector<c10::IValue>& arguments,
     at::ArrayRef<c10::IValue> results);
 
 }  // namespace echelon

@@ -21,8 +21,7 @@ int64_t product_of(IntArrayRef sizes) {
 class RecordedCall {
  public:
   RecordedCall(
-      const std::string& op,
-      const std::vector<IValue>& arguments,
+      const std::string& op, const std::vector<IValue>& arguments,
       at::ArrayRef<IValue> results)
       : name_(op.substr(op.rfind(':') + 1)),
         arguments_(arguments),
@@ -54,8 +53,8 @@ class RecordedCall {
   }
 
   // Rows are the positions of what comes out; the depth is one filter.
-  OperatorWork convolution(
-      IntArrayRef weight, IntArrayRef y, const char* product) const {
+  OperatorWork
+  convolution(IntArrayRef weight, IntArrayRef y, const char* product) const {
     OperatorWork work = named(product);
     work.m = y[0] * product_of(y.slice(2));
     work.n = weight[0];
@@ -69,7 +68,7 @@ class RecordedCall {
     work.name = name_ + order_of_images();
     const at::Tensor& gradient = arguments_[0].toTensor();
     work.bytes = static_cast<double>(gradient.numel()) *
-        static_cast<double>(gradient.element_size());
+                 static_cast<double>(gradient.element_size());
     work.for_weight = true;
     return work;
   }
@@ -80,15 +79,14 @@ class RecordedCall {
       if (!argument.isTensor() || argument.toTensor().dim() != 4) continue;
       const at::Tensor& images = argument.toTensor();
       const bool last = images.is_contiguous(at::MemoryFormat::ChannelsLast) &&
-          !images.is_contiguous();
+                        !images.is_contiguous();
       return last ? " channels last" : "";
     }
     return "";
   }
 
   // The scores of each head, once: what else there is has the same shape.
-  OperatorWork attention(
-      size_t query, size_t key, const char* product) const {
+  OperatorWork attention(size_t query, size_t key, const char* product) const {
     OperatorWork work = named(product);
     const IntArrayRef q = in(query), k = in(key);
     work.count = q[0] * q[1];
@@ -108,7 +106,7 @@ class RecordedCall {
       const auto* storage = tensor.storage().unsafeGetStorageImpl();
       if (!seen.insert(storage).second) return;
       sum += static_cast<double>(tensor.numel()) *
-          static_cast<double>(tensor.element_size());
+             static_cast<double>(tensor.element_size());
     };
     const auto add_all = [&](const IValue& value) {
       if (value.isTensor()) {
@@ -131,7 +129,7 @@ class RecordedCall {
       if (!argument.isTensor() || !argument.toTensor().defined()) continue;
       const auto& tensor = argument.toTensor();
       return static_cast<double>(tensor.numel()) *
-          static_cast<double>(tensor.element_size());
+             static_cast<double>(tensor.element_size());
     }
     return 0;
   }
@@ -146,12 +144,13 @@ bool is_one_of(
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// What they move is that of the operators that they call, which are seen as well.
+// What they move is that of the operators that they call, which are seen as
+// well.
 bool calls_others(const std::string& name) {
   return is_one_of(
       name, {"clone", "contiguous", "embedding", "reshape", "select_backward",
-             "slice_backward", "to", "_to_copy", "zeros", "zeros_like", "ones_like",
-             "full", "full_like"});
+             "slice_backward", "to", "_to_copy", "zeros", "zeros_like",
+             "ones_like", "full", "full_like"});
 }
 
 // Memory without values.
@@ -176,8 +175,7 @@ std::vector<OperatorWork> convolution_gradients(const RecordedCall& call) {
 }  // namespace
 
 std::vector<OperatorWork> operator_work(
-    const std::string& op,
-    const std::vector<IValue>& arguments,
+    const std::string& op, const std::vector<IValue>& arguments,
     at::ArrayRef<IValue> results) {
   const RecordedCall call(op, arguments, results);
   const std::string& name = call.name();
@@ -191,12 +189,13 @@ std::vector<OperatorWork> operator_work(
   if (name == "convolution_backward") return convolution_gradients(call);
   if (name.starts_with("_scaled_dot_product_")) {
     const bool gradient = name.ends_with("_backward");
-    return {gradient ? call.attention(1, 2, "attention gradients")
-                     : call.attention(0, 1, "attention")};
+    return {
+        gradient ? call.attention(1, 2, "attention gradients")
+                 : call.attention(0, 1, "attention")};
   }
   OperatorWork moves;
   const bool of_images = name.find("pool") != std::string::npos ||
-      name.find("batch_norm") != std::string::npos;
+                         name.find("batch_norm") != std::string::npos;
   moves.name = name + (of_images ? call.order_of_images() : "");
   if (!calls_others(name) && !only_allocates(name)) moves.bytes = call.bytes();
   return {moves};

@@ -8,13 +8,13 @@
 
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
-#include "echelon/data/sources/digits.h"
 #include "echelon/data/images/image.h"
+#include "echelon/data/images/resize.h"
+#include "echelon/data/sources/digits.h"
 #include "echelon/data/sources/image_folder.h"
 #include "echelon/data/sources/inspect.h"
 #include "echelon/data/sources/order.h"
 #include "echelon/data/sources/random.h"
-#include "echelon/data/images/resize.h"
 #include "echelon/data/sources/text.h"
 #include "echelon/error.h"
 
@@ -41,10 +41,8 @@ class DigitsDataset : public Dataset {
         .classes = Digits::kClasses};
   }
   bool in_memory() const override { return true; }
-  void load(
-      int64_t index,
-      const SampleContext&,
-      const SampleMemory& to) const override {
+  void load(int64_t index, const SampleContext&, const SampleMemory& to)
+      const override {
     const auto& pixels = digits_.pixels[static_cast<size_t>(index)];
     auto* ink = reinterpret_cast<float*>(to.input);
     for (size_t i = 0; i < pixels.size(); ++i) {
@@ -89,10 +87,8 @@ class DummyDataset : public Dataset {
     return {.input_shape = options_.shape, .classes = options_.classes};
   }
   bool in_memory() const override { return true; }
-  void load(
-      int64_t index,
-      const SampleContext&,
-      const SampleMemory& to) const override {
+  void load(int64_t index, const SampleContext&, const SampleMemory& to)
+      const override {
     RandomStream random(
         RandomUse::dummy, {seed_, static_cast<uint64_t>(index)});
     put_class(
@@ -101,10 +97,8 @@ class DummyDataset : public Dataset {
         to.target);
     const uint64_t key = random.bits();
     fill_uniform(
-        reinterpret_cast<float*>(to.input),
-        elements_,
-        static_cast<uint32_t>(key),
-        static_cast<uint32_t>(key >> 32));
+        reinterpret_cast<float*>(to.input), elements_,
+        static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
   }
 
  private:
@@ -130,10 +124,8 @@ class TensorsDataset : public Dataset {
   int64_t size() const override { return inputs_.size(0); }
   SampleSpec spec() const override { return spec_; }
   bool in_memory() const override { return true; }
-  void load(
-      int64_t index,
-      const SampleContext&,
-      const SampleMemory& to) const override {
+  void load(int64_t index, const SampleContext&, const SampleMemory& to)
+      const override {
     copy_row(inputs_, index, input_bytes_, to.input);
     copy_row(targets_, index, target_bytes_, to.target);
   }
@@ -164,8 +156,7 @@ class ImagesDataset : public Dataset {
  public:
   /// `classes` numbers the class folders; empty: those found, in order.
   ImagesDataset(
-      const DataOptions& options,
-      const std::string& root,
+      const DataOptions& options, const std::string& root,
       const std::vector<std::string>& classes)
       : options_(options),
         folder_(scan_image_folder(root)),
@@ -192,10 +183,8 @@ class ImagesDataset : public Dataset {
   bool may_skip() const override {
     return options_.bad_image == BadImage::skip;
   }
-  void load(
-      int64_t index,
-      const SampleContext& context,
-      const SampleMemory& to) const override {
+  void load(int64_t index, const SampleContext& context, const SampleMemory& to)
+      const override {
     thread_local ImageDecoder decoder;
     thread_local Resizer resizer;
     const auto& image = folder_.images[static_cast<size_t>(index)];
@@ -203,35 +192,25 @@ class ImagesDataset : public Dataset {
         folder_.root + "/" + image.path, options_.max_image_pixels);
     const ResizePlan plan = plan_for(size, context, index);
     resizer.run(
-        decoder.decode(plan.shrink() / kLeftToResize),
-        plan,
-        options_.image_size,
-        normalise_,
-        reinterpret_cast<float*>(to.input));
+        decoder.decode(plan.shrink() / kLeftToResize), plan,
+        options_.image_size, normalise_, reinterpret_cast<float*>(to.input));
     put_class(image.label, to.target);
   }
 
  private:
   ResizePlan plan_for(
-      ImageDecoder::Size size,
-      const SampleContext& context,
+      ImageDecoder::Size size, const SampleContext& context,
       int64_t index) const {
     if (!context.training) return center_plan(size, options_.image_size);
     if (options_.crop == Crop::random_resized) {
       return random_plan(
-          size,
-          options_.image_size,
-          options_.flip,
-          context.seed,
-          context.epoch,
+          size, options_.image_size, options_.flip, context.seed, context.epoch,
           index);
     }
     ResizePlan plan = center_plan(size, options_.image_size);
     RandomStream random(
-        RandomUse::augment,
-        {context.seed,
-         static_cast<uint64_t>(context.epoch),
-         static_cast<uint64_t>(index)});
+        RandomUse::augment, {context.seed, static_cast<uint64_t>(context.epoch),
+                             static_cast<uint64_t>(index)});
     plan.flip = options_.flip && random.uniform() < 0.5;
     return plan;
   }
@@ -259,23 +238,17 @@ class TextDataset : public Dataset {
     if (corpus_.respects_documents()) spec.more.push_back({shape});
     return spec;
   }
-  void load(
-      int64_t index,
-      const SampleContext&,
-      const SampleMemory& to) const override {
+  void load(int64_t index, const SampleContext&, const SampleMemory& to)
+      const override {
     const auto numbers = [](std::byte* memory) {
       return reinterpret_cast<int64_t*>(memory);
     };
     corpus_.read(
-        index,
-        numbers(to.input),
-        numbers(to.target),
+        index, numbers(to.input), numbers(to.target),
         to.more.empty() ? nullptr : numbers(to.more[0]));
   }
   std::vector<int64_t> training_order(
-      std::vector<int64_t> samples,
-      uint64_t seed,
-      int64_t epoch,
+      std::vector<int64_t> samples, uint64_t seed, int64_t epoch,
       bool shuffle) const override {
     return corpus_.training_order(std::move(samples), seed, epoch, shuffle);
   }
@@ -378,9 +351,7 @@ void drop_rows(Batch& batch, const std::vector<std::string>& reasons) {
 }
 
 std::vector<int64_t> Dataset::training_order(
-    std::vector<int64_t> samples,
-    uint64_t seed,
-    int64_t epoch,
+    std::vector<int64_t> samples, uint64_t seed, int64_t epoch,
     bool shuffle) const {
   return epoch_order(std::move(samples), seed, epoch, shuffle);
 }

@@ -16,8 +16,8 @@ namespace echelon {
 
 /// What one rank gets of one global batch.
 struct Batch {
-  torch::Tensor inputs;          // [n, input_shape...]
-  torch::Tensor targets;         // [n, target_shape...]
+  torch::Tensor inputs;   // [n, input_shape...]
+  torch::Tensor targets;  // [n, target_shape...]
   /// What the model's first layer takes after the inputs, each [n, ...]:
   ///   documents  int64 [n, sequence], where text is packed and its borders are
   ///              respected: tokens attend within their document alone
@@ -80,17 +80,14 @@ class Dataset {
   /// Writes all of sample `index` (in [0, size)). Throws DataError that names
   /// the file when it is broken.
   virtual void load(
-      int64_t index,
-      const SampleContext& context,
+      int64_t index, const SampleContext& context,
       const SampleMemory& to) const = 0;
 
   /// What an epoch of training sees of `samples`, and in which order: as many,
   /// by a function of the arguments alone. Here epoch_order(); a blend of
   /// sources takes some of them several times and others in a later epoch.
   virtual std::vector<int64_t> training_order(
-      std::vector<int64_t> samples,
-      uint64_t seed,
-      int64_t epoch,
+      std::vector<int64_t> samples, uint64_t seed, int64_t epoch,
       bool shuffle) const;
 
   /// True when a sample whose load() throws DataError is to be left out.

@@ -14,9 +14,9 @@
 #include <thread>
 #include <utility>
 
-#include "echelon/options/data.h"
 #include "echelon/data/sources/random.h"
 #include "echelon/error.h"
+#include "echelon/options/data.h"
 
 namespace echelon {
 namespace {
@@ -48,9 +48,7 @@ struct Task {
 };
 
 void load_row(
-    const Dataset& dataset,
-    const SampleSpec& spec,
-    Pending& pending,
+    const Dataset& dataset, const SampleSpec& spec, Pending& pending,
     size_t row) {
   const auto& batch = pending.batch;
   try {
@@ -98,9 +96,8 @@ class BatchMemory {
   static bool unused(const Batch& batch) {
     return unused(batch.inputs) && unused(batch.targets) &&
            std::all_of(
-               batch.more.begin(), batch.more.end(), [](const auto& tensor) {
-                 return unused(tensor);
-               });
+               batch.more.begin(), batch.more.end(),
+               [](const auto& tensor) { return unused(tensor); });
   }
 
   SampleSpec spec_;
@@ -111,7 +108,8 @@ class BatchMemory {
 
 /// Whether `rows` samples like the first take less; it is loaded a few times.
 bool is_quick(
-    const Dataset& dataset, const SampleSpec& spec, int64_t sample, int64_t rows) {
+    const Dataset& dataset, const SampleSpec& spec, int64_t sample,
+    int64_t rows) {
   if (!dataset.in_memory()) return false;
   using Clock = std::chrono::steady_clock;
   const Batch batch = empty_batch(spec, 1);
@@ -141,8 +139,7 @@ struct Loader::State {
         options(std::move(given)),
         spec(set.spec()),
         memory(
-            spec,
-            options.pin_memory && at::globalContext().hasCUDA(),
+            spec, options.pin_memory && at::globalContext().hasCUDA(),
             static_cast<size_t>(options.prefetch) + 3),
         quick(
             !options.samples.empty() &&
@@ -152,7 +149,7 @@ struct Loader::State {
   const LoaderOptions options;
   const SampleSpec spec;
   BatchMemory memory;
-  const bool quick;  // next() loads; no threads
+  const bool quick;            // next() loads; no threads
   std::vector<int64_t> order;  // of the epoch
   Position position;
   int64_t scheduled = 0;  // samples of the epoch given to workers, or done
@@ -327,9 +324,7 @@ Loader::Loader(const Dataset& dataset, LoaderOptions options) {
             std::to_string(dataset.size()));
   }
   rank_share(
-      options.global_batch,
-      options.rank,
-      options.num_ranks,
+      options.global_batch, options.rank, options.num_ranks,
       options.rank_batch);
   state_ = std::make_unique<State>(dataset, std::move(options));
   const int64_t workers = state_->quick ? 0 : state_->options.workers;
@@ -356,7 +351,8 @@ void Loader::start_epoch(int64_t epoch) {
 
 std::optional<Batch> Loader::next() {
   auto& state = *state_;
-  const PendingPtr pending = state.quick ? state.load_next() : state.take_next();
+  const PendingPtr pending =
+      state.quick ? state.load_next() : state.take_next();
   if (!pending) return std::nullopt;
   state.position.consumed = pending->end;
   Batch batch = std::move(pending->batch);
@@ -396,8 +392,7 @@ void Loader::seek(const Position& position) {
 int64_t Loader::batches_per_epoch() const {
   const auto& options = state_->options;
   return echelon::batches_per_epoch(
-      static_cast<int64_t>(options.samples.size()),
-      options.global_batch,
+      static_cast<int64_t>(options.samples.size()), options.global_batch,
       options.drop_last);
 }
 

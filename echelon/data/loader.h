@@ -1,5 +1,5 @@
-// Batches, prepared ahead by threads while the model computes; those that take less
-// than handing them over, by the caller.
+// Batches, prepared ahead by threads while the model computes; those that take
+// less than handing them over, by the caller.
 #pragma once
 
 #include <cstdint>
@@ -20,20 +20,20 @@ struct LoaderOptions {
   std::vector<int64_t> rank_batch;  // samples per rank; empty: equal shares
   uint64_t seed = 0;
   bool shuffle = true;
-  bool training = true;    // random crops and flips as the data set has them
-  bool drop_last = false;  // leave out a last batch that is not full
+  bool training = true;      // random crops and flips as the data set has them
+  bool drop_last = false;    // leave out a last batch that is not full
   bool sample_keys = false;  // Batch::more ends with the samples' keys
-  int64_t workers = 2;     // threads
-  int64_t prefetch = 2;    // batches prepared ahead
-  bool pin_memory = true;  // where there is a GPU to copy to
+  int64_t workers = 2;       // threads
+  int64_t prefetch = 2;      // batches prepared ahead
+  bool pin_memory = true;    // where there is a GPU to copy to
 };
 
 /// Walks the epochs of a data set. A global batch is the next global_batch
 /// samples of the epoch's order (the last one may be smaller); this rank gets
 /// its rank_share() of it. Threads load single samples, not batches, so one
-/// batch is ready as soon as all of them together can make it. Where the data lies
-/// in memory and a rank's part of a batch takes less than 50 us, there are no
-/// threads, and next() loads it.
+/// batch is ready as soon as all of them together can make it. Where the data
+/// lies in memory and a rank's part of a batch takes less than 50 us, there are
+/// no threads, and next() loads it.
 ///
 /// One thread uses a loader. It may be destroyed at any time; the samples that
 /// are being loaded just then are finished first.

@@ -6,11 +6,8 @@
 
 namespace echelon::launch {
 std::vector<std::string> rank_environment(
-    const std::vector<std::string>& base,
-    const RankPlace& place,
-    const JobPlace& job,
-    const RankFiles& files,
-    const Variables& extra,
+    const std::vector<std::string>& base, const RankPlace& place,
+    const JobPlace& job, const RankFiles& files, const Variables& extra,
     int cores) {
   std::map<std::string, std::string> variables;
   for (const auto& entry : base) {
@@ -20,8 +17,8 @@ std::vector<std::string> rank_environment(
     }
   }
   // What an outer job told its ranks is not for ours.
-  for (const char* name : {"ECHELON_MASTER_FD", "ECHELON_ERROR_FILE",
-                           "ECHELON_NODE_ADDRESS"}) {
+  for (const char* name :
+       {"ECHELON_MASTER_FD", "ECHELON_ERROR_FILE", "ECHELON_NODE_ADDRESS"}) {
     variables.erase(name);
   }
   const auto number = [](int value) { return std::to_string(value); };

@@ -6,14 +6,15 @@
 //   ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME
 //   MASTER_ADDR MASTER_PORT      where rank 0's store listens
 //   TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS
-//   TORCHELASTIC_USE_AGENT_STORE False: rank 0 opens the store, not the launcher
-//   OMP_NUM_THREADS              cores / ranks of this host, unless set
-//   ECHELON_JOB                  random, the same on every rank of one job
+//   TORCHELASTIC_USE_AGENT_STORE False: rank 0 opens the store, not the
+//   launcher OMP_NUM_THREADS              cores / ranks of this host, unless
+//   set ECHELON_JOB                  random, the same on every rank of one job
 //   ECHELON_GENERATION           how often the job was restarted
-//   ECHELON_ERROR_FILE           where this rank writes its error (error_report.h)
-//   ECHELON_MASTER_FD            rank 0 alone: a TCP socket bound to MASTER_ADDR,
-//                                MASTER_PORT. listen() on it, do not bind another:
-//                                nobody else can take the port
+//   ECHELON_ERROR_FILE           where this rank writes its error
+//   (error_report.h) ECHELON_MASTER_FD            rank 0 alone: a TCP socket
+//   bound to MASTER_ADDR,
+//                                MASTER_PORT. listen() on it, do not bind
+//                                another: nobody else can take the port
 //   ECHELON_NODE_ADDRESS         several hosts: this host's own address towards
 //                                the others
 #pragma once
@@ -36,7 +37,7 @@ struct RankPlace {
 
 /// What all ranks of a job share.
 struct JobPlace {
-  std::string job;          // random
+  std::string job;  // random
   int generation = 0;
   std::string master_addr;
   int master_port = 0;
@@ -54,11 +55,8 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 /// `base` ("NAME=value" each) with the variables above set and `extra` on top.
 /// OMP_NUM_THREADS becomes max(1, cores / local_world_size) when unset.
 std::vector<std::string> rank_environment(
-    const std::vector<std::string>& base,
-    const RankPlace& place,
-    const JobPlace& job,
-    const RankFiles& files,
-    const Variables& extra,
+    const std::vector<std::string>& base, const RankPlace& place,
+    const JobPlace& job, const RankFiles& files, const Variables& extra,
     int cores);
 
 /// 16 random hexadecimal digits.

@@ -21,8 +21,9 @@ int number(const GetVariable& get, const char* name) {
   const char* end = text->data() + text->size();
   const auto [rest, error] = std::from_chars(text->data(), end, value);
   if (error != std::errc() || rest != end || value < 0) {
-    throw ConfigError(std::string("environment: ") + name + "=\"" + *text +
-                      "\" must be a whole number, 0 or more");
+    throw ConfigError(
+        std::string("environment: ") + name + "=\"" + *text +
+        "\" must be a whole number, 0 or more");
   }
   return value;
 }
@@ -46,8 +47,7 @@ std::string first_host(const std::string& list) {
     return list.substr(0, comma);
   }
   const size_t end = list.find_first_of("-,]", bracket + 1);
-  return list.substr(0, bracket) +
-         list.substr(bracket + 1, end - bracket - 1);
+  return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
 }
 
 /// The address in Open MPI's "1234.0;tcp://10.0.0.1,10.1.0.1:40123".
@@ -69,8 +69,7 @@ RankEnvironment from_torchrun(const GetVariable& get) {
   env.rank = number(get, "RANK");
   env.world_size = number(get, "WORLD_SIZE");
   env.local_rank = number_or(get, "LOCAL_RANK", env.rank);
-  env.local_world_size =
-      number_or(get, "LOCAL_WORLD_SIZE", env.world_size);
+  env.local_world_size = number_or(get, "LOCAL_WORLD_SIZE", env.world_size);
   env.node_rank = number_or(get, "GROUP_RANK", 0);
   if (env.world_size > 1) {
     if (!get("MASTER_ADDR")) {
@@ -85,8 +84,8 @@ RankEnvironment from_torchrun(const GetVariable& get) {
     env.master_fd = number(get, "ECHELON_MASTER_FD");
   }
   env.store_is_served = get("TORCHELASTIC_USE_AGENT_STORE") == "True";
-  env.job = get("ECHELON_JOB").value_or(
-      get("TORCHELASTIC_RUN_ID").value_or("job"));
+  env.job =
+      get("ECHELON_JOB").value_or(get("TORCHELASTIC_RUN_ID").value_or("job"));
   env.generation = number_or(
       get,
       get("ECHELON_GENERATION") ? "ECHELON_GENERATION"
@@ -111,9 +110,9 @@ RankEnvironment from_mpirun(const GetVariable& get) {
   env.local_world_size =
       number_or(get, "OMPI_COMM_WORLD_LOCAL_SIZE", env.world_size);
   env.node_rank = node_of(get("OMPI_MCA_orte_local_daemon_uri").value_or(""));
-  const std::string job = get("PMIX_NAMESPACE")
-                              .value_or(get("OMPI_MCA_ess_base_jobid")
-                                            .value_or("mpirun"));
+  const std::string job =
+      get("PMIX_NAMESPACE")
+          .value_or(get("OMPI_MCA_ess_base_jobid").value_or("mpirun"));
   env.job = job;
   env.master_port = port_from(job);
   if (env.local_world_size != env.world_size) {
@@ -129,17 +128,17 @@ RankEnvironment from_srun(const GetVariable& get) {
   env.launcher = "srun";
   env.rank = number(get, "SLURM_PROCID");
   env.world_size = number(
-      get, get("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS"
-                                       : "SLURM_NTASKS");
+      get,
+      get("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS");
   env.local_rank = number_or(get, "SLURM_LOCALID", 0);
   env.node_rank = number_or(get, "SLURM_NODEID", 0);
   const int nodes = number_or(
-      get, get("SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES"
-                                       : "SLURM_NNODES", 1);
-  env.local_world_size = nodes == 1
-      ? env.world_size
-      : number_or(get, "SLURM_NTASKS_PER_NODE",
-                  (env.world_size + nodes - 1) / nodes);
+      get,
+      get("SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES", 1);
+  env.local_world_size = nodes == 1 ? env.world_size
+                                    : number_or(
+                                          get, "SLURM_NTASKS_PER_NODE",
+                                          (env.world_size + nodes - 1) / nodes);
   const std::string id = get("SLURM_JOB_ID").value_or("0") + "." +
                          get("SLURM_STEP_ID").value_or("0");
   env.job = "slurm-" + id;
@@ -156,9 +155,9 @@ RankEnvironment from_srun(const GetVariable& get) {
 void check(const RankEnvironment& env) {
   const auto in_range = [](const char* name, int value, int size) {
     if (value >= size) {
-      throw ConfigError(std::string("environment: ") + name + "=" +
-                        std::to_string(value) + " must be below " +
-                        std::to_string(size));
+      throw ConfigError(
+          std::string("environment: ") + name + "=" + std::to_string(value) +
+          " must be below " + std::to_string(size));
     }
   };
   if (env.world_size < 1 || env.local_world_size < 1) {
@@ -167,9 +166,9 @@ void check(const RankEnvironment& env) {
   in_range("RANK", env.rank, env.world_size);
   in_range("LOCAL_RANK", env.local_rank, env.local_world_size);
   if (env.master_port > 65535) {
-    throw ConfigError("environment: MASTER_PORT=" +
-                      std::to_string(env.master_port) +
-                      " must be below 65536");
+    throw ConfigError(
+        "environment: MASTER_PORT=" + std::to_string(env.master_port) +
+        " must be below 65536");
   }
 }
 
@@ -191,14 +190,14 @@ RankEnvironment read_environment(const GetVariable& get) {
 RankEnvironment read_environment() {
   return read_environment([](const char* name) -> std::optional<std::string> {
     const char* value = std::getenv(name);
-    return value == nullptr ? std::nullopt
-                            : std::optional<std::string>(value);
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
   });
 }
 
 int threads_of_rank(const RankEnvironment& env, int available, int online) {
   const bool bound = env.launcher == "srun" || env.launcher == "mpirun";
-  const int share = (bound ? online : available) / std::max(1, env.local_world_size);
+  const int share =
+      (bound ? online : available) / std::max(1, env.local_world_size);
   return std::max(1, std::min(available, share));
 }
 

@@ -1,9 +1,12 @@
 // Who this process is, from the variables of whatever launched it. Plain C++.
 //
 // | launcher            | recognised by        | what is taken               |
-// | echelon, torchrun   | RANK, WORLD_SIZE     | + LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT |
-// | mpirun (Open MPI)   | OMPI_COMM_WORLD_RANK | + _SIZE, _LOCAL_RANK, _LOCAL_SIZE, OMPI_MCA_orte_hnp_uri, _local_daemon_uri |
-// | srun (Slurm)        | SLURM_STEP_ID, SLURM_PROCID | + SLURM_NTASKS or SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, SLURM_STEP_NODELIST |
+// | echelon, torchrun   | RANK, WORLD_SIZE     | + LOCAL_RANK,
+// LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT | | mpirun (Open MPI)
+// | OMPI_COMM_WORLD_RANK | + _SIZE, _LOCAL_RANK, _LOCAL_SIZE,
+// OMPI_MCA_orte_hnp_uri, _local_daemon_uri | | srun (Slurm)        |
+// SLURM_STEP_ID, SLURM_PROCID | + SLURM_NTASKS or SLURM_STEP_NUM_TASKS,
+// SLURM_LOCALID, SLURM_NODEID, SLURM_STEP_NODELIST |
 //
 // MASTER_ADDR and MASTER_PORT, when set, win over what srun and mpirun imply.
 #pragma once
@@ -37,9 +40,9 @@ RankEnvironment read_environment(const GetVariable& get);
 /// The same from this process' environment.
 RankEnvironment read_environment();
 
-/// Threads for what this rank computes, 1 or more. `available`: cores that its process
-/// may use; `online`: of the host. srun and mpirun may have bound each rank to cores
-/// of its own, elsewhere the ranks of a host share the same ones.
+/// Threads for what this rank computes, 1 or more. `available`: cores that its
+/// process may use; `online`: of the host. srun and mpirun may have bound each
+/// rank to cores of its own, elsewhere the ranks of a host share the same ones.
 int threads_of_rank(const RankEnvironment& env, int available, int online);
 
 }  // namespace echelon

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "echelon/explain/findings.h"
-#include "echelon/text/units.h"
 #include "echelon/job/pipeline_schedule.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -14,21 +14,20 @@ double pass_seconds(const StepParts& parts) {
   return parts.matrix + parts.memory + parts.recompute;
 }
 
-// Of the passes of a step, seconds that do not grow with its samples, as the simulator
-// has it: what twice the batch takes less than twice as long.
+// Of the passes of a step, seconds that do not grow with its samples, as the
+// simulator has it: what twice the batch takes less than twice as long.
 double fixed_seconds_of_passes(const Evidence& evidence) {
   const WhatIf& what_if = evidence.what_if;
   const int64_t batch = evidence.run.job->train.batch;
-  const auto twice =
-      what_if.with({"train.batch=" + std::to_string(2 * batch)});
+  const auto twice = what_if.with({"train.batch=" + std::to_string(2 * batch)});
   if (!twice) return 0;
   return std::max(
       0.0, 2 * pass_seconds(what_if.base()->step.parts) -
                pass_seconds(twice->step.parts));
 }
 
-// What a step costs whatever its batch: updating, what nothing was recorded of, and
-// of the passes the part that the simulator says.
+// What a step costs whatever its batch: updating, what nothing was recorded of,
+// and of the passes the part that the simulator says.
 struct FixedShares {
   double updating = 0;
   double starting = 0;  // and reading weights
@@ -84,14 +83,15 @@ std::vector<RunFinding> find_small_batch(const Evidence& evidence) {
   const int64_t samples = samples_of_a_pass(*job);
   found.reason.diagnosis =
       "A rank computes " + std::to_string(samples) +
-      (samples == 1 ? " sample" : " samples") + " in a pass, and of each step of " +
-      format_seconds(step) + " much is the same for any batch: updating parameters (" +
+      (samples == 1 ? " sample" : " samples") +
+      " in a pass, and of each step of " + format_seconds(step) +
+      " much is the same for any batch: updating parameters (" +
       format_percent(fixed.updating) + " of the step)";
-  found.reason.diagnosis +=
-      fixed.starting >= 0.005
-          ? ", reading weights and starting operators (" +
-                format_percent(fixed.starting) + ", by the simulator)."
-          : ".";
+  found.reason.diagnosis += fixed.starting >= 0.005
+                                ? ", reading weights and starting operators (" +
+                                      format_percent(fixed.starting) +
+                                      ", by the simulator)."
+                                : ".";
   if (!best) {
     found.reason.fix = "Take more samples in a step (train.batch).";
     found.reason.why = "They share what a step costs.";
@@ -102,15 +102,18 @@ std::vector<RunFinding> find_small_batch(const Evidence& evidence) {
   found.gain_source = GainSource::simulated;
   const bool batch = best->settings.front().starts_with("train.batch");
   found.reason.fix =
-      batch ? "Take more samples in a step; look at the learning rate, it is another "
-              "training."
-            : "Compute the batch in fewer, larger passes; the training stays the "
-              "same.";
+      batch
+          ? "Take more samples in a step; look at the learning rate, it is "
+            "another "
+            "training."
+          : "Compute the batch in fewer, larger passes; the training stays the "
+            "same.";
   found.reason.why =
       "A sample takes the simulator " +
-      format_seconds(evidence.what_if.base()->seconds_per_sample) + " as it is and " +
-      format_seconds(best->seconds_per_sample) +
-      " then: larger products run at a higher rate, and more samples share what a "
+      format_seconds(evidence.what_if.base()->seconds_per_sample) +
+      " as it is and " + format_seconds(best->seconds_per_sample) +
+      " then: larger products run at a higher rate, and more samples share "
+      "what a "
       "step costs.";
   return {found};
 }

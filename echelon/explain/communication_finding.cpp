@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "echelon/explain/findings.h"
+#include "echelon/job/pipeline_schedule.h"
+#include "echelon/text/units.h"
 #include "echelon/timeline/intervals.h"
 #include "echelon/timeline/overlap.h"
-#include "echelon/text/units.h"
-#include "echelon/job/pipeline_schedule.h"
 
 namespace echelon {
 namespace {
@@ -31,7 +31,8 @@ Traffic traffic_along(const Evidence& evidence, const std::string& name) {
     if (!steps.contains(activity.step)) continue;
     std::vector<Interval> on_their_way;
     for (const Span* span : activity.spans) {
-      if (span->kind != SpanKind::communication || !is_along(span->axis, name)) {
+      if (span->kind != SpanKind::communication ||
+          !is_along(span->axis, name)) {
         continue;
       }
       traffic.calls += 1;
@@ -39,7 +40,8 @@ Traffic traffic_along(const Evidence& evidence, const std::string& name) {
       on_their_way.push_back({span->begin_ns, span->end_ns});
     }
     traffic.seconds +=
-        1e-9 * static_cast<double>(total_length(merged(std::move(on_their_way))));
+        1e-9 *
+        static_cast<double>(total_length(merged(std::move(on_their_way))));
   }
   const double all =
       static_cast<double>(steps.size() * evidence.times.ranks.size());
@@ -69,7 +71,8 @@ std::vector<Settings> fixes_of(const Job& job, const std::string& name) {
     for (int64_t tp = layout.tp / 2; tp >= 1 && layout.tp % tp == 0; tp /= 2) {
       all.push_back(
           {"layout.tp=" + std::to_string(tp),
-           "layout.dp=" + std::to_string(layout.dp_replicate * layout.tp / tp)});
+           "layout.dp=" +
+               std::to_string(layout.dp_replicate * layout.tp / tp)});
       if (tp == 1) break;
     }
     if (!job.tensor.sequence_parallel) {
@@ -116,11 +119,13 @@ void cut_into_buckets(
   found.gain_source = GainSource::measured;
   found.reason.fix = "Sum gradients in buckets of " + format_bytes(bytes) +
                      ", which leave while backward still computes.";
-  found.reason.why =
-      "All " + format_bytes(static_cast<int64_t>(traffic.bytes)) +
-      " of gradients are one collective, which begins when the last one is there; "
-      "backward takes " + format_seconds(evidence.times.mean.backward) +
-      ", behind which the buckets before the last can hide.";
+  found.reason.why = "All " +
+                     format_bytes(static_cast<int64_t>(traffic.bytes)) +
+                     " of gradients are one collective, which begins when the "
+                     "last one is there; "
+                     "backward takes " +
+                     format_seconds(evidence.times.mean.backward) +
+                     ", behind which the buckets before the last can hide.";
 }
 
 // Settings that hide it in the layout as it is; `hidden` of the share, at best.
@@ -142,7 +147,8 @@ bool is_hidden_by_a_setting(
     hide(
         set("layout.overlap_chunks", kChunks), 1 - 1.0 / kChunks,
         "Compute products in " + std::to_string(kChunks) + " pieces.",
-        "While a piece is computed, the one before it is summed over the ranks: at "
+        "While a piece is computed, the one before it is summed over the "
+        "ranks: at "
         "best all but the last hide.",
         found);
     return true;
@@ -151,7 +157,8 @@ bool is_hidden_by_a_setting(
     hide(
         set("shard.prefetch", 1), 1 - 1 / traffic.calls,
         "Gather parameters a unit ahead.",
-        "While a unit is computed, the next one's parameters come: at best all but "
+        "While a unit is computed, the next one's parameters come: at best all "
+        "but "
         "the first hide.",
         found);
     return true;
@@ -173,20 +180,23 @@ void advise(
     found.gain_source = GainSource::simulated;
     found.reason.fix = "Set " + to_text(best->settings) + ".";
     const bool batch = best->settings.front().starts_with("train.batch");
-    found.reason.why =
-        batch ? "Gradients are summed, and parameters updated, once a step: with more "
-                "samples in it, each pays less for both. It is another training: look "
-                "at the learning rate."
-              : "Of the settings that send less along " + name +
-                    " or send it beside computation, the simulator finds this one "
-                    "fastest.";
+    found.reason.why = batch ? "Gradients are summed, and parameters updated, "
+                               "once a step: with more "
+                               "samples in it, each pays less for both. It is "
+                               "another training: look "
+                               "at the learning rate."
+                             : "Of the settings that send less along " + name +
+                                   " or send it beside computation, the "
+                                   "simulator finds this one "
+                                   "fastest.";
     return;
   }
   found.reason.fix =
       name == "tp"
           ? "Keep the ranks of tp on the fastest links, or use fewer of them."
       : name == "pp"
-          ? "Use faster links between stages, fewer stages, or larger microbatches."
+          ? "Use faster links between stages, fewer stages, or larger "
+            "microbatches."
           : "Use faster links for " + name + ", or fewer ranks along it.";
   found.reason.why = evidence.what_if.none_found(
       "The simulator finds no setting that sends less and fits.");
@@ -207,18 +217,19 @@ std::vector<RunFinding> find_exposed_communication(const Evidence& evidence) {
     found.reason.diagnosis =
         (name == "pp" ? "Messages between pipeline stages take "
                       : "Collectives along " + name + " take ") +
-        format_seconds(traffic.seconds) +
-        " of each step of " + format_seconds(step) + " (" +
+        format_seconds(traffic.seconds) + " of each step of " +
+        format_seconds(step) + " (" +
         format_bytes(static_cast<int64_t>(traffic.bytes)) + " in " +
-        format_number(traffic.calls) + (traffic.calls == 1 ? " call" : " calls") +
-        " a rank), and " + format_seconds(share * step) +
-        " of it while nothing computes.";
+        format_number(traffic.calls) +
+        (traffic.calls == 1 ? " call" : " calls") + " a rank), and " +
+        format_seconds(share * step) + " of it while nothing computes.";
     if (evidence.run.job) {
       advise(evidence, name, traffic, found);
     } else {
-      found.reason.fix = "Let it run beside computation, or send less along " + name +
-                         ".";
-      found.reason.why = "Without the run's configuration no setting can be tried.";
+      found.reason.fix =
+          "Let it run beside computation, or send less along " + name + ".";
+      found.reason.why =
+          "Without the run's configuration no setting can be tried.";
     }
     all.push_back(std::move(found));
   }

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "echelon/options/data.h"
 #include "echelon/explain/findings.h"
+#include "echelon/options/data.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -39,7 +39,8 @@ DataWait wait_in_metrics(const std::vector<StepMetrics>& steps) {
     data += steps[i].data_seconds;
   }
   if (wait.step_seconds > 0) wait.share = data / wait.step_seconds;
-  wait.step_seconds /= std::max<double>(1, static_cast<double>(steps.size()) - 1);
+  wait.step_seconds /=
+      std::max<double>(1, static_cast<double>(steps.size()) - 1);
   return wait;
 }
 
@@ -51,7 +52,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return std::to_string(ranks.size()) + " of the ranks wait";
 }
 
-// Batches come as fast as before, times the workers; computing goes on beside it.
+// Batches come as fast as before, times the workers; computing goes on beside
+// it.
 double gain_of_workers(double share, double factor) {
   return 1 - std::max(1 - share, 1 / factor);
 }
@@ -75,9 +77,11 @@ std::vector<RunFinding> find_data_loading(const Evidence& evidence) {
       format_seconds(wait.step_seconds) +
       " for the next batch: it is prepared more slowly than it is used.";
   if (!evidence.run.job) {
-    found.reason.fix = "Prepare batches with more threads, or with less work each.";
-    found.reason.why = "Batches are prepared beside computation; what is left of the "
-                       "wait then hides behind it.";
+    found.reason.fix =
+        "Prepare batches with more threads, or with less work each.";
+    found.reason.why =
+        "Batches are prepared beside computation; what is left of the "
+        "wait then hides behind it.";
     return {found};
   }
   const DataOptions& data = evidence.run.job->data;
@@ -94,8 +98,8 @@ std::vector<RunFinding> find_data_loading(const Evidence& evidence) {
       static_cast<double>(workers) / static_cast<double>(data.workers));
   found.gain_source = GainSource::measured;
   found.reason.fix =
-      "Prepare batches in " + std::to_string(workers) + " threads a rank, not " +
-      std::to_string(data.workers) +
+      "Prepare batches in " + std::to_string(workers) +
+      " threads a rank, not " + std::to_string(data.workers) +
       ", where the host has the cores; else less work for each sample.";
   found.reason.why =
       "A batch takes the loader " + format_seconds(wait.step_seconds) +

@@ -9,8 +9,8 @@ namespace echelon {
 
 /// Of a step: less is not worth a user's time, or is how unevenly machines run.
 inline constexpr double kLeastShare = 0.05;
-/// The same of what a busy machine can bring about by itself: ranks that are stopped
-/// for a moment, while the others wait for them.
+/// The same of what a busy machine can bring about by itself: ranks that are
+/// stopped for a moment, while the others wait for them.
 inline constexpr double kLeastWait = 0.10;
 
 struct Evidence {

@@ -68,7 +68,8 @@ void fill_from_timeline(
   if (shares.idle >= 2 * kLeastShare) {
     made.notes.push_back(
         "of " + format_percent(shares.idle) +
-        " of the step nothing was recorded (work of the host, another program)");
+        " of the step nothing was recorded (work of the host, another "
+        "program)");
   }
 }
 
@@ -82,7 +83,8 @@ void compare_with_prediction(
   if (is_any_simulated(made.findings) && (ratio > 1.5 || ratio < 1 / 1.5)) {
     made.notes.push_back(
         "the simulator is far from this run (" +
-        format_seconds(made.predicted_seconds) + " a step): take its gains as rough");
+        format_seconds(made.predicted_seconds) +
+        " a step): take its gains as rough");
   }
   if (made.recorded_steps == 0) return;
   made.parts = compared_parts(
@@ -118,15 +120,18 @@ explain_run(const std::filesystem::path& run, const ExplainOptions& options) {
     made.notes.push_back(
         std::to_string(some) + (some == 1 ? " setting was" : " settings were") +
         " not simulated, which would have taken longer than " +
-        format_seconds(options.simulation_seconds) + "; `echelon plan` searches");
+        format_seconds(options.simulation_seconds) +
+        "; `echelon plan` searches");
   }
   if (what_if.base()) {
     made.cluster = what_if.cluster().name;
     if (!what_if.is_guessed()) compare_with_prediction(record, what_if, made);
     if (what_if.is_guessed() && is_any_simulated(made.findings)) {
       made.notes.push_back(
-          "fixes are simulated with rates that are guesses for this machine; `echelon "
-          "bench --save -n " + std::to_string(layout->num_ranks()) + "` measures them");
+          "fixes are simulated with rates that are guesses for this machine; "
+          "`echelon "
+          "bench --save -n " +
+          std::to_string(layout->num_ranks()) + "` measures them");
     }
   } else if (record.job) {
     made.notes.push_back("no fix is simulated: " + what_if.why());

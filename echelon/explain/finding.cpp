@@ -6,15 +6,24 @@ namespace echelon {
 
 std::string_view to_string(Fault fault) {
   switch (fault) {
-    case Fault::data_loading: return "data loading";
-    case Fault::exposed_communication: return "communication not overlapped";
-    case Fault::bubble: return "bubble of the pipeline";
-    case Fault::stage_imbalance: return "uneven stages";
-    case Fault::rank_imbalance: return "uneven ranks";
-    case Fault::straggler: return "straggler";
-    case Fault::memory_pressure: return "memory near its limit";
-    case Fault::recompute: return "recompute that is not needed";
-    case Fault::small_batch: return "small batches";
+    case Fault::data_loading:
+      return "data loading";
+    case Fault::exposed_communication:
+      return "communication not overlapped";
+    case Fault::bubble:
+      return "bubble of the pipeline";
+    case Fault::stage_imbalance:
+      return "uneven stages";
+    case Fault::rank_imbalance:
+      return "uneven ranks";
+    case Fault::straggler:
+      return "straggler";
+    case Fault::memory_pressure:
+      return "memory near its limit";
+    case Fault::recompute:
+      return "recompute that is not needed";
+    case Fault::small_batch:
+      return "small batches";
   }
   return "";
 }

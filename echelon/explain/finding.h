@@ -34,14 +34,15 @@ enum class GainSource {
 
 struct RunFinding {
   Fault fault = Fault::data_loading;
-  std::string axis;        // of communication: "dp"; else empty
-  double share = 0;        // of the typical step, measured
-  /// Of the time that a sample takes, that the fix would save; negative: it costs.
+  std::string axis;  // of communication: "dp"; else empty
+  double share = 0;  // of the typical step, measured
+  /// Of the time that a sample takes, that the fix would save; negative: it
+  /// costs.
   double gain = 0;
   GainSource gain_source = GainSource::none;
   std::vector<int> ranks;  // whose it is; empty: all
-  /// What to set, as `--set` takes it: "layout.microbatches=8". Empty when the fix
-  /// is none of the configuration.
+  /// What to set, as `--set` takes it: "layout.microbatches=8". Empty when the
+  /// fix is none of the configuration.
   std::vector<std::string> settings;
   Reason reason;
 };

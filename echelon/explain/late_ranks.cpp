@@ -63,13 +63,14 @@ calls_of(const Timeline& timeline, Groups& groups) {
   for (const Span& span : timeline.spans) {
     if (is_collective(span)) spans.push_back(&span);
   }
-  std::stable_sort(spans.begin(), spans.end(), [](const Span* a, const Span* b) {
-    return a->begin_ns < b->begin_ns;
-  });
+  std::stable_sort(
+      spans.begin(), spans.end(),
+      [](const Span* a, const Span* b) { return a->begin_ns < b->begin_ns; });
   std::map<std::tuple<int32_t, int64_t, std::string, std::string>, int> counts;
   std::map<Key, std::vector<const Span*>> calls;
   for (const Span* span : spans) {
-    const int count = counts[{span->rank, span->step, span->axis, span->name}]++;
+    const int count =
+        counts[{span->rank, span->step, span->axis, span->name}]++;
     const int group = groups.first_of(span->rank, span->axis);
     calls[{span->step, span->axis, group, span->name, count}].push_back(span);
   }
@@ -78,8 +79,8 @@ calls_of(const Timeline& timeline, Groups& groups) {
 
 }  // namespace
 
-LateRanks late_ranks(
-    const Timeline& timeline, const std::optional<Layout>& layout) {
+LateRanks
+late_ranks(const Timeline& timeline, const std::optional<Layout>& layout) {
   Groups groups(timeline, layout);
   if (!groups.known()) return {};
   std::map<RankStep, std::vector<Interval>> waits, caused;
@@ -96,7 +97,8 @@ LateRanks late_ranks(
     }
   }
   LateRanks result;
-  for (auto& [place, list] : waits) result.waits[place] = merged(std::move(list));
+  for (auto& [place, list] : waits)
+    result.waits[place] = merged(std::move(list));
   for (auto& [place, list] : caused) {
     result.caused[place] = merged(std::move(list));
   }

@@ -21,11 +21,11 @@ struct LateRanks {
   std::map<RankStep, Intervals> caused;
 };
 
-/// Collectives of one group are told by their axis, name and order in the step. Which
-/// ranks are a group is the layout's to say; without one, all ranks are taken for it
-/// where the step's collectives are along one axis, and else nothing is known. Messages
-/// between pipeline stages are left out.
-LateRanks late_ranks(
-    const Timeline& timeline, const std::optional<Layout>& layout);
+/// Collectives of one group are told by their axis, name and order in the step.
+/// Which ranks are a group is the layout's to say; without one, all ranks are
+/// taken for it where the step's collectives are along one axis, and else
+/// nothing is known. Messages between pipeline stages are left out.
+LateRanks
+late_ranks(const Timeline& timeline, const std::optional<Layout>& layout);
 
 }  // namespace echelon

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "echelon/explain/findings.h"
 #include "echelon/cost/memory_estimate.h"
+#include "echelon/explain/findings.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -22,12 +22,12 @@ Peak highest_peak(const Evidence& evidence) {
   for (const RankMemory& memory : evidence.run.timeline.memory) {
     Peak peak{memory.rank, 0, static_cast<double>(memory.limit_bytes)};
     for (const MemorySample& sample : memory.samples) {
-      peak.bytes = std::max(
-          peak.bytes, static_cast<double>(sample.memory.total()));
+      peak.bytes =
+          std::max(peak.bytes, static_cast<double>(sample.memory.total()));
     }
     if (peak.limit == 0 && evidence.what_if.base()) {
-      peak.limit = usable_bytes(
-          evidence.what_if.cluster().node_of(memory.rank).device);
+      peak.limit =
+          usable_bytes(evidence.what_if.cluster().node_of(memory.rank).device);
     }
     if (peak.limit == 0) continue;
     if (highest.rank < 0 ||
@@ -55,7 +55,8 @@ std::vector<Settings> savings_of(const Job& job) {
   }
   if (job.layout.dp_replicate > 1) {
     all.push_back(
-        {"layout.dp=1", "layout.fsdp=" + std::to_string(job.layout.data_degree())});
+        {"layout.dp=1",
+         "layout.fsdp=" + std::to_string(job.layout.data_degree())});
   }
   for (const int64_t factor : {2, 4}) {
     all.push_back(
@@ -74,7 +75,8 @@ std::vector<Settings> savings_of(const Job& job) {
 }
 
 // The one that costs least of those that leave room.
-std::optional<WhatIfStep> cheapest_saving(const Evidence& evidence, const Peak& peak) {
+std::optional<WhatIfStep>
+cheapest_saving(const Evidence& evidence, const Peak& peak) {
   const WhatIf& what_if = evidence.what_if;
   if (!what_if.base()) return {};
   const double now = what_if.base()->step.memory.peak_bytes();
@@ -82,8 +84,7 @@ std::optional<WhatIfStep> cheapest_saving(const Evidence& evidence, const Peak& 
   for (const Settings& settings : savings_of(*evidence.run.job)) {
     auto other = what_if.with(settings);
     if (!other) continue;
-    const double bytes =
-        peak.bytes - (now - other->step.memory.peak_bytes());
+    const double bytes = peak.bytes - (now - other->step.memory.peak_bytes());
     if (bytes > kSpare * peak.limit) continue;
     if (!best || other->seconds_per_sample < best->seconds_per_sample) {
       best = std::move(other);
@@ -101,8 +102,9 @@ RunFinding pressure(const Evidence& evidence, const Peak& peak) {
       " at its peak, " + format_percent(peak.bytes / peak.limit) + " of the " +
       bytes_text(peak.limit) +
       " that it may use: a longer sample or another program ends the run.";
-  found.reason.fix = "Cut more of the model over the ranks, or take smaller "
-                     "microbatches.";
+  found.reason.fix =
+      "Cut more of the model over the ranks, or take smaller "
+      "microbatches.";
   found.reason.why = evidence.what_if.none_found(
       "No single setting that the simulator knows saves enough.");
   const auto saving = cheapest_saving(evidence, peak);
@@ -111,17 +113,17 @@ RunFinding pressure(const Evidence& evidence, const Peak& peak) {
   found.gain = evidence.what_if.gain(*saving);
   found.gain_source = GainSource::simulated;
   found.reason.fix = "Set " + to_text(saving->settings) + ".";
-  found.reason.why =
-      "It saves " +
-      bytes_text(
-          evidence.what_if.base()->step.memory.peak_bytes() -
-          saving->step.memory.peak_bytes()) +
-      " of a rank, the cheapest of the ways that leave room.";
+  found.reason.why = "It saves " +
+                     bytes_text(
+                         evidence.what_if.base()->step.memory.peak_bytes() -
+                         saving->step.memory.peak_bytes()) +
+                     " of a rank, the cheapest of the ways that leave room.";
   return found;
 }
 
 // Layers that are computed again, though all they would keep has room.
-std::vector<RunFinding> unneeded_recompute(const Evidence& evidence, const Peak& peak) {
+std::vector<RunFinding>
+unneeded_recompute(const Evidence& evidence, const Peak& peak) {
   const auto& job = evidence.run.job;
   const WhatIf& what_if = evidence.what_if;
   if (!job || job->memory.recompute == "none" || !what_if.base()) return {};
@@ -134,7 +136,8 @@ std::vector<RunFinding> unneeded_recompute(const Evidence& evidence, const Peak&
   if (peak.rank < 0 || bytes > kSpare * peak.limit) return {};
   RunFinding found;
   found.fault = Fault::recompute;
-  // What is computed again is a forward, or the part of it that the simulator says.
+  // What is computed again is a forward, or the part of it that the simulator
+  // says.
   const StepParts& parts = now.parts;
   const double part =
       job->memory.recompute == "all" || parts.matrix + parts.memory <= 0
@@ -148,10 +151,10 @@ std::vector<RunFinding> unneeded_recompute(const Evidence& evidence, const Peak&
   found.reason.diagnosis =
       "Backward computes layers again (memory.recompute = \"" +
       job->memory.recompute + "\"), which takes as long as the " +
-      (part < 1 ? "part of forward that they are" : "forward before it") + ": " +
-      format_percent(found.share) + " of the step. Rank " +
-      std::to_string(peak.rank) + " held " + bytes_text(peak.bytes) + " of the " +
-      bytes_text(peak.limit) + " that it may use.";
+      (part < 1 ? "part of forward that they are" : "forward before it") +
+      ": " + format_percent(found.share) + " of the step. Rank " +
+      std::to_string(peak.rank) + " held " + bytes_text(peak.bytes) +
+      " of the " + bytes_text(peak.limit) + " that it may use.";
   found.reason.fix = "Keep what backward needs.";
   found.reason.why = "Keeping it takes " + bytes_text(more) + " more, " +
                      bytes_text(bytes) + " in all, which fit.";

@@ -3,8 +3,8 @@
 
 #include "echelon/explain/findings.h"
 #include "echelon/explain/stage_costs.h"
-#include "echelon/text/units.h"
 #include "echelon/job/pipeline_schedule.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -28,8 +28,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text + " and " + std::to_string(ranks.size() - kShown) + " more";
 }
 
-RunFinding uneven_stages(
-    const Evidence& evidence, const StageCosts& costs, double share) {
+RunFinding
+uneven_stages(const Evidence& evidence, const StageCosts& costs, double share) {
   RunFinding found;
   found.fault = Fault::stage_imbalance;
   found.share = share;
@@ -50,27 +50,33 @@ RunFinding uneven_stages(
       format_percent(*slowest / mean - 1) +
       " longer than the average, and the others wait for it.";
   found.reason.why =
-      "A pipeline is as fast as its slowest stage: the same passes in the same order, "
-      "with stages that take the same, end after " + format_seconds(costs.even) +
-      ", not " + format_seconds(costs.as_they_are) + ".";
+      "A pipeline is as fast as its slowest stage: the same passes in the same "
+      "order, "
+      "with stages that take the same, end after " +
+      format_seconds(costs.even) + ", not " +
+      format_seconds(costs.as_they_are) + ".";
   const auto& job = evidence.run.job;
   if (!job) {
-    found.reason.fix = "Cut the model where the times of its stages are even "
-                       "(model.balance, model.cut).";
+    found.reason.fix =
+        "Cut the model where the times of its stages are even "
+        "(model.balance, model.cut).";
   } else if (!job->model.cut.empty()) {
     found.settings = {"model.cut=[]", "model.balance=\"measured\""};
-    found.reason.fix = "Cut the model where its measured times are even, not at the "
-                       "layers that model.cut names.";
+    found.reason.fix =
+        "Cut the model where its measured times are even, not at the "
+        "layers that model.cut names.";
   } else if (job->model.balance != "measured") {
     found.settings = {"model.balance=\"measured\""};
-    found.reason.fix = "Cut the model by the time that its layers take here, not by " +
-                       std::string(
-                           job->model.balance == "memory"
-                               ? "their memory."
-                               : "their floating-point operations.");
+    found.reason.fix =
+        "Cut the model by the time that its layers take here, not by " +
+        std::string(
+            job->model.balance == "memory"
+                ? "their memory."
+                : "their floating-point operations.");
   } else {
     found.reason.fix =
-        "Move layers away from that stage with model.cut, or take fewer stages: these "
+        "Move layers away from that stage with model.cut, or take fewer "
+        "stages: these "
         "layers cannot be shared out evenly.";
   }
   return found;
@@ -116,15 +122,17 @@ RunFinding bubble(const Evidence& evidence, double share, int64_t stages) {
   if (!job || job->layout.pp == 1) {
     found.reason.diagnosis += ".";
     found.reason.fix = "Cut the batch in more microbatches.";
-    found.reason.why = "The more microbatches, the shorter the times in which the "
-                       "pipeline fills and empties.";
+    found.reason.why =
+        "The more microbatches, the shorter the times in which the "
+        "pipeline fills and empties.";
     return found;
   }
   const int64_t now = microbatches_of(*job);
   found.reason.diagnosis +=
       ": " + std::to_string(now) +
       (now == 1 ? " microbatch passes " : " microbatches pass ") +
-      std::to_string(stages) + " stages, which fill and empty one after the other.";
+      std::to_string(stages) +
+      " stages, which fill and empty one after the other.";
   if (const auto best = evidence.what_if.best_of(fixes_of(*job))) {
     found.settings = best->settings;
     found.gain = evidence.what_if.gain(*best);
@@ -135,17 +143,20 @@ RunFinding bubble(const Evidence& evidence, double share, int64_t stages) {
                        " microbatches.";
     found.reason.why =
         "The simulator's bubble falls from " +
-        format_percent(evidence.what_if.base()->step.parts.bubble /
-                       evidence.what_if.base()->step.step_seconds) +
+        format_percent(
+            evidence.what_if.base()->step.parts.bubble /
+            evidence.what_if.base()->step.step_seconds) +
         " to " +
         format_percent(best->step.parts.bubble / best->step.step_seconds) +
         " of the step: the fastest of the schedules and microbatches tried.";
     return found;
   }
-  found.reason.fix = "Take more samples in a step, in more microbatches, or fewer "
-                     "stages.";
+  found.reason.fix =
+      "Take more samples in a step, in more microbatches, or fewer "
+      "stages.";
   found.reason.why = evidence.what_if.none_found(
-      "No schedule with more microbatches of this batch is faster; each microbatch "
+      "No schedule with more microbatches of this batch is faster; each "
+      "microbatch "
       "would be too small.");
   return found;
 }
@@ -164,10 +175,12 @@ RunFinding unsteady_passes(const Evidence& evidence, double share) {
       " longer than its schedule and its stages make them: the same pass takes "
       "longer at times.";
   found.reason.fix =
-      "Give each rank cores and a device that nothing else uses (train.threads, "
+      "Give each rank cores and a device that nothing else uses "
+      "(train.threads, "
       "`echelon doctor`), and microbatches that take the same.";
   found.reason.why =
-      "A late pass holds up all that follow it. With passes that always take their "
+      "A late pass holds up all that follow it. With passes that always take "
+      "their "
       "mean, the same schedule has no such waits.";
   return found;
 }
@@ -176,13 +189,12 @@ RunFinding unsteady_passes(const Evidence& evidence, double share) {
 
 std::vector<RunFinding> find_pipeline_waits(const Evidence& evidence) {
   if (!evidence.times.pipeline) return {};
-  const auto costs =
-      stage_costs(evidence.run.timeline, evidence.times.steps);
+  const auto costs = stage_costs(evidence.run.timeline, evidence.times.steps);
   if (!costs) return {};
   const double step = evidence.times.mean.step;
   const double waits = evidence.times.mean.for_stages / step;
-  const double uneven = std::clamp(
-      (costs->as_they_are - costs->even) / step, 0.0, waits);
+  const double uneven =
+      std::clamp((costs->as_they_are - costs->even) / step, 0.0, waits);
   std::vector<RunFinding> all;
   if (uneven >= kLeastShare) {
     all.push_back(uneven_stages(evidence, *costs, uneven));
@@ -190,8 +202,8 @@ std::vector<RunFinding> find_pipeline_waits(const Evidence& evidence) {
   const double empty = std::clamp(
       costs->even * (1 - costs->busy_share) / step, 0.0, waits - uneven);
   if (empty >= kLeastWait) {
-    all.push_back(bubble(
-        evidence, empty, static_cast<int64_t>(costs->seconds.size())));
+    all.push_back(
+        bubble(evidence, empty, static_cast<int64_t>(costs->seconds.size())));
   }
   if (const double rest = waits - uneven - empty; rest >= kLeastWait) {
     all.push_back(unsteady_passes(evidence, rest));

@@ -73,7 +73,8 @@ peers_of(const RankHistory& rank, const RunTimes& times) {
   return peers;
 }
 
-Slow how_slow(const RankHistory& rank, const RunTimes& times, const Work& work) {
+Slow how_slow(
+    const RankHistory& rank, const RunTimes& times, const Work& work) {
   Slow slow{&rank};
   const auto peers = peers_of(rank, times);
   if (peers.empty()) return slow;
@@ -130,14 +131,17 @@ find_stragglers(const Evidence& evidence, const Work& work) {
                              " other slow ranks less"
                        : "") +
       ". The others wait for it.";
-  found.reason.fix =
-      "Look at the device of " + name +
-      ": other programs on it, its clock and temperature, its cores (`echelon doctor` "
-      "on its host). If it stays slow, leave it out, or give it fewer samples with "
-      "train.rank_batch.";
-  found.reason.why = "Ranks meet in every step, so that each is as slow as the "
-                     "slowest: " + format_seconds(most.seconds) + " of " +
-                     format_seconds(step) + " are lost to it.";
+  found.reason.fix = "Look at the device of " + name +
+                     ": other programs on it, its clock and temperature, its "
+                     "cores (`echelon doctor` "
+                     "on its host). If it stays slow, leave it out, or give it "
+                     "fewer samples with "
+                     "train.rank_batch.";
+  found.reason.why =
+      "Ranks meet in every step, so that each is as slow as the "
+      "slowest: " +
+      format_seconds(most.seconds) + " of " + format_seconds(step) +
+      " are lost to it.";
   return {found};
 }
 
@@ -151,19 +155,23 @@ RunFinding uneven_batches(const Evidence& evidence, double share) {
   RunFinding found;
   found.fault = Fault::rank_imbalance;
   found.share = share;
-  found.gain = std::clamp(
-      (most - evidence.times.mean.compute()) / step, 0.0, share);
+  found.gain =
+      std::clamp((most - evidence.times.mean.compute()) / step, 0.0, share);
   found.gain_source = GainSource::measured;
   found.settings = {"train.rank_batch=[]"};
   found.reason.diagnosis =
-      "Ranks have different numbers of samples (train.rank_batch), and those with few "
-      "wait " + format_seconds(share * step) + " of each step of " +
+      "Ranks have different numbers of samples (train.rank_batch), and those "
+      "with few "
+      "wait " +
+      format_seconds(share * step) + " of each step of " +
       format_seconds(step) + " on average.";
-  found.reason.fix = "Give all ranks the same, or as many as their devices' speeds.";
-  found.reason.why = "A sample takes these ranks the same time: the one with most "
-                     "computes for " + format_seconds(most) +
-                     ", the average one for " +
-                     format_seconds(evidence.times.mean.compute()) + ".";
+  found.reason.fix =
+      "Give all ranks the same, or as many as their devices' speeds.";
+  found.reason.why =
+      "A sample takes these ranks the same time: the one with most "
+      "computes for " +
+      format_seconds(most) + ", the average one for " +
+      format_seconds(evidence.times.mean.compute()) + ".";
   return found;
 }
 
@@ -186,11 +194,13 @@ RunFinding changing_ranks(const Evidence& evidence, double share) {
     found.reason.fix = "Pack documents, so that every sample takes the same.";
   } else {
     found.reason.fix =
-        "Give each rank cores and a device that nothing else uses (train.threads, "
+        "Give each rank cores and a device that nothing else uses "
+        "(train.threads, "
         "`echelon doctor`), and samples that take the same.";
   }
-  found.reason.why = "Each step takes as long as its slowest rank; with ranks that are "
-                     "even, all of the wait would go.";
+  found.reason.why =
+      "Each step takes as long as its slowest rank; with ranks that are "
+      "even, all of the wait would go.";
   return found;
 }
 

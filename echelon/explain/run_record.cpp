@@ -4,8 +4,8 @@
 
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/error.h"
-#include "echelon/predict/counted_layers.h"
 #include "echelon/explain/cut_trace.h"
+#include "echelon/predict/counted_layers.h"
 #include "echelon/text/text_file.h"
 
 namespace echelon {
@@ -52,8 +52,9 @@ class Reader {
   RunRecord read() {
     read_timeline();
     read_steps();
-    record_.simulated = record_.timeline.simulated ||
-                        (!record_.steps.empty() && record_.steps.back().simulated);
+    record_.simulated =
+        record_.timeline.simulated ||
+        (!record_.steps.empty() && record_.steps.back().simulated);
     if (record_.simulated) read_simulated_cluster();
     read_configuration();
     note_unfinished();
@@ -63,12 +64,15 @@ class Reader {
  private:
   void read_timeline() {
     if (!is_there(timeline_)) {
-      note("there is no timeline.json, which a run writes at its end: what follows "
-           "is from the metrics");
+      note(
+          "there is no timeline.json, which a run writes at its end: what "
+          "follows "
+          "is from the metrics");
       return;
     }
     try {
-      CutTrace cut = parse_cut_trace(read_text_file(timeline_), timeline_.string());
+      CutTrace cut =
+          parse_cut_trace(read_text_file(timeline_), timeline_.string());
       check_spans(cut.timeline, timeline_.string());
       record_.timeline = std::move(cut.timeline);
       record_.title = record_.timeline.title;
@@ -87,9 +91,10 @@ class Reader {
     const bool alone = std::any_of(
         record_.timeline.spans.begin(), record_.timeline.spans.end(),
         [&](const Span& span) { return span.rank == rank; });
-    note("the timeline is cut off in the spans of rank " + std::to_string(rank) +
-         (alone ? ": its last step is left out"
-                : ": this rank and those after it are left out"));
+    note(
+        "the timeline is cut off in the spans of rank " + std::to_string(rank) +
+        (alone ? ": its last step is left out"
+               : ": this rank and those after it are left out"));
   }
 
   void read_steps() {
@@ -98,8 +103,9 @@ class Reader {
       if (!record_.timeline.spans.empty()) return;
       throw DataError(
           broken_.empty()
-              ? folder_.string() + ": is no run, it has neither timeline.json nor "
-                "metrics.jsonl; name a folder that `echelon train` wrote"
+              ? folder_.string() +
+                    ": is no run, it has neither timeline.json nor "
+                    "metrics.jsonl; name a folder that `echelon train` wrote"
               : broken_ + "; and there is no metrics.jsonl beside it");
     }
     try {
@@ -112,7 +118,8 @@ class Reader {
     }
     if (record_.steps.empty() && record_.timeline.spans.empty()) {
       throw DataError(
-          path.string() + ": has no step, and there is no timeline; explain the run "
+          path.string() +
+          ": has no step, and there is no timeline; explain the run "
           "when it has trained some steps");
     }
   }
@@ -141,7 +148,8 @@ class Reader {
         return;
       }
       if (record_.title.empty()) {
-        record_.title = record_.job->model.name + " on " + record_.job->data.name;
+        record_.title =
+            record_.job->model.name + " on " + record_.job->data.name;
       }
       record_.layers = read_counted_layers(folder_);
     } catch (const Error& error) {
@@ -152,12 +160,15 @@ class Reader {
   // A timeline may lie beside another run's configuration.
   bool is_of_this_timeline(const Job& job) {
     int32_t most = -1;
-    for (const Span& span : record_.timeline.spans) most = std::max(most, span.rank);
+    for (const Span& span : record_.timeline.spans)
+      most = std::max(most, span.rank);
     const int64_t ranks = job.layout.num_ranks();
     if (most < ranks) return true;
-    note("config.toml is of " + std::to_string(ranks) +
-         (ranks == 1 ? " rank" : " ranks") + ", and the timeline has a rank " +
-         std::to_string(most) + ": it is another run's, and no fix is simulated");
+    note(
+        "config.toml is of " + std::to_string(ranks) +
+        (ranks == 1 ? " rank" : " ranks") + ", and the timeline has a rank " +
+        std::to_string(most) +
+        ": it is another run's, and no fix is simulated");
     return false;
   }
 
@@ -166,8 +177,9 @@ class Reader {
     const int64_t last = record_.steps.back().step;
     const int64_t all = record_.job->train.steps;
     if (all == 0 || last >= all) return;
-    note("the metrics end at step " + std::to_string(last) + " of " +
-         std::to_string(all) + ": the run goes on, was stopped, or failed");
+    note(
+        "the metrics end at step " + std::to_string(last) + " of " +
+        std::to_string(all) + ": the run goes on, was stopped, or failed");
   }
 
   void note(std::string line) { record_.notes.push_back(std::move(line)); }
@@ -186,7 +198,8 @@ RunRecord read_run(const fs::path& run) {
   if (!fs::exists(run, error)) {
     if (error) throw DataError(run.string() + ": " + error.message());
     throw DataError(
-        run.string() + ": there is no such run; name a folder that `echelon train` "
+        run.string() +
+        ": there is no such run; name a folder that `echelon train` "
         "wrote, or a timeline.json");
   }
   if (fs::is_directory(run, error)) {

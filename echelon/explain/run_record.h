@@ -8,26 +8,28 @@
 
 #include "echelon/cluster/cluster.h"
 #include "echelon/cost/model_shape.h"
+#include "echelon/job/job.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/timeline/timeline.h"
-#include "echelon/job/job.h"
 
 namespace echelon {
 
 struct RunRecord {
   std::string title;
-  Timeline timeline;               // without spans: there is none
-  std::vector<StepMetrics> steps;  // of metrics.jsonl, by step
-  std::optional<Job> job;          // config.toml
-  std::string configuration;       // its path
+  Timeline timeline;                 // without spans: there is none
+  std::vector<StepMetrics> steps;    // of metrics.jsonl, by step
+  std::optional<Job> job;            // config.toml
+  std::string configuration;         // its path
   std::optional<ModelShape> layers;  // as its trainer counted them; empty: not
-  bool simulated = false;          // by `echelon simulate --run`; nothing was trained
-  std::optional<Cluster> cluster;  // that it was simulated on; empty: it is real
+  bool simulated = false;  // by `echelon simulate --run`; nothing was trained
+  std::optional<Cluster>
+      cluster;  // that it was simulated on; empty: it is real
   std::vector<std::string> notes;  // what is missing or cut off, a line each
 };
 
-/// `run`: a run's folder, or a timeline.json, which may lie in one. What cannot be read
-/// is left out and noted; throws DataError when neither timeline nor metrics can be.
+/// `run`: a run's folder, or a timeline.json, which may lie in one. What cannot
+/// be read is left out and noted; throws DataError when neither timeline nor
+/// metrics can be.
 RunRecord read_run(const std::filesystem::path& run);
 
 }  // namespace echelon

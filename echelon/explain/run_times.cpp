@@ -14,8 +14,9 @@ double seconds(const Intervals& times) {
   return 1e-9 * static_cast<double>(total_length(times));
 }
 
-// As people name axes on the command line; the innermost one first: what a layer
-// waits for. "world" is not among them: it is where a step's sums are shared.
+// As people name axes on the command line; the innermost one first: what a
+// layer waits for. "world" is not among them: it is where a step's sums are
+// shared.
 struct NamedAxis {
   const char* axis;
   const char* name;
@@ -26,8 +27,8 @@ constexpr NamedAxis kNamedAxes[] = {
 
 void add(RankTimes& sum, const RankTimes& one, double weight) {
   constexpr double RankTimes::*kFields[] = {
-      &RankTimes::step,      &RankTimes::forward,   &RankTimes::backward,
-      &RankTimes::optimizer, &RankTimes::data,      &RankTimes::for_ranks,
+      &RankTimes::step,       &RankTimes::forward, &RankTimes::backward,
+      &RankTimes::optimizer,  &RankTimes::data,    &RankTimes::for_ranks,
       &RankTimes::for_stages, &RankTimes::idle};
   for (auto field : kFields) sum.*field += weight * (one.*field);
   for (const auto& [axis, time] : one.communication) {
@@ -57,7 +58,8 @@ class Sorter {
   bool pipeline() const { return pipeline_; }
 
   // `window`: the step's, of all ranks.
-  RankTimes times_of(const StepActivity& activity, const Interval& window) const {
+  RankTimes
+  times_of(const StepActivity& activity, const Interval& window) const {
     RankTimes times;
     times.step = seconds({activity.window});
     if (pipeline_) {  // its last stages begin later, its first may end earlier
@@ -105,8 +107,8 @@ class Sorter {
     const Intervals world = calls(place, "world");
     Intervals for_others;
     if (late != late_.waits.end()) for_others = late->second;
-    // Where a pipeline's ranks meet at the end of a step, the first ones wait for
-    // the stages that end last.
+    // Where a pipeline's ranks meet at the end of a step, the first ones wait
+    // for the stages that end last.
     if (pipeline_) times.for_stages += take(world);
     times.for_ranks += take(for_others);
     for (const auto& [axis, name] : kNamedAxes) {
@@ -137,7 +139,8 @@ class Sorter {
   }
 
   Intervals calls(const RankStep& place, const std::string& axis) const {
-    return calls_that(place, [&](const Span& span) { return span.axis == axis; });
+    return calls_that(
+        place, [&](const Span& span) { return span.axis == axis; });
   }
 
   // From when a message was there to be sent (trim_receives) until it came.

@@ -19,8 +19,9 @@ struct RankTimes {
   double backward = 0;
   double optimizer = 0;
   double data = 0;
-  /// Communication that nothing hides, by axis ("dp", "fsdp", "tp", …), from when
-  /// every rank of the group had come; of "pp" the messages that were made already;
+  /// Communication that nothing hides, by axis ("dp", "fsdp", "tp", …), from
+  /// when every rank of the group had come; of "pp" the messages that were made
+  /// already;
   /// "" for the rest.
   std::map<std::string, double> communication;
   double for_ranks = 0;   // waiting in collectives for ranks that came later
@@ -33,15 +34,17 @@ struct RankTimes {
 /// A rank in each of the typical steps.
 struct RankHistory {
   int32_t rank = 0;
-  int32_t first_stage = 0;       // of the pipeline; ranks with the same one are peers
+  int32_t first_stage =
+      0;  // of the pipeline; ranks with the same one are peers
   std::vector<RankTimes> steps;
   RankTimes mean;
 };
 
 struct RunTimes {
   std::vector<RankHistory> ranks;  // by rank
-  std::vector<int64_t> steps;      // the typical ones: not over three times the median
-  RankTimes mean;                  // over ranks
+  std::vector<int64_t>
+      steps;       // the typical ones: not over three times the median
+  RankTimes mean;  // over ranks
   bool pipeline = false;
 };
 

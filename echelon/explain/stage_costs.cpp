@@ -11,7 +11,8 @@ namespace {
 
 // What each pass took, its parts between waits put together.
 PipelineRows whole_passes(const PipelineRows& rows) {
-  std::map<std::tuple<int32_t, BlockKind, int32_t, int32_t>, PipelineBlock> whole;
+  std::map<std::tuple<int32_t, BlockKind, int32_t, int32_t>, PipelineBlock>
+      whole;
   for (const PipelineBlock& block : rows.blocks) {
     if (block.kind == BlockKind::transfer) continue;
     const auto [at, is_new] = whole.try_emplace(

@@ -10,14 +10,16 @@
 namespace echelon {
 
 struct StageCosts {
-  /// Of a microbatch, by stage: forward and all kinds of backward; means over the
-  /// typical steps and the copies of the pipeline. Waits inside are left out.
+  /// Of a microbatch, by stage: forward and all kinds of backward; means over
+  /// the typical steps and the copies of the pipeline. Waits inside are left
+  /// out.
   std::vector<double> seconds;
-  /// The run's own order of passes with these costs, from the first begin to the last
-  /// end, and with costs that are the same for all stages; means over the steps.
+  /// The run's own order of passes with these costs, from the first begin to
+  /// the last end, and with costs that are the same for all stages; means over
+  /// the steps.
   double as_they_are = 0;
   double even = 0;
-  double busy_share = 0;  // of `even`, that a rank computes
+  double busy_share = 0;           // of `even`, that a rank computes
   std::vector<int> slowest_ranks;  // that hold the stage which takes longest
 };
 

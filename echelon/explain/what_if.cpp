@@ -6,9 +6,9 @@
 #include "echelon/cluster/local_cluster.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
+#include "echelon/job/check_job.h"
 #include "echelon/predict/counted_layers.h"
 #include "echelon/predict/predict_run.h"
-#include "echelon/job/check_job.h"
 
 namespace echelon {
 
@@ -16,7 +16,8 @@ namespace {
 
 // What simulating a step takes time for.
 double passes_of(const Strategy& strategy) {
-  return static_cast<double>(strategy.num_microbatches() * num_stages(strategy));
+  return static_cast<double>(
+      strategy.num_microbatches() * num_stages(strategy));
 }
 
 // A simulated model has no data to look at: as many samples as any batch takes.
@@ -51,7 +52,8 @@ WhatIf::WhatIf(
       find_cluster_of(run);
     }
     base_ = simulated({});
-    seconds_of_pass_ = std::exchange(spent_, 0) / passes_of(base_->configured.strategy);
+    seconds_of_pass_ =
+        std::exchange(spent_, 0) / passes_of(base_->configured.strategy);
   } catch (const Error& error) {
     const std::string text = error.what();
     why_ = text.substr(0, text.find('\n'));
@@ -80,10 +82,10 @@ WhatIfStep WhatIf::simulated(const Settings& settings) const {
   SimulationOptions options;
   options.timeline_ranks = 0;
   const auto begin = std::chrono::steady_clock::now();
-  made.step = simulate(
-                  made.configured.model, made.configured.strategy, cluster_,
-                  options)
-                  .step;
+  made.step =
+      simulate(
+          made.configured.model, made.configured.strategy, cluster_, options)
+          .step;
   const std::chrono::duration<double> took =
       std::chrono::steady_clock::now() - begin;
   spent_ += took.count();

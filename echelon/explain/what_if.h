@@ -8,8 +8,8 @@
 
 #include "echelon/cluster/cluster.h"
 #include "echelon/explain/run_record.h"
-#include "echelon/simulator/simulate.h"
 #include "echelon/predict/configured.h"
+#include "echelon/simulator/simulate.h"
 
 namespace echelon {
 
@@ -23,8 +23,9 @@ struct WhatIfStep {
   double seconds_per_sample = 0;
 };
 
-/// Simulates a run's configuration on a cluster, as it is and changed. What counts is
-/// how both compare: a cluster whose rates are guessed errs the same way in both.
+/// Simulates a run's configuration on a cluster, as it is and changed. What
+/// counts is how both compare: a cluster whose rates are guessed errs the same
+/// way in both.
 class WhatIf {
  public:
   /// `cluster` empty: that of a simulated run, else this machine
@@ -39,15 +40,18 @@ class WhatIf {
   const std::optional<WhatIfStep>& base() const { return base_; }
   const std::string& why() const { return why_; }
   const Cluster& cluster() const { return cluster_; }
-  /// Whether its rates are guesses: then times are none to compare with the run's.
+  /// Whether its rates are guesses: then times are none to compare with the
+  /// run's.
   bool is_guessed() const { return guessed_; }
 
   /// How many settings were left out, because they would have taken too long.
   int64_t num_left_out() const { return left_out_; }
-  /// Why none of the settings is a fix: `why`, unless it may be one that was left out.
+  /// Why none of the settings is a fix: `why`, unless it may be one that was
+  /// left out.
   std::string none_found(const std::string& why) const;
 
-  /// Empty: there is no base, the settings are none for this run, or they are left out.
+  /// Empty: there is no base, the settings are none for this run, or they are
+  /// left out.
   std::optional<WhatIfStep> with(const Settings& settings) const;
   /// What a sample's time falls by, as a share; negative: it rises.
   double gain(const WhatIfStep& other) const;
@@ -64,8 +68,8 @@ class WhatIf {
   std::optional<DataFacts> data_;  // looked at once; fixes leave it as it is
   Cluster cluster_;
   bool guessed_ = false;
-  double seconds_;              // that trying may take
-  mutable double spent_ = 0;    // of them
+  double seconds_;            // that trying may take
+  mutable double spent_ = 0;  // of them
   mutable int64_t left_out_ = 0;
   double seconds_of_pass_ = 0;  // to simulate the base, for each of its passes
   std::optional<WhatIfStep> base_;

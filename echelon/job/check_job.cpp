@@ -6,15 +6,15 @@
 #include <numeric>
 #include <optional>
 
-#include "echelon/cluster/host.h"
-#include "echelon/error.h"
-#include "echelon/layout/layout.h"
-#include "echelon/layout/partition.h"
 #include "echelon/architecture/check_weights.h"
 #include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/cluster/host.h"
+#include "echelon/error.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/job/unused_settings.h"
+#include "echelon/layout/layout.h"
+#include "echelon/layout/partition.h"
 
 namespace echelon {
 namespace {
@@ -75,7 +75,8 @@ class Checker {
       if (document_.entry(key).value != "1") {
         fail(
             key,
-            "this version has data, sharded, pipeline and tensor parallelism; use "
+            "this version has data, sharded, pipeline and tensor parallelism; "
+            "use "
             "dp, fsdp, pp or tp instead");
       }
     }
@@ -111,11 +112,12 @@ class Checker {
     const std::string name = key.substr(dot + 1);
     if (!job_.model.devices.empty()) {
       fail(
-          key,
-          "is for ranks that drive one device, and [model] devices has " +
-              number(static_cast<int64_t>(job_.model.devices.size())) +
-              "; leave devices out, with [layout] pp to cut the list of layers, "
-              "or leave " + name + " out");
+          key, "is for ranks that drive one device, and [model] devices has " +
+                   number(static_cast<int64_t>(job_.model.devices.size())) +
+                   "; leave devices out, with [layout] pp to cut the list of "
+                   "layers, "
+                   "or leave " +
+                   name + " out");
     }
     if (job_.train.compress != "none") {
       fail(
@@ -132,7 +134,8 @@ class Checker {
     if (memory.recompute == "budget" && memory.activation_bytes == 0) {
       fail(
           "memory.recompute",
-          "needs activation_bytes, what a rank may keep for backward; set it, or "
+          "needs activation_bytes, what a rank may keep for backward; set it, "
+          "or "
           "recompute = \"selective\"");
     }
   }
@@ -163,8 +166,7 @@ class Checker {
     microbatches_ = schedule.num_microbatches;
     check_device_bytes(job_.layout.pp, "pipeline ranks");
     check_cut(
-        "layout.pp",
-        schedule.num_stages(),
+        "layout.pp", schedule.num_stages(),
         schedule.num_stages() == job_.layout.pp
             ? "stages"
             : "stages, " + number(schedule.num_stages() / job_.layout.pp) +
@@ -172,15 +174,15 @@ class Checker {
   }
 
   // Whether the model's layers can be cut into so many slices.
-  void check_cut(
-      const std::string& key, int64_t slices, const std::string& what) {
+  void
+  check_cut(const std::string& key, int64_t slices, const std::string& what) {
     const auto layers = list_layers(job_.model);
     const auto count = static_cast<int64_t>(layers.size());
     if (slices > count) {
       fail(
-          key,
-          "makes " + number(slices) + " " + what + ", but " + job_.model.name +
-              " has " + number(count) + " layers; at most " + number(count));
+          key, "makes " + number(slices) + " " + what + ", but " +
+                   job_.model.name + " has " + number(count) +
+                   " layers; at most " + number(count));
     }
     if (job_.model.cut.empty()) return;
     try {
@@ -194,19 +196,18 @@ class Checker {
     const auto entries = static_cast<int64_t>(job_.model.device_bytes.size());
     if (entries == 0 || entries == count) return;
     fail(
-        "model.device_bytes",
-        "must have an entry for each of the " + number(count) + " " + what +
-            ", or none");
+        "model.device_bytes", "must have an entry for each of the " +
+                                  number(count) + " " + what + ", or none");
   }
 
   void check_devices() {
     const auto& model = job_.model;
     const bool gpus = ::access("/dev/nvidiactl", F_OK) == 0;
     for (const auto& device : model.devices) {
-      const bool cuda = device.rfind("cuda:", 0) == 0 && device.size() > 5 &&
-                        device.size() < 9 &&
-                        device.find_first_not_of("0123456789", 5) ==
-                            std::string::npos;
+      const bool cuda =
+          device.rfind("cuda:", 0) == 0 && device.size() > 5 &&
+          device.size() < 9 &&
+          device.find_first_not_of("0123456789", 5) == std::string::npos;
       if (device != "cpu" && !cuda) {
         fail(
             "model.devices",
@@ -228,7 +229,8 @@ class Checker {
     if (job_.model.dtype == "float64") {
       fail(
           "precision.compute",
-          "[model] dtype = \"float64\" would be rounded to it in each layer; set "
+          "[model] dtype = \"float64\" would be rounded to it in each layer; "
+          "set "
           "dtype = \"float32\", or compute = \"same\"");
     }
   }
@@ -263,8 +265,7 @@ class Checker {
         "does not divide by " + shares(degree) +
             (degree > 1 && passes_per_step() > 1 ? " = " + number(divisor)
                                                  : "") +
-            "; " +
-            number(below) + " or " + number(below + divisor) + " does");
+            "; " + number(below) + " or " + number(below + divisor) + " does");
   }
 
   static std::string ranks(int64_t degree) {
@@ -287,9 +288,8 @@ class Checker {
     const auto entries = static_cast<int64_t>(train.rank_batch.size());
     if (entries != degree) {
       fail(
-          "train.rank_batch",
-          "has " + number(entries) + " entries for " + ranks(degree) +
-              "; give one for each");
+          "train.rank_batch", "has " + number(entries) + " entries for " +
+                                  ranks(degree) + "; give one for each");
     }
     int64_t sum = 0;
     for (int64_t batch : train.rank_batch) {
@@ -317,10 +317,9 @@ class Checker {
     const auto& train = job_.train;
     if (train.steps > 0 && train.epochs > 0) {
       fail(
-          "train.epochs",
-          "steps = " + number(train.steps) +
-              " is set too; exactly one of the two says how "
-              "long the run is");
+          "train.epochs", "steps = " + number(train.steps) +
+                              " is set too; exactly one of the two says how "
+                              "long the run is");
     }
     if (train.steps == 0 && train.epochs == 0) {
       fail(
@@ -360,11 +359,10 @@ class Checker {
     const bool from_disk = data.name == "tensors" || data.name == "images";
     if (from_disk && data.path.empty()) {
       fail(
-          "data.name",
-          data.name == "images"
-              ? "needs path, a folder of class folders"
-              : "needs path, a .safetensors file with inputs and "
-                "targets");
+          "data.name", data.name == "images"
+                           ? "needs path, a folder of class folders"
+                           : "needs path, a .safetensors file with inputs and "
+                             "targets");
     }
     try {
       return inspect_data(data);
@@ -415,10 +413,10 @@ class Checker {
     const auto& data = facts.data;
     if (data.num_train < job_.train.batch) {
       fail(
-          "train.batch",
-          "there are " + number(data.num_train) + " samples to train on (" +
-              number(data.num_holdout) +
-              " held out); a batch must not be larger");
+          "train.batch", "there are " + number(data.num_train) +
+                             " samples to train on (" +
+                             number(data.num_holdout) +
+                             " held out); a batch must not be larger");
     }
   }
 
@@ -445,10 +443,9 @@ class Checker {
     if (classes == 0) return data.classes;
     if (classes < data.classes) {
       fail(
-          "model.classes",
-          "the data has " + number(data.classes) +
-              " classes; set at least as many, or 0 to take "
-              "the data's");
+          "model.classes", "the data has " + number(data.classes) +
+                               " classes; set at least as many, or 0 to take "
+                               "the data's");
     }
     return classes;
   }
@@ -508,14 +505,14 @@ class Checker {
     const int64_t least = *std::min_element(widths.begin(), widths.end() - 1);
     if (job_.layout.tp <= least) return;
     fail(
-        "layout.tp",
-        "the narrowest layer of " + job_.model.name + " has " + number(least) +
-            " outputs to share out; tp may be " + number(least) + " at most");
+        "layout.tp", "the narrowest layer of " + job_.model.name + " has " +
+                         number(least) + " outputs to share out; tp may be " +
+                         number(least) + " at most");
   }
 
   // `key`: who is to blame when it does not fit.
-  void check_text_model(
-      const JobFacts& facts, int64_t tp, const std::string& key) {
+  void
+  check_text_model(const JobFacts& facts, int64_t tp, const std::string& key) {
     try {
       check_language_model(
           job_.model, facts.classes, facts.data.sample_shape[0], tp);

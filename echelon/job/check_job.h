@@ -23,8 +23,8 @@ struct JobFacts {
 /// the files they name. Reads folders, headers and targets, not samples.
 /// Throws ConfigError or DataError: place, values, rule, way out; five lines.
 JobFacts check_job(const Job& job, int64_t num_ranks);
-/// The same of data that was looked at before, or that nobody has: its files are left
-/// alone.
+/// The same of data that was looked at before, or that nobody has: its files
+/// are left alone.
 JobFacts check_job(const Job& job, int64_t num_ranks, const DataFacts& data);
 
 }  // namespace echelon

@@ -19,15 +19,17 @@ void bind_all(config::Document& document, Job& job) {
   bind(layout, job.layout);
   bind(layout, job.pipeline);
   bind(layout, job.tensor);
-  table("shard", "what the ranks of fsdp share out, and when it is whole",
-        job.shard);
+  table(
+      "shard", "what the ranks of fsdp share out, and when it is whole",
+      job.shard);
   table("memory", "what is kept for backward, and where", job.memory);
-  table("precision", "number types of forward, backward and sums",
-        job.precision);
+  table(
+      "precision", "number types of forward, backward and sums", job.precision);
   table("optimizer", "how the parameters change", job.optimizer);
   table("train", "the loop", job.train);
-  table("checkpoint", "when training is saved, and taken up again",
-        job.checkpoint);
+  table(
+      "checkpoint", "when training is saved, and taken up again",
+      job.checkpoint);
   table("comm", "how ranks talk to each other", job.comm);
 }
 
@@ -66,9 +68,7 @@ void apply(config::Document& document, const Overrides& overrides) {
   }
   if (!overrides.ranks.empty()) {
     document.set(
-        "train",
-        "ranks",
-        config::toml_text(std::string_view(overrides.ranks)),
+        "train", "ranks", config::toml_text(std::string_view(overrides.ranks)),
         "--ranks " + overrides.ranks);
   }
   if (overrides.overwrite) {
@@ -76,8 +76,7 @@ void apply(config::Document& document, const Overrides& overrides) {
   }
   if (!overrides.resume.empty()) {
     document.set(
-        "checkpoint",
-        "resume",
+        "checkpoint", "resume",
         config::toml_text(std::string_view(overrides.resume)),
         "--resume " + overrides.resume);
   }

@@ -6,19 +6,19 @@
 #include <string>
 #include <vector>
 
+#include "echelon/config/document.h"
+#include "echelon/layout/layout.h"
 #include "echelon/options/checkpoint.h"
 #include "echelon/options/comm.h"
-#include "echelon/config/document.h"
 #include "echelon/options/data.h"
-#include "echelon/layout/layout.h"
 #include "echelon/options/memory.h"
 #include "echelon/options/model.h"
 #include "echelon/options/optimizer.h"
 #include "echelon/options/precision.h"
 #include "echelon/options/shard.h"
 #include "echelon/options/tensor.h"
-#include "echelon/schedule/pipeline_layout.h"
 #include "echelon/options/train.h"
+#include "echelon/schedule/pipeline_layout.h"
 
 namespace echelon {
 
@@ -26,9 +26,9 @@ struct Job {
   ModelOptions model;
   DataOptions data;
   Layout layout;
-  PipelineLayout pipeline;  // of [layout] too; read when layout.pp > 1
+  PipelineLayout pipeline;       // of [layout] too; read when layout.pp > 1
   TensorParallelOptions tensor;  // of [layout] too; read when layout.tp > 1
-  ShardOptions shard;  // read when layout.dp_shard > 1
+  ShardOptions shard;            // read when layout.dp_shard > 1
   MemoryOptions memory;
   PrecisionOptions precision;
   OptimizerOptions optimizer;
@@ -45,8 +45,8 @@ struct Job {
 /// dtype, are summed in another one, or are kept in the host's memory.
 bool shards_parameters(const Job& job);
 
-/// Whether gradients are added up, over ranks or, in low precision, over the passes
-/// of a step: then precision.reduce says in what.
+/// Whether gradients are added up, over ranks or, in low precision, over the
+/// passes of a step: then precision.reduce says in what.
 bool adds_gradients(const Job& job);
 
 /// What the command line sets over the file.

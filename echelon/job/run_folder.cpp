@@ -51,9 +51,11 @@ void require_writable(const Job& job, const fs::path& folder) {
 bool holds_nothing(const fs::path& run) {
   std::error_code error;
   const fs::directory_iterator entries(run, error);
-  return !error && std::all_of(begin(entries), end(entries), [](const auto& one) {
-    return one.path().filename().string().starts_with("config.toml.part-");
-  });
+  return !error &&
+         std::all_of(begin(entries), end(entries), [](const auto& one) {
+           return one.path().filename().string().starts_with(
+               "config.toml.part-");
+         });
 }
 
 // What checkpoint.resume names, when it names something.
@@ -91,7 +93,8 @@ void check_overwrite(const Job& job) {
   keep(job.data.path, "data.path", job.data.path);
   keep(job.data.holdout_path, "data.holdout_path", job.data.holdout_path);
   keep(job.data.tokenizer, "data.tokenizer", job.data.tokenizer);
-  for (const auto& source : job.data.sources) keep(source, "data.sources", source);
+  for (const auto& source : job.data.sources)
+    keep(source, "data.sources", source);
 }
 
 // As config.toml has it: running that again destroys nothing.
@@ -100,19 +103,19 @@ std::string text_of(Job job) {
   return to_toml(job);
 }
 
-// The same run was killed before its first checkpoint: nothing of it is lost when it
-// begins again.
+// The same run was killed before its first checkpoint: nothing of it is lost
+// when it begins again.
 bool was_cut_short(const Job& job) {
   const fs::path run = job.train.run;
   std::error_code error;
   return saves(job.checkpoint) && job.checkpoint.resume != "never" &&
-      !fs::exists(run / "checkpoints/last.safetensors", error) &&
-      folder_files::read_file(run / "config.toml") == text_of(job);
+         !fs::exists(run / "checkpoints/last.safetensors", error) &&
+         folder_files::read_file(run / "config.toml") == text_of(job);
 }
 
-// The run's own are there; whether training goes on from the newest of them. What
-// it began with may be named all the same, and be gone: who queues a command again
-// changes nothing in it.
+// The run's own are there; whether training goes on from the newest of them.
+// What it began with may be named all the same, and be gone: who queues a
+// command again changes nothing in it.
 void check_own_checkpoints(
     const Job& job, const std::vector<CheckpointPlace>& own) {
   const std::string& from = job.checkpoint.resume;

@@ -2,9 +2,9 @@
 
 #include <filesystem>
 
+#include "echelon/architecture/weights_source.h"
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/files/reader.h"
-#include "echelon/architecture/weights_source.h"
 
 namespace echelon {
 

@@ -12,9 +12,8 @@ void find_unused_precision(const Job& job, const Unless& unless) {
   const bool low = precision.compute != "same";
   const bool dynamic = precision.compute == "fp16" && precision.loss_scale == 0;
   const std::string by_scale =
-      precision.loss_scale > 0
-          ? "with a loss_scale that is fixed"
-          : "with compute \"" + precision.compute + "\"";
+      precision.loss_scale > 0 ? "with a loss_scale that is fixed"
+                               : "with compute \"" + precision.compute + "\"";
   unless(
       dynamic, by_scale,
       {"precision.initial_loss_scale", "precision.loss_scale_growth"});
@@ -37,8 +36,7 @@ std::vector<std::string> find_unused_settings(const Job& job) {
       job.document.entries().empty() ? describe(job) : job.document;
   std::vector<std::string> warnings;
   const config::Document defaults = describe(Job{});
-  const auto unless = [&](bool used,
-                          const std::string& reason,
+  const auto unless = [&](bool used, const std::string& reason,
                           const std::vector<std::string>& keys) {
     for (const auto& key : keys) {
       if (used || document.entry(key).value == defaults.entry(key).value) {
@@ -50,46 +48,33 @@ std::vector<std::string> find_unused_settings(const Job& job) {
   const auto& optimizer = job.optimizer;
   const std::string by_optimizer = "with optimizer \"" + optimizer.name + "\"";
   unless(
-      optimizer.name == "sgd",
-      by_optimizer,
+      optimizer.name == "sgd", by_optimizer,
       {"optimizer.momentum", "optimizer.nesterov"});
   unless(
-      optimizer.name != "sgd",
-      by_optimizer,
+      optimizer.name != "sgd", by_optimizer,
       {"optimizer.beta1", "optimizer.beta2", "optimizer.epsilon"});
   const std::string by_schedule =
       "with schedule \"" + optimizer.schedule + "\"";
   unless(
       optimizer.schedule == "cosine" || optimizer.schedule == "linear",
-      by_schedule,
-      {"optimizer.final_factor"});
+      by_schedule, {"optimizer.final_factor"});
   unless(
-      optimizer.schedule == "step",
-      by_schedule,
+      optimizer.schedule == "step", by_schedule,
       {"optimizer.step_every", "optimizer.step_factor"});
 
   const auto& model = job.model.name;
   unless(model == "mlp", "with model \"" + model + "\"", {"model.hidden"});
   unless(
-      model.rfind("resnet", 0) == 0,
-      "with model \"" + model + "\"",
+      model.rfind("resnet", 0) == 0, "with model \"" + model + "\"",
       {"model.sync_batch_norm"});
 
   const bool text = is_language_model(job.model);
   unless(!text, "with model \"" + model + "\"", {"model.classes"});
   unless(
-      text,
-      "with model \"" + model + "\"",
-      {"model.layers",
-       "model.hidden_size",
-       "model.heads",
-       "model.kv_heads",
-       "model.intermediate_size",
-       "model.vocab_size",
-       "model.max_positions",
-       "model.rope_theta",
-       "model.norm_eps",
-       "model.dropout",
+      text, "with model \"" + model + "\"",
+      {"model.layers", "model.hidden_size", "model.heads", "model.kv_heads",
+       "model.intermediate_size", "model.vocab_size", "model.max_positions",
+       "model.rope_theta", "model.norm_eps", "model.dropout",
        "model.tie_embeddings"});
 
   const bool tensor = job.layout.tp > 1;
@@ -106,23 +91,18 @@ std::vector<std::string> find_unused_settings(const Job& job) {
 
   const bool pipeline = job.layout.pp > 1;
   unless(
-      pipeline,
-      "without a pipeline (pp is 1)",
-      {"layout.microbatches",
-       "layout.schedule",
-       "layout.stages_per_rank",
+      pipeline, "without a pipeline (pp is 1)",
+      {"layout.microbatches", "layout.schedule", "layout.stages_per_rank",
        "layout.schedule_file"});
   unless(
-      pipeline || !job.model.devices.empty(),
-      "without a pipeline or devices",
+      pipeline || !job.model.devices.empty(), "without a pipeline or devices",
       {"model.cut"});
   unless(
       (pipeline || !job.model.devices.empty()) && job.model.cut.empty(),
       job.model.cut.empty() ? "without a pipeline or devices" : "with cut",
       {"model.balance"});
   unless(
-      pipeline || !job.model.devices.empty(),
-      "without a pipeline or devices",
+      pipeline || !job.model.devices.empty(), "without a pipeline or devices",
       {"model.device_bytes"});
 
   const bool sharded = job.layout.dp_shard > 1;
@@ -141,47 +121,29 @@ std::vector<std::string> find_unused_settings(const Job& job) {
   const auto& data = job.data.name;
   const std::string by_data = "with data \"" + data + "\"";
   unless(
-      data == "tensors" || data == "images" || data == "text",
-      by_data,
+      data == "tensors" || data == "images" || data == "text", by_data,
       {"data.path"});
   unless(
-      data == "text",
-      by_data,
-      {"data.sources",
-       "data.weights",
-       "data.format",
-       "data.tokenizer",
-       "data.vocab_size",
-       "data.token_bytes",
-       "data.sequence",
-       "data.documents",
-       "data.document_separator",
-       "data.end_of_text_id"});
+      data == "text", by_data,
+      {"data.sources", "data.weights", "data.format", "data.tokenizer",
+       "data.vocab_size", "data.token_bytes", "data.sequence", "data.documents",
+       "data.document_separator", "data.end_of_text_id"});
   unless(
       data == "dummy", by_data, {"data.samples", "data.shape", "data.classes"});
   unless(
-      data == "images",
-      by_data,
-      {"data.image_size",
-       "data.crop",
-       "data.flip",
-       "data.mean",
-       "data.std",
-       "data.bad_image",
-       "data.max_image_pixels"});
+      data == "images", by_data,
+      {"data.image_size", "data.crop", "data.flip", "data.mean", "data.std",
+       "data.bad_image", "data.max_image_pixels"});
   unless(job.data.holdout_path.empty(), "with holdout_path", {"data.holdout"});
   unless(
       job.data.holdout > 0 || !job.data.holdout_path.empty(),
-      "when nothing is held out",
-      {"train.eval_every"});
+      "when nothing is held out", {"train.eval_every"});
 
   unless(
       job.train.compress == "powersgd",
-      "with compress \"" + job.train.compress + "\"",
-      {"train.powersgd_rank"});
+      "with compress \"" + job.train.compress + "\"", {"train.powersgd_rank"});
   unless(
-      job.layout.num_ranks() > 1,
-      "with 1 rank",
+      job.layout.num_ranks() > 1, "with 1 rank",
       {"train.compress", "train.bucket_bytes"});
   unless(
       !shards_parameters(job) || job.layout.num_ranks() == 1,

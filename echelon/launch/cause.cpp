@@ -55,8 +55,8 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 
 // Lines [begin, end) as one text, cut to a size that a person reads.
-std::string join(
-    const std::vector<std::string>& lines, size_t begin, size_t end) {
+std::string
+join(const std::vector<std::string>& lines, size_t begin, size_t end) {
   std::string text;
   size_t taken = 0;
   for (size_t i = begin; i < end; ++i) {
@@ -89,7 +89,8 @@ bool is_shell_report(const std::string& line) {
 
 // What shells and the runtime add after the error itself.
 bool is_noise(const std::string& line) {
-  return line.empty() || is_shell_report(line) || starts_with(line, "Aborted") ||
+  return line.empty() || is_shell_report(line) ||
+         starts_with(line, "Aborted") ||
          starts_with(line, "note: run with `RUST_BACKTRACE") ||
          contains(line, "Aborted (core dumped)") ||
          contains(line, "Aborted                 ");
@@ -176,8 +177,7 @@ bool loader_failed(const RankEnd& end, const std::string& text) {
 
 // What it would have been, had the launcher not ended a rank that was leaving.
 int own_status(const RankEnd& end) {
-  const bool cut_off =
-      end.report && end.told_to_end && WIFSIGNALED(end.status);
+  const bool cut_off = end.report && end.told_to_end && WIFSIGNALED(end.status);
   return cut_off ? W_EXITCODE(end.report->exit_code, 0) : end.status;
 }
 
@@ -191,19 +191,19 @@ Cause describe(const RankEnd& end) {
     const auto lines = lines_of(end.report->message);
     const bool ours = starts_with(end.report->type, "echelon::");
     const bool bare = ours || end.report->type == "std::terminate";
-    cause.text = (bare ? "" : end.report->type + ": ") +
-                 join(lines, 0, lines.size());
+    cause.text =
+        (bare ? "" : end.report->type + ": ") + join(lines, 0, lines.size());
     cause.consequence = end.report->consequence;
     return cause;
   }
   cause.text = find_error(end.stderr_tail);
   if (loader_failed(end, cause.text)) {
     cause.exit_code = static_cast<int>(ExitCode::configuration);
-    cause.text += "\nthe program did not start; install the library, or name "
-                  "its folder in LD_LIBRARY_PATH";
+    cause.text +=
+        "\nthe program did not start; install the library, or name "
+        "its folder in LD_LIBRARY_PATH";
   }
-  if (cause.text.empty() &&
-      (!by_signal || WTERMSIG(end.status) == SIGABRT)) {
+  if (cause.text.empty() && (!by_signal || WTERMSIG(end.status) == SIGABRT)) {
     cause.text = last_lines(end.stderr_tail, 3);
   }
   cause.consequence = speaks_of_lost_peer(cause.text);

@@ -13,19 +13,19 @@ namespace echelon::launch {
 /// How one rank ended.
 struct RankEnd {
   int rank = 0;
-  int status = 0;        // as of waitpid
-  int64_t time_ns = 0;   // steady clock
+  int status = 0;            // as of waitpid
+  int64_t time_ns = 0;       // steady clock
   bool told_to_end = false;  // after the launcher had sent it a signal
   std::optional<ErrorReport> report;
-  std::string stderr_tail;   // the last kilobytes it wrote there
+  std::string stderr_tail;  // the last kilobytes it wrote there
 };
 
 /// What is shown and returned for a failed job.
 struct Cause {
-  int rank = -1;        // -1: no rank's, but a launcher's
+  int rank = -1;  // -1: no rank's, but a launcher's
   int exit_code = 1;
-  std::string ending;   // "exit code 1", "SIGSEGV (Segmentation fault)"
-  std::string text;     // the error itself, a few lines at most
+  std::string ending;        // "exit code 1", "SIGSEGV (Segmentation fault)"
+  std::string text;          // the error itself, a few lines at most
   bool consequence = false;  // it fell because a peer did
   std::string log;           // its rank's log file, if any
   std::string host;          // "node 1, 10.0.0.2"; empty on one host

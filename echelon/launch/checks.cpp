@@ -28,7 +28,8 @@ bool is_folder(const std::string& path) {
   return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-// Looks in PATH; a file there that may not be executed is remembered, to say so.
+// Looks in PATH; a file there that may not be executed is remembered, to say
+// so.
 std::string look_up(const std::string& program) {
   const char* path = std::getenv("PATH");
   std::istringstream folders(path != nullptr ? path : "/usr/bin:/bin");
@@ -45,9 +46,10 @@ std::string look_up(const std::string& program) {
   if (!forbidden.empty()) {
     return forbidden;
   }
-  refuse("no program \"" + program + "\" in PATH" +
-         (is_file(program) ? "; there is one here: ./" + program : "") +
-         "; a path with a slash names a file");
+  refuse(
+      "no program \"" + program + "\" in PATH" +
+      (is_file(program) ? "; there is one here: ./" + program : "") +
+      "; a path with a slash names a file");
 }
 
 // "#!/usr/bin/env python3": the first word must exist, and be executable.
@@ -70,12 +72,12 @@ void check_first_line(const std::string& path) {
   line.erase(0, line.find_first_not_of(" \t"));
   const std::string interpreter = line.substr(0, line.find_first_of(" \t"));
   if (access(interpreter.c_str(), X_OK) != 0) {
-    refuse(path + " asks for \"" +
-           interpreter.substr(0, interpreter.find('\r')) +
-           (returns ? "\\r" : "") + "\" in its first line, which is not there" +
-           (returns ? "; the line ends with a carriage return, `dos2unix` "
-                      "removes it"
-                    : "; install it or change the line"));
+    refuse(
+        path + " asks for \"" + interpreter.substr(0, interpreter.find('\r')) +
+        (returns ? "\\r" : "") + "\" in its first line, which is not there" +
+        (returns ? "; the line ends with a carriage return, `dos2unix` "
+                   "removes it"
+                 : "; install it or change the line"));
   }
 }
 
@@ -84,24 +86,28 @@ void check_first_line(const std::string& path) {
 void check(const LaunchOptions& o) {
   const auto text = [](auto value) { return std::to_string(value); };
   if (o.command.empty() || o.command[0].empty()) {
-    refuse("no program to run; it comes after --, as in: echelon run -n 2 -- "
-           "./program");
+    refuse(
+        "no program to run; it comes after --, as in: echelon run -n 2 -- "
+        "./program");
   }
   if (o.num_ranks < 1 || o.num_ranks > kMaxRanksPerHost) {
-    refuse("-n " + text(o.num_ranks) + ": ranks per host must be 1 to " +
-           text(kMaxRanksPerHost));
+    refuse(
+        "-n " + text(o.num_ranks) + ": ranks per host must be 1 to " +
+        text(kMaxRanksPerHost));
   }
   if (o.num_nodes < 1) {
     refuse("--nnodes " + text(o.num_nodes) + ": must be 1 or more");
   }
   if (o.node_rank < 0 || o.node_rank >= o.num_nodes) {
-    refuse("--node-rank " + text(o.node_rank) + ": with --nnodes " +
-           text(o.num_nodes) + " it must be 0 to " + text(o.num_nodes - 1) +
-           (o.num_nodes == 1 ? "; did you mean to give --nnodes?" : ""));
+    refuse(
+        "--node-rank " + text(o.node_rank) + ": with --nnodes " +
+        text(o.num_nodes) + " it must be 0 to " + text(o.num_nodes - 1) +
+        (o.num_nodes == 1 ? "; did you mean to give --nnodes?" : ""));
   }
   if (o.num_nodes > 1 && o.master_addr.empty()) {
-    refuse("--nnodes " + text(o.num_nodes) +
-           " needs --master-addr: the address of the host with --node-rank 0");
+    refuse(
+        "--nnodes " + text(o.num_nodes) +
+        " needs --master-addr: the address of the host with --node-rank 0");
   }
   if (o.master_port < 0 || o.master_port > 65535) {
     refuse("--master-port " + text(o.master_port) + ": must be 0 to 65535");
@@ -112,9 +118,8 @@ void check(const LaunchOptions& o) {
 }
 
 std::string find_program(const std::string& program) {
-  const std::string path = program.find('/') == std::string::npos
-      ? look_up(program)
-      : program;
+  const std::string path =
+      program.find('/') == std::string::npos ? look_up(program) : program;
   if (is_folder(path)) {
     refuse(path + " is a folder, not a program");
   }
@@ -122,8 +127,9 @@ std::string find_program(const std::string& program) {
     refuse("no program " + path + ": " + std::strerror(errno));
   }
   if (access(path.c_str(), X_OK) != 0) {
-    refuse(path + " may not be executed; `chmod +x " + path +
-           "` allows it, or put its interpreter in front");
+    refuse(
+        path + " may not be executed; `chmod +x " + path +
+        "` allows it, or put its interpreter in front");
   }
   check_first_line(path);
   return path;
@@ -133,11 +139,13 @@ std::string explain_exec_error(const std::string& path, int error) {
   const std::string place = "[launch] cannot start " + path + ": ";
   switch (error) {
     case ENOENT:
-      return place + "its loader or interpreter is not on this system; it may "
-                     "be built for another one";
+      return place +
+             "its loader or interpreter is not on this system; it may "
+             "be built for another one";
     case ENOEXEC:
-      return place + "it is not a program of this machine; a script needs #! "
-                     "and its interpreter in the first line";
+      return place +
+             "it is not a program of this machine; a script needs #! "
+             "and its interpreter in the first line";
     case E2BIG:
       return place + "the arguments and the environment together are too long";
     case ETXTBSY:

@@ -74,9 +74,9 @@ class GuardProcess {
     }
     for (;;) {
       pollfd files[2] = {{socket_, POLLIN, 0}, {children_, POLLIN, 0}};
-      const int64_t left =
-          leftover_deadline_ns_ == 0 ? -1
-                                     : leftover_deadline_ns_ - steady_now_ns();
+      const int64_t left = leftover_deadline_ns_ == 0
+                               ? -1
+                               : leftover_deadline_ns_ - steady_now_ns();
       const int timeout =
           leftover_deadline_ns_ == 0
               ? -1
@@ -102,8 +102,8 @@ class GuardProcess {
     setpgid(0, 0);  // a terminal's Ctrl-C is the launcher's to pass on
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_NAME, "echelon-guard");
-    close_launcher_files({socket_, spec_.input, spec_.output, spec_.error,
-                          spec_.master_fd});
+    close_launcher_files(
+        {socket_, spec_.input, spec_.output, spec_.error, spec_.master_fd});
     sigset_t all;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, nullptr);
@@ -169,8 +169,8 @@ class GuardProcess {
     signal(SIGPIPE, SIG_DFL);
     auto arguments = pointers(spec_.command);
     auto variables = pointers(spec_.environment);
-    sigprocmask(SIG_SETMASK, static_cast<const sigset_t*>(spec_.signal_mask),
-                nullptr);
+    sigprocmask(
+        SIG_SETMASK, static_cast<const sigset_t*>(spec_.signal_mask), nullptr);
     execve(spec_.path.c_str(), arguments.data(), variables.data());
     const int error = errno;
     (void)!write(failure, &error, sizeof error);
@@ -215,8 +215,7 @@ class GuardProcess {
   bool reap() {
     for (;;) {
       int status = 0;
-      const pid_t pid =
-          waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED);
+      const pid_t pid = waitpid(-1, &status, WNOHANG | WUNTRACED | WCONTINUED);
       if (pid == 0) {
         return true;
       }
@@ -324,18 +323,19 @@ int64_t steady_now_ns() {
 Guard start_guard(const GuardSpec& spec) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw ConfigError(std::string("[launch] no socket to watch a rank by: ") +
-                      std::strerror(errno) + "; `ulimit -n` sets the limit");
+    throw ConfigError(
+        std::string("[launch] no socket to watch a rank by: ") +
+        std::strerror(errno) + "; `ulimit -n` sets the limit");
   }
   const pid_t pid = fork();
   if (pid < 0) {
     const int error = errno;
     close(ends[0]);
     close(ends[1]);
-    throw ConfigError(std::string("[launch] no process for a rank: ") +
-                      std::strerror(error) +
-                      "; `ulimit -u` and the container's pids limit set how "
-                      "many there may be (two a rank)");
+    throw ConfigError(
+        std::string("[launch] no process for a rank: ") + std::strerror(error) +
+        "; `ulimit -u` and the container's pids limit set how "
+        "many there may be (two a rank)");
   }
   if (pid == 0) {
     close(ends[0]);
@@ -346,8 +346,7 @@ Guard start_guard(const GuardSpec& spec) {
   return {pid, ends[0]};
 }
 
-std::vector<pid_t> descendants(
-    pid_t root, const std::vector<pid_t>& except) {
+std::vector<pid_t> descendants(pid_t root, const std::vector<pid_t>& except) {
   std::unordered_multimap<pid_t, pid_t> children;
   DIR* proc = opendir("/proc");
   if (proc == nullptr) {
@@ -358,9 +357,9 @@ std::vector<pid_t> descendants(
     if (pid <= 0) {
       continue;
     }
-    const int fd = openat(dirfd(proc),
-                          (std::string(entry->d_name) + "/stat").c_str(),
-                          O_RDONLY | O_CLOEXEC);
+    const int fd = openat(
+        dirfd(proc), (std::string(entry->d_name) + "/stat").c_str(),
+        O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
       continue;
     }
@@ -382,8 +381,7 @@ std::vector<pid_t> descendants(
     open.pop_back();
     const auto [begin, end] = children.equal_range(parent);
     for (auto it = begin; it != end; ++it) {
-      if (std::find(except.begin(), except.end(), it->second) ==
-          except.end()) {
+      if (std::find(except.begin(), except.end(), it->second) == except.end()) {
         found.push_back(it->second);
         open.push_back(it->second);
       }

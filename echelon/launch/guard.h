@@ -19,13 +19,13 @@ namespace echelon::launch {
 /// What a guard tells the launcher; one message of its socket each.
 struct GuardReport {
   enum Kind : int32_t {
-    started,       // value: unused; the program runs
-    fork_failed,   // value: errno
-    exec_failed,   // value: errno
-    stopped,       // value: the signal (SIGSTOP, SIGTTIN, …)
+    started,      // value: unused; the program runs
+    fork_failed,  // value: errno
+    exec_failed,  // value: errno
+    stopped,      // value: the signal (SIGSTOP, SIGTTIN, …)
     continued,
-    exited,        // value: status as of waitpid
-    empty,         // no process of the rank is left; the guard ends
+    exited,  // value: status as of waitpid
+    empty,   // no process of the rank is left; the guard ends
   };
   Kind kind = started;
   int32_t value = 0;
@@ -48,10 +48,10 @@ struct GuardSpec {
   int input = -1;
   int output = -1;
   int error = -1;
-  int master_fd = -1;                    // stays open in the rank
-  std::string error_file;                // removed when the launcher is gone,
-  std::string scratch_dir;               // and this with it, once empty
-  const void* signal_mask = nullptr;     // sigset_t that the rank starts with
+  int master_fd = -1;                 // stays open in the rank
+  std::string error_file;             // removed when the launcher is gone,
+  std::string scratch_dir;            // and this with it, once empty
+  const void* signal_mask = nullptr;  // sigset_t that the rank starts with
 };
 
 struct Guard {
@@ -66,8 +66,8 @@ Guard start_guard(const GuardSpec& spec);
 
 /// The processes below `root`, from /proc; without those in `except` and what
 /// is below them.
-std::vector<pid_t> descendants(
-    pid_t root, const std::vector<pid_t>& except = {});
+std::vector<pid_t>
+descendants(pid_t root, const std::vector<pid_t>& except = {});
 
 int64_t steady_now_ns();
 

@@ -23,14 +23,18 @@ std::string to_line(const json& value) {
 }
 
 json to_json(const Outcome& outcome) {
-  json value = {{"exit_code", outcome.exit_code},
-                {"stopped_by", outcome.stopped_by}};
+  json value = {
+      {"exit_code", outcome.exit_code}, {"stopped_by", outcome.stopped_by}};
   if (outcome.cause) {
     const Cause& cause = *outcome.cause;
-    value["cause"] = {{"rank", cause.rank},     {"exit_code", cause.exit_code},
-                      {"ending", cause.ending}, {"text", cause.text},
-                      {"log", cause.log},       {"host", cause.host},
-                      {"consequence", cause.consequence}};
+    value["cause"] = {
+        {"rank", cause.rank},
+        {"exit_code", cause.exit_code},
+        {"ending", cause.ending},
+        {"text", cause.text},
+        {"log", cause.log},
+        {"host", cause.host},
+        {"consequence", cause.consequence}};
   }
   return value;
 }
@@ -63,8 +67,8 @@ Outcome lost(int node, const std::string& address) {
 
 Hosts Hosts::meet(const LaunchOptions& options, JobStart& start) {
   Hosts hosts(options);
-  Meeting meeting = options.node_rank == 0 ? host_meeting(options)
-                                           : join_meeting(options);
+  Meeting meeting =
+      options.node_rank == 0 ? host_meeting(options) : join_meeting(options);
   start = std::move(meeting.start);
   for (auto& link : meeting.links) {
     hosts.peers_.push_back({link.fd, link.node, link.address, link.unread});

@@ -67,8 +67,9 @@ class Hosts {
 
   Hosts(const LaunchOptions& options)
       : num_nodes_(options.num_nodes), node_rank_(options.node_rank) {}
-  void take(const Peer& peer, const std::string& line,
-            std::vector<HostEvent>& events);
+  void take(
+      const Peer& peer, const std::string& line,
+      std::vector<HostEvent>& events);
   void lose(Peer& peer, std::vector<HostEvent>& events);
   void note_failed(int node);
   void note_outcome(int node, Outcome outcome);

@@ -53,8 +53,9 @@ void make_log_folder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
-    throw ConfigError("[launch] cannot make the log folder " + folder + ": " +
-                      error.message() + "; choose another");
+    throw ConfigError(
+        "[launch] cannot make the log folder " + folder + ": " +
+        error.message() + "; choose another");
   }
 }
 
@@ -68,8 +69,8 @@ std::vector<std::string> own_environment() {
 
 std::string log_path(const LaunchOptions& options, int rank) {
   return options.log_dir.empty()
-      ? ""
-      : options.log_dir + "/rank-" + std::to_string(rank) + ".log";
+             ? ""
+             : options.log_dir + "/rank-" + std::to_string(rank) + ".log";
 }
 
 }  // namespace
@@ -151,7 +152,8 @@ void Job::start_rank(int local_rank, const std::string& program) {
   Rank rank(RankOutput(show_of(number), log_path(options_, number)));
   for (int stream = 1; stream <= 2; ++stream) {
     rank.output.set_prefix(
-        stream, rank_prefix(number, start_.world_size, screen_.colours(stream)));
+        stream,
+        rank_prefix(number, start_.world_size, screen_.colours(stream)));
   }
   rank.end.rank = number;
   rank.error_file =
@@ -202,8 +204,9 @@ int Job::input_of(int rank) const {
 }
 
 bool Job::all_empty() const {
-  return std::all_of(ranks_.begin(), ranks_.end(),
-                     [](const Rank& rank) { return rank.empty; });
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return rank.empty;
+  });
 }
 
 int Job::poll_timeout_ms() const {
@@ -227,8 +230,8 @@ int Job::poll_timeout_ms() const {
 }
 
 void Job::wait_for_events() {
-  std::vector<pollfd> files = {{signals_.fd(), POLLIN, 0},
-                               {screen_.pending_file(), POLLOUT, 0}};
+  std::vector<pollfd> files = {
+      {signals_.fd(), POLLIN, 0}, {screen_.pending_file(), POLLOUT, 0}};
   for (const Rank& rank : ranks_) {
     files.push_back({rank.guard.socket, POLLIN, 0});
     for (int stream = 1; stream <= 2; ++stream) {
@@ -423,8 +426,8 @@ void Job::send(int signal) {
   }
 }
 
-// With its reader gone (`| head`), a rank finds its own pipe closed, as it would
-// without us; with a log it writes on.
+// With its reader gone (`| head`), a rank finds its own pipe closed, as it
+// would without us; with a log it writes on.
 void Job::follow_broken_screen() {
   for (int stream = 1; stream <= 2; ++stream) {
     if (screen_.broken(stream) && options_.log_dir.empty() &&
@@ -446,8 +449,8 @@ void Job::drain_outputs() {
     }
     rank.output.finish(screen_);
     if (rank.output.log_error() != 0) {
-      say("the log " + log_path(options_, rank.end.rank) + " ends early: " +
-          std::strerror(rank.output.log_error()));
+      say("the log " + log_path(options_, rank.end.rank) +
+          " ends early: " + std::strerror(rank.output.log_error()));
     }
     if (!rank.empty) {
       say("rank " + std::to_string(rank.end.rank) + " (pid " +
@@ -514,16 +517,15 @@ void Job::report(const Outcome& outcome) {
   std::string head = name +
                      (cause.host.empty() ? "" : " (" + cause.host + ")") +
                      " ended with " + cause.ending;
-  const auto stopped =
-      std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-        return rank.end.told_to_end;
-      });
+  const auto stopped = std::count_if(
+      ranks_.begin(), ranks_.end(),
+      [](const Rank& rank) { return rank.end.told_to_end; });
   if (!hosts_.alone()) {
     head += "; the others were stopped";
   } else if (stopped > 0) {
-    head += stopped == 1 ? "; the other one was stopped"
-                         : "; the other " + std::to_string(stopped) +
-                               " were stopped";
+    head += stopped == 1
+                ? "; the other one was stopped"
+                : "; the other " + std::to_string(stopped) + " were stopped";
   }
   say(head + (cause.log.empty() ? "" : "; its output: " + cause.log));
   const bool colours = screen_.colours(2);
@@ -532,15 +534,16 @@ void Job::report(const Outcome& outcome) {
     text.replace(at, 1, "\n  ");
     at += 3;
   }
-  screen_.write(2, (colours ? "\x1b[1;31m" : "") + name + ": " + text +
-                       (colours ? "\x1b[0m\n" : "\n"));
+  screen_.write(
+      2, (colours ? "\x1b[1;31m" : "") + name + ": " + text +
+             (colours ? "\x1b[0m\n" : "\n"));
 }
 
 void Job::say(const std::string& text) {
   // A progress line of rank 0 may stand where we write, or the terminal's ^C.
-  const bool clear = screen_.is_terminal(2) &&
-                     (options_.terminal == Terminal::rank_zero ||
-                      policy_.stopped_by() != 0);
+  const bool clear =
+      screen_.is_terminal(2) &&
+      (options_.terminal == Terminal::rank_zero || policy_.stopped_by() != 0);
   screen_.write(2, (clear ? "\r\x1b[K" : "") + ("echelon: " + text + "\n"));
 }
 

@@ -34,8 +34,8 @@ class Job {
     std::string error_file;
     RankEnd end;
     int pid = 0;
-    bool ended = false;   // its main process did
-    bool empty = false;   // nothing of it is left
+    bool ended = false;  // its main process did
+    bool empty = false;  // nothing of it is left
   };
 
   void start_ranks();
@@ -69,11 +69,11 @@ class Job {
   Screen screen_;
   Policy policy_;
   std::vector<Rank> ranks_;
-  std::string start_error_;     // the program could not be executed
-  bool answered_ = false;       // rank 0 ended with options_.answer_code
-  int64_t ordered_ns_ = 0;      // when ranks were first told to end
+  std::string start_error_;  // the program could not be executed
+  bool answered_ = false;    // rank 0 ended with options_.answer_code
+  int64_t ordered_ns_ = 0;   // when ranks were first told to end
   TimePoint killed_at_{};
-  bool ended_ = false;          // all ranks of this host
+  bool ended_ = false;                        // all ranks of this host
   std::optional<TimePoint> others_deadline_;  // to end, after a failure
 };
 

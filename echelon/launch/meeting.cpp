@@ -60,8 +60,8 @@ class Deadline {
   explicit Deadline(milliseconds span) : span_(span) {}
   bool passed() const { return steady_clock::now() >= begin_ + span_; }
   int left_ms(milliseconds at_most) const {
-    const auto left = std::chrono::ceil<milliseconds>(
-        begin_ + span_ - steady_clock::now());
+    const auto left =
+        std::chrono::ceil<milliseconds>(begin_ + span_ - steady_clock::now());
     return static_cast<int>(std::clamp(left, milliseconds(0), at_most).count());
   }
   std::string seconds() const {
@@ -77,8 +77,9 @@ class Deadline {
 
 std::string name_of(const sockaddr_storage& address) {
   char host[NI_MAXHOST] = "?";
-  getnameinfo(reinterpret_cast<const sockaddr*>(&address), sizeof address, host,
-              sizeof host, nullptr, 0, NI_NUMERICHOST);
+  getnameinfo(
+      reinterpret_cast<const sockaddr*>(&address), sizeof address, host,
+      sizeof host, nullptr, 0, NI_NUMERICHOST);
   return host;
 }
 
@@ -87,8 +88,8 @@ std::string address_of(int fd, bool peer) {
   socklen_t size = sizeof address;
   auto* raw = reinterpret_cast<sockaddr*>(&address);
   return (peer ? getpeername(fd, raw, &size) : getsockname(fd, raw, &size)) == 0
-      ? name_of(address)
-      : "?";
+             ? name_of(address)
+             : "?";
 }
 
 // A host that loses power or its cable says no goodbye.
@@ -102,8 +103,8 @@ void notice_silence(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms,
-             sizeof unanswered_ms);
+  setsockopt(
+      fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof unanswered_ms);
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
 
@@ -129,8 +130,8 @@ Heard hear(int fd, std::string& unread, std::string& line) {
     unread.erase(0, end + 1);
     return Heard::line;
   }
-  const bool waits = size > 0 || (size < 0 && (errno == EAGAIN ||
-                                               errno == EINTR));
+  const bool waits =
+      size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR));
   return waits && unread.size() < kMaxMessage ? Heard::nothing : Heard::end;
 }
 
@@ -164,9 +165,9 @@ class Reception {
       }
       if (!told && patience.passed()) {
         told = true;
-        std::fprintf(stderr, "echelon: waiting for %s at %s\n",
-                     missing().c_str(),
-                     place_of(options_, port_of(options_)).c_str());
+        std::fprintf(
+            stderr, "echelon: waiting for %s at %s\n", missing().c_str(),
+            place_of(options_, port_of(options_)).c_str());
       }
       wait(deadline.left_ms(milliseconds(500)));
     }
@@ -184,17 +185,18 @@ class Reception {
   // Two sockets on one port: one to meet at, one for the store afterwards.
   // Neither listens while the other is bound, so both may be.
   void open() {
-    const BoundSocket door = bind_master(options_.master_addr,
-                                         port_of(options_));
+    const BoundSocket door =
+        bind_master(options_.master_addr, port_of(options_));
     door_ = Socket(door.fd);
     address_ = door.address;
     refuse_loopback_name();
     claim_ = Socket(claim_port(door.address, door.port));
     store_ = Socket(bind_master(door.address, door.port).fd);
     if (listen(door_.fd(), 1024) != 0) {
-      throw ConfigError("[launch] master " + place_of(options_, door.port) +
-                        ": the port is in use (" + std::strerror(errno) +
-                        "); give another --master-port");
+      throw ConfigError(
+          "[launch] master " + place_of(options_, door.port) +
+          ": the port is in use (" + std::strerror(errno) +
+          "); give another --master-port");
     }
   }
 
@@ -203,10 +205,10 @@ class Reception {
     in_addr ignored;
     if (address_.rfind("127.", 0) == 0 && options_.master_addr != "localhost" &&
         inet_pton(AF_INET, options_.master_addr.c_str(), &ignored) != 1) {
-      throw ConfigError("[launch] --master-addr " + options_.master_addr +
-                        " is " + address_ +
-                        " on this host, which no other host reaches; give the "
-                        "number of its address");
+      throw ConfigError(
+          "[launch] --master-addr " + options_.master_addr + " is " + address_ +
+          " on this host, which no other host reaches; give the "
+          "number of its address");
     }
   }
 
@@ -247,8 +249,8 @@ class Reception {
     arriving_ = std::move(still);
     if (files[0].revents != 0) {
       Guest guest;
-      guest.socket = Socket(
-          accept4(door_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+      guest.socket =
+          Socket(accept4(door_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
       if (guest.socket.fd() >= 0) {
         notice_silence(guest.socket.fd());
         arriving_.push_back(std::move(guest));
@@ -301,8 +303,9 @@ class Reception {
              text(guest.num_ranks) + " ranks is out of range";
     }
     if (guests_[guest.node].socket.fd() >= 0) {
-      return "another host, " + address_of(guests_[guest.node].socket.fd(), true)
-             + ", already has --node-rank " + text(guest.node);
+      return "another host, " +
+             address_of(guests_[guest.node].socket.fd(), true) +
+             ", already has --node-rank " + text(guest.node);
     }
     return "";
   }
@@ -326,11 +329,11 @@ class Reception {
     int first_rank = options_.num_ranks;
     for (int node = 1; node < options_.num_nodes; ++node) {
       Guest& guest = guests_[node];
-      send_line(guest.socket.fd(),
-                {{"job", meeting.start.place.job},
-                 {"generation", meeting.start.place.generation},
-                 {"first_rank", first_rank},
-                 {"world_size", meeting.start.world_size}});
+      send_line(
+          guest.socket.fd(), {{"job", meeting.start.place.job},
+                              {"generation", meeting.start.place.generation},
+                              {"first_rank", first_rank},
+                              {"world_size", meeting.start.world_size}});
       first_rank += guest.num_ranks;
       const std::string address = address_of(guest.socket.fd(), true);
       meeting.links.push_back(
@@ -354,20 +357,21 @@ AddressList resolve(const LaunchOptions& options) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  const int failure =
-      getaddrinfo(options.master_addr.c_str(),
-                  std::to_string(port_of(options)).c_str(), &hints, &found);
+  const int failure = getaddrinfo(
+      options.master_addr.c_str(), std::to_string(port_of(options)).c_str(),
+      &hints, &found);
   if (failure != 0) {
-    throw ConfigError("[launch] master address \"" + options.master_addr +
-                      "\": " + gai_strerror(failure) + "; give its number");
+    throw ConfigError(
+        "[launch] master address \"" + options.master_addr +
+        "\": " + gai_strerror(failure) + "; give its number");
   }
   return {found, freeaddrinfo};
 }
 
 // One try; the error is left in `error`.
 Socket try_connect(const addrinfo& target, int timeout_ms, int& error) {
-  Socket link(socket(target.ai_family,
-                     SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Socket link(
+      socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   error = 0;
   if (connect(link.fd(), target.ai_addr, target.ai_addrlen) == 0) {
     return link;
@@ -391,21 +395,23 @@ Socket knock(const LaunchOptions& options, const Deadline& deadline) {
   const Deadline patience(kPatience);
   bool told = false;
   for (int error = 0;;) {
-    Socket link = try_connect(*target, deadline.left_ms(milliseconds(2000)),
-                              error);
+    Socket link =
+        try_connect(*target, deadline.left_ms(milliseconds(2000)), error);
     if (link.fd() >= 0) {
       return link;
     }
     if (deadline.passed() || error == ENETUNREACH || error == EACCES) {
-      throw ConfigError("[launch] node 0 does not answer at " + place + ": " +
-                        std::strerror(error) +
-                        "; is the launcher with --node-rank 0 running there, "
-                        "and the port open between the hosts?");
+      throw ConfigError(
+          "[launch] node 0 does not answer at " + place + ": " +
+          std::strerror(error) +
+          "; is the launcher with --node-rank 0 running there, "
+          "and the port open between the hosts?");
     }
     if (!told && patience.passed()) {
       told = true;
-      std::fprintf(stderr, "echelon: waiting for node 0 at %s (%s)\n",
-                   place.c_str(), std::strerror(error));
+      std::fprintf(
+          stderr, "echelon: waiting for node 0 at %s (%s)\n", place.c_str(),
+          std::strerror(error));
     }
     poll(nullptr, 0, deadline.left_ms(milliseconds(100)));
   }
@@ -421,10 +427,11 @@ Meeting join_meeting(const LaunchOptions& options) {
   const Deadline deadline(options.join_timeout);
   Socket link = knock(options, deadline);
   notice_silence(link.fd());
-  send_line(link.fd(), {{"protocol", kProtocol},
-                        {"nodes", options.num_nodes},
-                        {"node_rank", options.node_rank},
-                        {"ranks", options.num_ranks}});
+  send_line(
+      link.fd(), {{"protocol", kProtocol},
+                  {"nodes", options.num_nodes},
+                  {"node_rank", options.node_rank},
+                  {"ranks", options.num_ranks}});
   const std::string place = place_of(options, port_of(options));
   std::string unread;
   std::string line;
@@ -432,30 +439,35 @@ Meeting join_meeting(const LaunchOptions& options) {
   bool told = false;
   for (Heard heard = Heard::nothing; heard == Heard::nothing;) {
     if (deadline.passed()) {
-      throw ConfigError("[launch] node 0 at " + place +
-                        " did not start the job within " + deadline.seconds() +
-                        "; it waits for other nodes, or another program has "
-                        "that port");
+      throw ConfigError(
+          "[launch] node 0 at " + place + " did not start the job within " +
+          deadline.seconds() +
+          "; it waits for other nodes, or another program has "
+          "that port");
     }
     if (!told && patience.passed()) {
       told = true;
-      std::fprintf(stderr, "echelon: waiting for node 0 at %s, which waits for "
-                           "other nodes\n", place.c_str());
+      std::fprintf(
+          stderr,
+          "echelon: waiting for node 0 at %s, which waits for "
+          "other nodes\n",
+          place.c_str());
     }
     pollfd file{link.fd(), POLLIN, 0};
     poll(&file, 1, deadline.left_ms(milliseconds(500)));
     heard = hear(link.fd(), unread, line);
     if (heard == Heard::end) {
-      throw ConfigError("[launch] what answers at " + place +
-                        " is not the launcher of this job, or it ended; give "
-                        "another --master-port");
+      throw ConfigError(
+          "[launch] what answers at " + place +
+          " is not the launcher of this job, or it ended; give "
+          "another --master-port");
     }
   }
   const json start = json::parse(line, nullptr, false);
   if (start.is_object() && start.contains("refused")) {
-    throw ConfigError("[launch] node 0 at " + place +
-                      " does not take this host: " +
-                      start["refused"].dump());
+    throw ConfigError(
+        "[launch] node 0 at " + place +
+        " does not take this host: " + start["refused"].dump());
   }
   try {
     Meeting meeting;
@@ -470,8 +482,9 @@ Meeting join_meeting(const LaunchOptions& options) {
     meeting.links.push_back({link.release(), 0, address, unread});
     return meeting;
   } catch (const json::exception&) {
-    throw ConfigError("[launch] what answers at " + place +
-                      " is not a launcher; give another --master-port");
+    throw ConfigError(
+        "[launch] what answers at " + place +
+        " is not a launcher; give another --master-port");
   }
 }
 

@@ -20,14 +20,14 @@ enum class Terminal {
 struct LaunchOptions {
   /// The program (looked up in PATH) and its arguments.
   std::vector<std::string> command;
-  int num_ranks = 1;               // on this host
+  int num_ranks = 1;  // on this host
 
   // Several hosts: every host starts the launcher with the same num_nodes,
   // master_addr and master_port, and a node_rank of its own.
   int num_nodes = 1;
   int node_rank = 0;
-  std::string master_addr;         // of node 0; one host always uses 127.0.0.1
-  int master_port = 0;             // 0: on one host any free one, else 29500
+  std::string master_addr;  // of node 0; one host always uses 127.0.0.1
+  int master_port = 0;      // 0: on one host any free one, else 29500
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
 
   /// Where rank-N.log goes, one per rank of this host, with everything that the

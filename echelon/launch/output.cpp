@@ -125,10 +125,9 @@ bool Screen::write_some() {
     return false;
   }
   Chunk& chunk = queue_.front();
-  const size_t size =
-      std::min(kWriteBytes, chunk.bytes.size() - chunk.written);
-  const ssize_t done = ::write(files_[chunk.stream],
-                               chunk.bytes.data() + chunk.written, size);
+  const size_t size = std::min(kWriteBytes, chunk.bytes.size() - chunk.written);
+  const ssize_t done =
+      ::write(files_[chunk.stream], chunk.bytes.data() + chunk.written, size);
   if (done < 0) {
     if (errno == EAGAIN || errno == EINTR) {
       return false;
@@ -136,11 +135,11 @@ bool Screen::write_some() {
     broken_[chunk.stream] = true;
     const int stream = chunk.stream;
     for (const auto& lost : queue_) {
-      queued_bytes_ -= lost.stream == stream
-          ? lost.bytes.size() - lost.written : 0;
+      queued_bytes_ -=
+          lost.stream == stream ? lost.bytes.size() - lost.written : 0;
     }
-    std::erase_if(queue_,
-                  [&](const Chunk& lost) { return lost.stream == stream; });
+    std::erase_if(
+        queue_, [&](const Chunk& lost) { return lost.stream == stream; });
     return true;
   }
   chunk.written += done;

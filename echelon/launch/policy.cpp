@@ -4,8 +4,8 @@
 
 namespace echelon::launch {
 
-Policy::Orders Policy::on_rank_end(
-    bool failed, bool consequence, TimePoint now) {
+Policy::Orders
+Policy::on_rank_end(bool failed, bool consequence, TimePoint now) {
   if (!failed) {
     return {};
   }

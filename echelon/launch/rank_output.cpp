@@ -14,11 +14,12 @@ namespace echelon::launch {
 
 RankOutput::RankOutput(Show show, const std::string& log_path) : show_(show) {
   if (!log_path.empty()) {
-    log_ = open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC,
-                0644);
+    log_ =
+        open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (log_ < 0) {
-      throw ConfigError("[launch] cannot write the log " + log_path + ": " +
-                        std::strerror(errno) + "; choose another folder");
+      throw ConfigError(
+          "[launch] cannot write the log " + log_path + ": " +
+          std::strerror(errno) + "; choose another folder");
     }
   }
   for (int stream = show == Show::direct ? 2 : 1; stream <= 2; ++stream) {
@@ -26,9 +27,10 @@ RankOutput::RankOutput(Show show, const std::string& log_path) : show_(show) {
     if (pipe2(ends, O_CLOEXEC) != 0) {
       const int error = errno;
       close_all();
-      throw ConfigError(std::string("[launch] no pipe for a rank's output: ") +
-                        std::strerror(error) +
-                        "; `ulimit -n` sets how many files may be open");
+      throw ConfigError(
+          std::string("[launch] no pipe for a rank's output: ") +
+          std::strerror(error) +
+          "; `ulimit -n` sets how many files may be open");
     }
     fcntl(ends[0], F_SETFL, O_NONBLOCK);
     lanes_[stream].read_end = ends[0];
@@ -46,7 +48,9 @@ RankOutput::RankOutput(RankOutput&& other) noexcept
   }
 }
 
-RankOutput::~RankOutput() { close_all(); }
+RankOutput::~RankOutput() {
+  close_all();
+}
 
 void RankOutput::close_all() {
   close_write_ends();
@@ -110,8 +114,8 @@ void RankOutput::show(
       lane.last_byte = now;
       lane.partial.append(bytes);
       const size_t end = lane.partial.size() > LineCutter::kMaxLine
-          ? lane.partial.size()
-          : lane.partial.rfind('\n') + 1;
+                             ? lane.partial.size()
+                             : lane.partial.rfind('\n') + 1;
       screen.write(stream, std::string_view(lane.partial).substr(0, end));
       lane.partial.erase(0, end);
       return;
@@ -124,8 +128,8 @@ void RankOutput::show(
 LineCutter::Sink RankOutput::sink(int stream, Screen& screen) {
   return [this, stream, &screen](std::string_view line) {
     const std::string text = screen.is_terminal(stream)
-        ? safe_for_terminal(line)
-        : std::string(line);
+                                 ? safe_for_terminal(line)
+                                 : std::string(line);
     screen.write(stream, lanes_[stream].prefix + text + "\n");
   };
 }

@@ -11,10 +11,10 @@ namespace echelon::launch {
 
 /// How a rank's streams reach the screen.
 enum class Show {
-  prefixed,   // lines, with a prefix
-  whole,      // lines, unchanged
-  raw,        // bytes, as they come
-  direct,     // stdout is the launcher's own, stderr as `raw`
+  prefixed,  // lines, with a prefix
+  whole,     // lines, unchanged
+  raw,       // bytes, as they come
+  direct,    // stdout is the launcher's own, stderr as `raw`
   hidden,
 };
 
@@ -41,8 +41,8 @@ class RankOutput {
 
   /// Reads what is there, at most `max_bytes`. Returns false when there was
   /// nothing.
-  bool read(int stream, TimePoint now, Screen& screen,
-            size_t max_bytes = 64 << 10);
+  bool
+  read(int stream, TimePoint now, Screen& screen, size_t max_bytes = 64 << 10);
   /// Shows what waits for a newline too long.
   void idle(TimePoint now, Screen& screen);
   bool waiting() const;

@@ -10,8 +10,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -34,11 +34,12 @@ std::string own_addresses() {
       continue;
     }
     const socklen_t size = entry->ifa_addr->sa_family == AF_INET
-        ? sizeof(sockaddr_in)
-        : sizeof(sockaddr_in6);
+                               ? sizeof(sockaddr_in)
+                               : sizeof(sockaddr_in6);
     char host[NI_MAXHOST];
-    if (getnameinfo(entry->ifa_addr, size, host, sizeof host, nullptr, 0,
-                    NI_NUMERICHOST) == 0) {
+    if (getnameinfo(
+            entry->ifa_addr, size, host, sizeof host, nullptr, 0,
+            NI_NUMERICHOST) == 0) {
       text += (text.empty() ? "" : ", ") + std::string(host);
     }
   }
@@ -46,20 +47,20 @@ std::string own_addresses() {
   return text.empty() ? "no address" : text;
 }
 
-[[noreturn]] void refuse_bind(
-    const std::string& address, int port, int error) {
+[[noreturn]] void refuse_bind(const std::string& address, int port, int error) {
   const std::string place =
       "[launch] master " + address + ", port " + std::to_string(port) + ": ";
   if (error == EADDRINUSE) {
-    throw ConfigError(place +
-                      "the port is in use; give another --master-port, or "
-                      "`ss -ltnp` tells by whom");
+    throw ConfigError(
+        place +
+        "the port is in use; give another --master-port, or "
+        "`ss -ltnp` tells by whom");
   }
   if (error == EADDRNOTAVAIL) {
-    throw ConfigError(place + "not an address of this host, which has " +
-                      own_addresses() +
-                      "; --node-rank 0 runs on the host that --master-addr "
-                      "names");
+    throw ConfigError(
+        place + "not an address of this host, which has " + own_addresses() +
+        "; --node-rank 0 runs on the host that --master-addr "
+        "names");
   }
   if (error == EACCES) {
     throw ConfigError(place + "ports below 1024 are not for every user");
@@ -76,8 +77,9 @@ BoundSocket bind_master(const std::string& address, int port) {
   const int failure = getaddrinfo(
       address.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (failure != 0) {
-    throw ConfigError("[launch] master address \"" + address + "\": " +
-                      gai_strerror(failure) + "; give its number");
+    throw ConfigError(
+        "[launch] master address \"" + address +
+        "\": " + gai_strerror(failure) + "; give its number");
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(
       found, freeaddrinfo);
@@ -98,23 +100,25 @@ BoundSocket bind_master(const std::string& address, int port) {
   }
   char host[NI_MAXHOST];
   char service[NI_MAXSERV];
-  getnameinfo(reinterpret_cast<sockaddr*>(&bound), size, host, sizeof host,
-              service, sizeof service, NI_NUMERICHOST | NI_NUMERICSERV);
+  getnameinfo(
+      reinterpret_cast<sockaddr*>(&bound), size, host, sizeof host, service,
+      sizeof service, NI_NUMERICHOST | NI_NUMERICSERV);
   return {fd, host, std::atoi(service)};
 }
 
 int claim_port(const std::string& address, int port) {
   // An abstract name: it lives in the network namespace, as the port does, and
   // ends with the process.
-  const std::string name = "echelon-master-" + address + "-" +
-                           std::to_string(port);
+  const std::string name =
+      "echelon-master-" + address + "-" + std::to_string(port);
   sockaddr_un place{};
   place.sun_family = AF_UNIX;
   const size_t size = std::min(name.size(), sizeof place.sun_path - 1);
   std::copy_n(name.begin(), size, place.sun_path + 1);
   const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0 || bind(fd, reinterpret_cast<sockaddr*>(&place),
-                     offsetof(sockaddr_un, sun_path) + 1 + size) != 0) {
+  if (fd < 0 || bind(
+                    fd, reinterpret_cast<sockaddr*>(&place),
+                    offsetof(sockaddr_un, sun_path) + 1 + size) != 0) {
     const int error = errno;
     if (fd >= 0) {
       close(fd);

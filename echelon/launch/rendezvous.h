@@ -17,12 +17,13 @@ struct BoundSocket {
 };
 
 /// Keeps other launchers of this host off `address` and `port` for as long as
-/// the returned file is open: a port that is bound but not listened on does not.
-/// Throws ConfigError when another job has it.
+/// the returned file is open: a port that is bound but not listened on does
+/// not. Throws ConfigError when another job has it.
 int claim_port(const std::string& address, int port);
 
 /// Binds to `address` (a name or a number) and `port` (0: any free one).
-/// Throws ConfigError when the address is not of this host or the port is taken.
+/// Throws ConfigError when the address is not of this host or the port is
+/// taken.
 BoundSocket bind_master(const std::string& address, int port);
 
 /// Where the ranks of this host stand in the job.

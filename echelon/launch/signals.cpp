@@ -9,8 +9,9 @@ namespace echelon::launch {
 SignalFile::SignalFile() {
   sigset_t wanted;
   sigemptyset(&wanted);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2,
-                           SIGTSTP, SIGWINCH}) {
+  for (const int signal :
+       {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP,
+        SIGWINCH}) {
     struct sigaction action {};
     sigaction(signal, nullptr, &action);
     if (action.sa_handler != SIG_IGN) {  // as nohup leaves SIGHUP
@@ -33,8 +34,8 @@ SignalFile::~SignalFile() {
 int SignalFile::next() {
   signalfd_siginfo info;
   return read(fd_, &info, sizeof info) == sizeof info
-      ? static_cast<int>(info.ssi_signo)
-      : 0;
+             ? static_cast<int>(info.ssi_signo)
+             : 0;
 }
 
 std::string signal_name(int signal) {

@@ -17,7 +17,8 @@ void check_running(const torch::nn::BatchNorm2dImpl& module) {
   throw ConfigError(
       std::string("[batch norm] running statistics are in ") +
       c10::toString(running.scalar_type()) +
-      ", which cannot hold their small steps; convert the parameters alone, and "
+      ", which cannot hold their small steps; convert the parameters alone, "
+      "and "
       "leave buffers in float32");
 }
 
@@ -35,9 +36,8 @@ normalise(torch::nn::BatchNorm2dImpl& module, const torch::Tensor& x) {
   }
   return torch::batch_norm(
       x, for_sums(module.weight), for_sums(module.bias), module.running_mean,
-      module.running_var,
-      training || !module.options.track_running_stats(), momentum,
-      module.options.eps(), /*cudnn_enabled=*/true);
+      module.running_var, training || !module.options.track_running_stats(),
+      momentum, module.options.eps(), /*cudnn_enabled=*/true);
 }
 
 }  // namespace

@@ -13,9 +13,9 @@ namespace echelon {
 using BatchNormFunction = std::function<torch::Tensor(
     torch::nn::BatchNorm2dImpl& module, const torch::Tensor& x)>;
 
-/// torch::nn::BatchNorm2d; Network::set_batch_norm sets `function`. Of x in bf16 or
-/// fp16 the statistics are those of float32; running ones stay in float32, whatever
-/// the parameters are in.
+/// torch::nn::BatchNorm2d; Network::set_batch_norm sets `function`. Of x in
+/// bf16 or fp16 the statistics are those of float32; running ones stay in
+/// float32, whatever the parameters are in.
 class BatchNorm2d : public torch::nn::BatchNorm2dImpl {
  public:
   using BatchNorm2dImpl::BatchNorm2dImpl;

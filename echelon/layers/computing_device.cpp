@@ -17,6 +17,8 @@ torch::DeviceType computing_device(const torch::Tensor& tensor) {
 CountedFor::CountedFor(torch::DeviceType device)
     : outer_(std::exchange(counted_for, device)) {}
 
-CountedFor::~CountedFor() { counted_for = outer_; }
+CountedFor::~CountedFor() {
+  counted_for = outer_;
+}
 
 }  // namespace echelon

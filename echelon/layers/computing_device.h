@@ -1,6 +1,7 @@
-// The device that layers compute for, where they do it in one way on CPUs and in
-// another on GPUs: on the meta device, which computes nothing, they take the way of
-// the device that they are counted for, so that the count has its temporaries.
+// The device that layers compute for, where they do it in one way on CPUs and
+// in another on GPUs: on the meta device, which computes nothing, they take the
+// way of the device that they are counted for, so that the count has its
+// temporaries.
 #pragma once
 
 #include <torch/types.h>

@@ -33,8 +33,8 @@ constexpr bool takes_these(std::index_sequence<I...>) {
 }
 /// Whether `f(tensor, …)` with that many tensors compiles.
 template <class F, size_t count>
-inline constexpr bool kTakes =
-    takes_these<F>(std::make_index_sequence<count>());
+inline constexpr bool
+    kTakes = takes_these<F>(std::make_index_sequence<count>());
 /// Whether `f(tensors)` does.
 template <class F>
 inline constexpr bool kTakesAll = std::invocable<const F&, const Tensors&>;
@@ -87,8 +87,8 @@ Tensors to_tensors(Result&& result) {
 }
 
 template <class F, size_t... I>
-Tensors call_with(
-    const F& forward, const Tensors& inputs, std::index_sequence<I...>) {
+Tensors
+call_with(const F& forward, const Tensors& inputs, std::index_sequence<I...>) {
   return to_tensors(forward(inputs[I]...));
 }
 
@@ -96,8 +96,7 @@ template <class F, size_t count>
 bool call_if(const F& forward, const Tensors& inputs, Tensors& outputs) {
   if constexpr (kTakes<F, count>) {
     if (inputs.size() == count) {
-      outputs =
-          call_with(forward, inputs, std::make_index_sequence<count>());
+      outputs = call_with(forward, inputs, std::make_index_sequence<count>());
       return true;
     }
   }
@@ -106,9 +105,7 @@ bool call_if(const F& forward, const Tensors& inputs, Tensors& outputs) {
 
 template <class F, size_t... I>
 bool call_some(
-    const F& forward,
-    const Tensors& inputs,
-    Tensors& outputs,
+    const F& forward, const Tensors& inputs, Tensors& outputs,
     std::index_sequence<I...>) {
   return (call_if<F, I + 1>(forward, inputs, outputs) || ...);
 }
@@ -120,17 +117,16 @@ std::vector<size_t> counts_taken(std::index_sequence<I...>) {
   return counts;
 }
 
-/// forward(inputs[0], inputs[1], …), or forward(inputs) when it takes no tensors
-/// one by one.
+/// forward(inputs[0], inputs[1], …), or forward(inputs) when it takes no
+/// tensors one by one.
 template <class F>
-Tensors call_layer(
-    const std::string& layer, const F& forward, const Tensors& inputs) {
+Tensors
+call_layer(const std::string& layer, const F& forward, const Tensors& inputs) {
   using Numbers = std::make_index_sequence<kMostTensors>;
   Tensors outputs;
   if constexpr (takes_some<F>(Numbers())) {
     if (!call_some(forward, inputs, outputs, Numbers())) {
-      wrong_number_of_tensors(
-          layer, counts_taken<F>(Numbers()), inputs.size());
+      wrong_number_of_tensors(layer, counts_taken<F>(Numbers()), inputs.size());
     }
   } else {
     static_assert(
@@ -158,7 +154,7 @@ struct BoundForward {
   F function;
 
   template <class... T>
-    requires std::invocable<const F&, M&, const T&...>
+  requires std::invocable<const F&, M&, const T&...>
   auto operator()(const T&... inputs) const {
     return function(*module, inputs...);
   }
@@ -169,7 +165,9 @@ std::shared_ptr<M> module_of(std::shared_ptr<M> module) {
   return module;
 }
 template <class Holder>
-  requires requires(const Holder& holder) { holder.ptr(); }
+requires requires(const Holder& holder) {
+  holder.ptr();
+}
 auto module_of(const Holder& holder) {
   return holder.ptr();
 }

@@ -74,11 +74,10 @@ std::string describe(const Tensors& tensors) {
 Tensors run_layer(
     const std::string& name,
     const std::function<Tensors(const Tensors&)>& forward,
-    const Tensors& inputs,
-    const std::string& giver) {
+    const Tensors& inputs, const std::string& giver) {
   const auto given = [&] {
-    return (giver.empty() ? "the input" : "what layer " + in_quotes(giver) +
-                                              " returns") +
+    return (giver.empty() ? "the input"
+                          : "what layer " + in_quotes(giver) + " returns") +
            ", " + describe(inputs);
   };
   try {
@@ -110,8 +109,7 @@ LayerList& LayerList::add_definition(LayerDefinition layer) {
         "; it must not be empty, nor any part of it between dots");
   }
   for (const auto& other : layers_) {
-    if (other.name == layer.name ||
-        other.name.starts_with(layer.name + ".") ||
+    if (other.name == layer.name || other.name.starts_with(layer.name + ".") ||
         layer.name.starts_with(other.name + ".")) {
       throw ConfigError(
           "layer " + in_quotes(layer.name) + " is added to a list that has " +
@@ -123,8 +121,7 @@ LayerList& LayerList::add_definition(LayerDefinition layer) {
   return *this;
 }
 
-LayerList& LayerList::tie(
-    const std::string& first, const std::string& second) {
+LayerList& LayerList::tie(const std::string& first, const std::string& second) {
   const size_t a = layer_of_parameter(first);
   const size_t b = layer_of_parameter(second);
   if (a == b) {

@@ -1,5 +1,6 @@
-// A model as an ordered list of layers that are built only where they live: what
-// pipeline stages, device placements, shard units and cost counts are slices of.
+// A model as an ordered list of layers that are built only where they live:
+// what pipeline stages, device placements, shard units and cost counts are
+// slices of.
 //
 //   LayerList layers;
 //   layers.add("embed", [] { return torch::nn::Embedding(1000, 64); });
@@ -47,8 +48,8 @@ struct LayerDefinition {
   /// whoever counts or compares layers; each call builds a new one.
   std::function<BuiltLayer()> build;
   /// Writes first values that depend on `seed` and the parameters' full names
-  /// alone. Null: those that `build` draws, from the generator that it is given;
-  /// of cut parameters, those that their shards say (sharded_module.h).
+  /// alone. Null: those that `build` draws, from the generator that it is
+  /// given; of cut parameters, those that their shards say (sharded_module.h).
   std::function<void(torch::nn::Module& module, uint64_t seed)> initialize;
 };
 
@@ -68,15 +69,14 @@ class LayerList {
   /// Tensors, and returns a tensor, a std::tuple of them or Tensors. Throws for
   /// a name that is taken or malformed.
   template <class Build>
-    requires std::is_invocable_v<Build>
-  LayerList& add(const std::string& name, Build build) {
+  requires std::is_invocable_v<Build> LayerList&
+  add(const std::string& name, Build build) {
     return add_definition(
         {name, [name, build = std::move(build)]() -> BuiltLayer {
            const detail::ForwardOf forward{detail::module_of(build())};
-           return {
-               forward.module, [name, forward](const Tensors& inputs) {
-                 return detail::call_layer(name, forward, inputs);
-               }};
+           return {forward.module, [name, forward](const Tensors& inputs) {
+                     return detail::call_layer(name, forward, inputs);
+                   }};
          }});
   }
 
@@ -89,38 +89,37 @@ class LayerList {
   ///
   ///   forward  called with the module (not its holder) and the tensors
   template <class Build, class Forward>
-    requires std::is_invocable_v<Build>
-  LayerList& add(const std::string& name, Build build, Forward forward) {
+  requires std::is_invocable_v<Build> LayerList&
+  add(const std::string& name, Build build, Forward forward) {
     return add_definition(
         {name, [name, build = std::move(build), forward]() -> BuiltLayer {
            const detail::BoundForward bound{
                detail::module_of(build()), forward};
-           return {
-               bound.module, [name, bound](const Tensors& inputs) {
-                 return detail::call_layer(name, bound, inputs);
-               }};
+           return {bound.module, [name, bound](const Tensors& inputs) {
+                     return detail::call_layer(name, bound, inputs);
+                   }};
          }});
   }
 
-  /// A layer without parameters: `function` is a lambda like a module's forward.
+  /// A layer without parameters: `function` is a lambda like a module's
+  /// forward.
   template <class Function>
   LayerList& add_function(const std::string& name, Function function) {
-    return add_definition({name, [name, function]() -> BuiltLayer {
-                             return {
-                                 nullptr,
-                                 [name, function](const Tensors& inputs) {
-                                   return detail::call_layer(
-                                       name, function, inputs);
-                                 }};
-                           }});
+    return add_definition(
+        {name, [name, function]() -> BuiltLayer {
+           return {nullptr, [name, function](const Tensors& inputs) {
+                     return detail::call_layer(name, function, inputs);
+                   }};
+         }});
   }
 
   /// The general form.
   LayerList& add_definition(LayerDefinition layer);
 
-  /// The two parameters ("layer.parameter") are one: they start equal, and their
-  /// gradients are summed, wherever the layers live. Throws when a name's layer
-  /// is not in the list yet; shapes are compared when the layers are built.
+  /// The two parameters ("layer.parameter") are one: they start equal, and
+  /// their gradients are summed, wherever the layers live. Throws when a name's
+  /// layer is not in the list yet; shapes are compared when the layers are
+  /// built.
   LayerList& tie(const std::string& first, const std::string& second);
 
   size_t size() const { return layers_.size(); }
@@ -145,12 +144,12 @@ class LayerList {
 /// a wrong number of tensors, become ConfigErrors that name the layer, the one
 /// that made its inputs, and their dtypes and shapes. Others pass as they are.
 ///
-///   giver  the name of the layer that returned `inputs`; empty: the model's input
+///   giver  the name of the layer that returned `inputs`; empty: the model's
+///   input
 Tensors run_layer(
     const std::string& name,
     const std::function<Tensors(const Tensors&)>& forward,
-    const Tensors& inputs,
-    const std::string& giver);
+    const Tensors& inputs, const std::string& giver);
 
 /// "float32 [4, 64] and int64 [4]".
 std::string describe(const Tensors& tensors);

@@ -5,8 +5,7 @@
 namespace echelon {
 
 void register_under(
-    torch::nn::Module& root,
-    const std::string& name,
+    torch::nn::Module& root, const std::string& name,
     std::shared_ptr<torch::nn::Module> module) {
   torch::nn::Module* owner = &root;
   size_t begin = 0;
@@ -18,7 +17,8 @@ void register_under(
     owner =
         child != nullptr
             ? child->get()
-            : owner->register_module(part, std::make_shared<torch::nn::Module>())
+            : owner
+                  ->register_module(part, std::make_shared<torch::nn::Module>())
                   .get();
   }
   owner->register_module(name.substr(begin), std::move(module));

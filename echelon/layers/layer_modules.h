@@ -11,8 +11,7 @@ namespace echelon {
 /// Registers `module` under a dotted name: "layer1.0" is the child "0" of the
 /// child "layer1" of `root`, which is made when it is not there.
 void register_under(
-    torch::nn::Module& root,
-    const std::string& name,
+    torch::nn::Module& root, const std::string& name,
     std::shared_ptr<torch::nn::Module> module);
 
 }  // namespace echelon

@@ -1,7 +1,7 @@
 #include "echelon/layers/network.h"
 
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -10,11 +10,11 @@
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/profiling/memory_meter.h"
 #include "echelon/layers/layer_modules.h"
 #include "echelon/layers/seeded_build.h"
 #include "echelon/layers/sharded_module.h"
 #include "echelon/layers/shared_parameters.h"
+#include "echelon/profiling/memory_meter.h"
 
 namespace echelon {
 namespace {
@@ -31,8 +31,8 @@ bool is_finite(const Tensors& tensors) {
   return true;
 }
 
-BuiltLayer build_layer(
-    const LayerDefinition& layer, std::optional<uint64_t> seed) {
+BuiltLayer
+build_layer(const LayerDefinition& layer, std::optional<uint64_t> seed) {
   try {
     std::optional<SeededBuild> generator;
     if (seed) generator.emplace(*seed, layer.name);
@@ -47,8 +47,8 @@ BuiltLayer build_layer(
   }
 }
 
-BuiltLayer initialized_layer(
-    const LayerDefinition& layer, std::optional<uint64_t> seed) {
+BuiltLayer
+initialized_layer(const LayerDefinition& layer, std::optional<uint64_t> seed) {
   BuiltLayer built = build_layer(layer, seed);
   if (seed && built.module != nullptr) {
     if (layer.initialize) {
@@ -138,11 +138,8 @@ parameter_to_tie(const NamedTensors& parameters, const std::string& name) {
 // The first value of `parameter`, under name number `use` of a group whose
 // first is in another slice.
 void copy_first_value(
-    const LayerList& list,
-    const TiedGroup& group,
-    size_t use,
-    torch::Tensor parameter,
-    uint64_t seed) {
+    const LayerList& list, const TiedGroup& group, size_t use,
+    torch::Tensor parameter, uint64_t seed) {
   const auto& layer = list[group.layers[0]];
   const BuiltLayer built = initialized_layer(layer, seed);
   NamedTensors theirs;
@@ -159,8 +156,7 @@ void copy_first_value(
 }
 
 void copy_tensors(
-    const NamedTensors& from,
-    const NamedTensors& to,
+    const NamedTensors& from, const NamedTensors& to,
     const std::optional<torch::Device>& device) {
   for (const auto& item : from) {
     const auto& source = item.value();
@@ -188,7 +184,7 @@ struct Network::Builder {
   const OnNewLayer& on_new_layer;
   std::vector<TiedGroup> groups;
   std::vector<std::optional<size_t>> first;  // of each group's names, here
-  NamedTensors parameters;  // under all of their names
+  NamedTensors parameters;                   // under all of their names
   std::set<const c10::TensorImpl*> seen;
 
   void add(size_t index) {
@@ -253,8 +249,7 @@ struct Network::Builder {
     }
     const auto& owner_name = group.names[*owner_use];
     const auto owner = parameters[owner_name];
-    detail::check_tied_shapes(
-        owner_name, owner.sizes(), name, tensor.sizes());
+    detail::check_tied_shapes(owner_name, owner.sizes(), name, tensor.sizes());
     if (tensor.is_same(owner)) return;
     network.share(owner, tensor, name);
     std::erase_if(built.parameters, [&](const auto& one) {
@@ -265,11 +260,8 @@ struct Network::Builder {
 };
 
 Network::Network(
-    const LayerList& list,
-    size_t begin,
-    size_t end,
-    std::optional<uint64_t> seed,
-    const OnNewLayer& on_new_layer)
+    const LayerList& list, size_t begin, size_t end,
+    std::optional<uint64_t> seed, const OnNewLayer& on_new_layer)
     : torch::nn::Module("Network"), list_(list), begin_(begin) {
   if (begin >= end || end > list.size()) {
     throw ConfigError(
@@ -279,15 +271,14 @@ Network::Network(
         std::to_string(list.size()));
   }
   layers_.reserve(end - begin);  // the callback keeps references to layers
-  Builder builder{
-      *this, seed, on_new_layer, tied_groups(list_), {}, NamedTensors(), {}};
+  Builder builder{*this,          seed, on_new_layer, tied_groups(list_), {},
+                  NamedTensors(), {}};
   builder.first.resize(builder.groups.size());
   for (size_t i = begin; i < end; ++i) builder.add(i);
 }
 
 void Network::share(
-    const torch::Tensor& parameter,
-    const torch::Tensor& use,
+    const torch::Tensor& parameter, const torch::Tensor& use,
     const std::string& name) {
   unlist_parameter(*this, name);
   auto& layer = layers_[list_.layer_of_parameter(name) - begin_];
@@ -351,8 +342,7 @@ Network::first_nonfinite_layer(const torch::Tensor& x) {
   return first_nonfinite_layer(Tensors{x});
 }
 
-std::optional<NonFinite>
-Network::first_nonfinite_layer(const Tensors& inputs) {
+std::optional<NonFinite> Network::first_nonfinite_layer(const Tensors& inputs) {
   const Diagnosis guard(*this);
   if (!is_finite(inputs)) {
     return NonFinite{"input", "input"};
@@ -395,19 +385,14 @@ Network::clone(const std::optional<torch::Device>& device) const {
 }
 
 std::shared_ptr<Network> build_network(
-    const LayerList& list,
-    size_t begin,
-    size_t end,
+    const LayerList& list, size_t begin, size_t end,
     const OnNewLayer& on_new_layer) {
   return std::make_shared<Network>(
       list, begin, end, std::nullopt, on_new_layer);
 }
 
 std::shared_ptr<Network> build_network(
-    const LayerList& list,
-    size_t begin,
-    size_t end,
-    uint64_t seed,
+    const LayerList& list, size_t begin, size_t end, uint64_t seed,
     const OnNewLayer& on_new_layer) {
   return std::make_shared<Network>(list, begin, end, seed, on_new_layer);
 }

@@ -46,9 +46,9 @@ struct NonFinite {
   std::string what;   // "input", "output", or "parameter conv1.weight"
 };
 
-/// Runs the layers [begin, end) of a list in order. parameters(), train(), to(),
-/// clone() do what they do on every torch::nn::Module; names are those of the
-/// whole list ("layer1.0.conv1.weight").
+/// Runs the layers [begin, end) of a list in order. parameters(), train(),
+/// to(), clone() do what they do on every torch::nn::Module; names are those of
+/// the whole list ("layer1.0.conv1.weight").
 ///
 /// Tied parameters of the slice are one tensor, which is listed once: under the
 /// first of its names that the slice has.
@@ -56,11 +56,8 @@ class Network : public torch::nn::Module {
  public:
   /// See build_network.
   Network(
-      const LayerList& list,
-      size_t begin,
-      size_t end,
-      std::optional<uint64_t> seed,
-      const OnNewLayer& on_new_layer = nullptr);
+      const LayerList& list, size_t begin, size_t end,
+      std::optional<uint64_t> seed, const OnNewLayer& on_new_layer = nullptr);
 
   const std::vector<Layer>& layers() const { return layers_; }
 
@@ -76,16 +73,15 @@ class Network : public torch::nn::Module {
   /// more.
   torch::Tensor forward(torch::Tensor x);
 
-  /// Each layer computes by what `wrap` makes of its forward from now on. A clone
-  /// of the network has the forwards that it is built with.
-  void wrap_forwards(
-      const std::function<LayerForward(const Layer& layer)>& wrap);
+  /// Each layer computes by what `wrap` makes of its forward from now on. A
+  /// clone of the network has the forwards that it is built with.
+  void
+  wrap_forwards(const std::function<LayerForward(const Layer& layer)>& wrap);
 
-  /// `gather` says what to hold while the parameters of one of layers() are looked
-  /// at, where they are there while the layer computes and not between: what it
-  /// returns keeps them together. Empty: they are always there.
-  void set_gather(
-      std::function<std::shared_ptr<void>(size_t layer)> gather);
+  /// `gather` says what to hold while the parameters of one of layers() are
+  /// looked at, where they are there while the layer computes and not between:
+  /// what it returns keeps them together. Empty: they are always there.
+  void set_gather(std::function<std::shared_ptr<void>(size_t layer)> gather);
 
   /// Every BatchNorm2d (batch_norm.h) of these layers, at whatever depth,
   /// computes by `function` from now on; empty: by itself.
@@ -110,8 +106,7 @@ class Network : public torch::nn::Module {
   struct Builder;
 
   void share(
-      const torch::Tensor& parameter,
-      const torch::Tensor& use,
+      const torch::Tensor& parameter, const torch::Tensor& use,
       const std::string& name);
   const std::string& giver_of(size_t layer) const;
   Tensors run(Tensors values);
@@ -138,15 +133,10 @@ class Network : public torch::nn::Module {
 ///
 /// `on_new_layer`: called with each layer before the next one is built.
 std::shared_ptr<Network> build_network(
-    const LayerList& list,
-    size_t begin,
-    size_t end,
+    const LayerList& list, size_t begin, size_t end,
     const OnNewLayer& on_new_layer = nullptr);
 std::shared_ptr<Network> build_network(
-    const LayerList& list,
-    size_t begin,
-    size_t end,
-    uint64_t seed,
+    const LayerList& list, size_t begin, size_t end, uint64_t seed,
     const OnNewLayer& on_new_layer = nullptr);
 
 }  // namespace echelon

@@ -114,10 +114,7 @@ box_muller(const Words& first, const Words& second, Reals& even, Reals& odd) {
 }
 
 ECHELON_INLINE void interleave(
-    const Reals& a,
-    const Reals& b,
-    const Reals& c,
-    const Reals& d,
+    const Reals& a, const Reals& b, const Reals& c, const Reals& d,
     Block& out) {
   for (int i = 0; i < kCounters; ++i) {
     out[4 * i] = a[i];
@@ -184,11 +181,7 @@ BlockMaker block_maker() {
 
 template <typename T>
 void fill_range(
-    T* out,
-    uint64_t key,
-    int64_t begin,
-    int64_t end,
-    double scale,
+    T* out, uint64_t key, int64_t begin, int64_t end, double scale,
     BlockMaker make) {
   Block block;
   for (int64_t at = begin; at < end;) {
@@ -203,8 +196,9 @@ void fill_range(
   }
 }
 
-// What of a parameter goes where: `rows` rows, each of whose `runs` is contiguous
-// in the parameter and in the memory that is filled. Offsets in elements.
+// What of a parameter goes where: `rows` rows, each of whose `runs` is
+// contiguous in the parameter and in the memory that is filled. Offsets in
+// elements.
 struct Places {
   struct Run {
     int64_t global = 0;  // in a row of the parameter
@@ -217,25 +211,19 @@ struct Places {
   std::vector<Run> runs;
 };
 
-constexpr int64_t kGrain = int64_t{1} << 16;  // elements that are worth a thread
+constexpr int64_t kGrain = int64_t{1}
+                           << 16;  // elements that are worth a thread
 
 template <typename T>
 void fill_places(
-    T* data,
-    const Places& places,
-    uint64_t key,
-    double scale,
+    T* data, const Places& places, uint64_t key, double scale,
     BlockMaker make) {
   const auto fill_part = [&](int64_t row, const Places::Run& run, int64_t lo,
                              int64_t hi) {
     const int64_t from = row * places.global_row + run.global;
     fill_range(
-        data + row * places.local_row + run.local + lo,
-        key,
-        from + lo,
-        from + hi,
-        scale,
-        make);
+        data + row * places.local_row + run.local + lo, key, from + lo,
+        from + hi, scale, make);
   };
   if (places.rows == 1) {
     for (const auto& run : places.runs) {
@@ -255,11 +243,8 @@ void fill_places(
 }
 
 void fill(
-    const torch::Tensor& slice,
-    const Places& places,
-    uint64_t key,
-    double scale,
-    BlockMaker make) {
+    const torch::Tensor& slice, const Places& places, uint64_t key,
+    double scale, BlockMaker make) {
   if (!slice.is_contiguous() || !slice.is_floating_point()) {
     throw Error(
         "first values go into contiguous floating-point memory; make the "
@@ -307,10 +292,8 @@ Places places_of(const Shard& shard) {
 }
 
 void fill_by(
-    const InitialValue& initial,
-    const torch::Tensor& tensor,
-    const Places& places,
-    uint64_t key) {
+    const InitialValue& initial, const torch::Tensor& tensor,
+    const Places& places, uint64_t key) {
   switch (initial.kind) {
     case InitialValue::Kind::constant: {
       const torch::NoGradGuard no_grad;
@@ -331,52 +314,31 @@ uint64_t parameter_key(uint64_t seed, std::string_view name) {
 }
 
 void fill_uniform(
-    const torch::Tensor& slice,
-    uint64_t seed,
-    std::string_view name,
-    int64_t first_element,
-    double bound) {
+    const torch::Tensor& slice, uint64_t seed, std::string_view name,
+    int64_t first_element, double bound) {
   fill(
-      slice,
-      one_run(slice, first_element),
-      parameter_key(seed, name),
-      bound,
+      slice, one_run(slice, first_element), parameter_key(seed, name), bound,
       block_maker<false>());
 }
 
 void fill_normal(
-    const torch::Tensor& slice,
-    uint64_t seed,
-    std::string_view name,
-    int64_t first_element,
-    double standard_deviation) {
+    const torch::Tensor& slice, uint64_t seed, std::string_view name,
+    int64_t first_element, double standard_deviation) {
   fill(
-      slice,
-      one_run(slice, first_element),
-      parameter_key(seed, name),
-      standard_deviation,
-      block_maker<true>());
+      slice, one_run(slice, first_element), parameter_key(seed, name),
+      standard_deviation, block_maker<true>());
 }
 
 void fill_initial(
-    const torch::Tensor& slice,
-    uint64_t seed,
-    std::string_view name,
-    int64_t first_element,
-    const InitialValue& initial) {
+    const torch::Tensor& slice, uint64_t seed, std::string_view name,
+    int64_t first_element, const InitialValue& initial) {
   fill_by(
-      initial,
-      slice,
-      one_run(slice, first_element),
-      parameter_key(seed, name));
+      initial, slice, one_run(slice, first_element), parameter_key(seed, name));
 }
 
 void fill_initial(
-    const torch::Tensor& part,
-    uint64_t seed,
-    std::string_view name,
-    const Shard& shard,
-    const InitialValue& initial) {
+    const torch::Tensor& part, uint64_t seed, std::string_view name,
+    const Shard& shard, const InitialValue& initial) {
   if (part.sizes() != at::IntArrayRef(shard.local_shape())) {
     throw Error(
         "\"" + std::string(name) + "\": its tensor and its shard differ");

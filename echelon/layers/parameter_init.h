@@ -14,8 +14,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "echelon/layout/shard.h"
 #include "echelon/architecture/initial_value.h"
+#include "echelon/layout/shard.h"
 
 namespace echelon {
 
@@ -31,38 +31,26 @@ uint64_t parameter_key(uint64_t seed, std::string_view name);
 /// dtype, so a float32 parameter is the rounded float64 one. One core
 /// makes a million in 2.5 ms, as torch's own uniform_ does.
 void fill_uniform(
-    const torch::Tensor& slice,
-    uint64_t seed,
-    std::string_view name,
-    int64_t first_element,
-    double bound);
+    const torch::Tensor& slice, uint64_t seed, std::string_view name,
+    int64_t first_element, double bound);
 
 /// The same, normal with mean 0 (Box-Muller on pairs of words; the largest
 /// magnitude is 6.8 standard deviations). A million take about 5 ms.
 void fill_normal(
-    const torch::Tensor& slice,
-    uint64_t seed,
-    std::string_view name,
-    int64_t first_element,
-    double standard_deviation);
+    const torch::Tensor& slice, uint64_t seed, std::string_view name,
+    int64_t first_element, double standard_deviation);
 
 /// Whichever of the two, or the constant, `initial` says.
 void fill_initial(
-    const torch::Tensor& slice,
-    uint64_t seed,
-    std::string_view name,
-    int64_t first_element,
-    const InitialValue& initial);
+    const torch::Tensor& slice, uint64_t seed, std::string_view name,
+    int64_t first_element, const InitialValue& initial);
 
-/// The same for a part of a parameter: each element is that of the whole one, bit
-/// for bit. Nothing else of the whole is made.
+/// The same for a part of a parameter: each element is that of the whole one,
+/// bit for bit. Nothing else of the whole is made.
 ///
 ///   part  contiguous, of shard.local_shape()
 void fill_initial(
-    const torch::Tensor& part,
-    uint64_t seed,
-    std::string_view name,
-    const Shard& shard,
-    const InitialValue& initial);
+    const torch::Tensor& part, uint64_t seed, std::string_view name,
+    const Shard& shard, const InitialValue& initial);
 
 }  // namespace echelon

@@ -3,7 +3,8 @@
 // Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011.
 //
 // Blocks of 16 counters in plain loops without branches, which compilers turn
-// into vector instructions: whoever calls this in a function for AVX2 gets those.
+// into vector instructions: whoever calls this in a function for AVX2 gets
+// those.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +24,8 @@ struct PhiloxWords {
   Words a, b, c, d;
 };
 
-[[gnu::always_inline]] inline void philox(
-    uint64_t key, uint64_t subsequence, uint64_t first, PhiloxWords& out) {
+[[gnu::always_inline]] inline void
+philox(uint64_t key, uint64_t subsequence, uint64_t first, PhiloxWords& out) {
   constexpr int n = kPhiloxCounters;
   uint32_t a[n], b[n], c[n], d[n];
   for (int i = 0; i < n; ++i) {

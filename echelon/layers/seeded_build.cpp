@@ -28,11 +28,9 @@ bool is_generator(const c10::Argument& argument) {
 
 // Operators that make a new tensor call one that fills it, through here again.
 void with_current_generator(
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet keys,
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  if (current != nullptr &&
-      keys.has_backend(c10::BackendComponent::CPUBit)) {
+  if (current != nullptr && keys.has_backend(c10::BackendComponent::CPUBit)) {
     const auto& arguments = op.schema().arguments();
     const size_t first = stack->size() - arguments.size();
     for (size_t i = 0; i < arguments.size(); ++i) {
@@ -41,8 +39,7 @@ void with_current_generator(
     }
   }
   op.redispatchBoxed(
-      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey),
-      stack);
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {

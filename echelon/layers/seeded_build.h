@@ -1,9 +1,9 @@
 // Building layers so that the values they draw depend on nothing else.
 #pragma once
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/GeneratorImpl.h>
 #include <ATen/core/Generator.h>
+#include <c10/core/GeneratorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
 #include <string_view>

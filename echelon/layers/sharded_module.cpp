@@ -30,9 +30,10 @@ void check_shape(
 
 }  // namespace
 
-torch::Tensor ShardedModule::register_shard(
-    const std::string& name, ParameterShard shard) {
-  auto tensor = register_parameter(name, torch::empty(shard.shard.local_shape()));
+torch::Tensor
+ShardedModule::register_shard(const std::string& name, ParameterShard shard) {
+  auto tensor =
+      register_parameter(name, torch::empty(shard.shard.local_shape()));
   shards_.insert_or_assign(name, std::move(shard));
   return tensor;
 }
@@ -44,8 +45,7 @@ torch::Tensor ShardedModule::register_buffer_shard(
   return tensor;
 }
 
-std::map<std::string, ParameterShard>
-shards_of(const torch::nn::Module& root) {
+std::map<std::string, ParameterShard> shards_of(const torch::nn::Module& root) {
   std::map<std::string, ParameterShard> all;
   const auto take = [&](const std::string& name,
                         const torch::nn::Module& module) {

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "echelon/layout/shard.h"
 #include "echelon/architecture/initial_value.h"
+#include "echelon/layout/shard.h"
 
 namespace echelon {
 
@@ -46,17 +46,16 @@ class HasShards {
 };
 
 /// A module that registers its cut parameters with the part that is here.
-/// Parameters that are registered as usual are whole on every rank of the group,
-/// with the same gradient on each. (A module that derives from one of LibTorch's
-/// is a HasShards by itself.)
+/// Parameters that are registered as usual are whole on every rank of the
+/// group, with the same gradient on each. (A module that derives from one of
+/// LibTorch's is a HasShards by itself.)
 class ShardedModule : public torch::nn::Module, public HasShards {
  public:
   using torch::nn::Module::Module;
 
  protected:
   /// Registers a parameter of shard.local_shape(), not initialised.
-  torch::Tensor
-  register_shard(const std::string& name, ParameterShard shard);
+  torch::Tensor register_shard(const std::string& name, ParameterShard shard);
   /// The same for a buffer (running statistics of cut channels), zeros.
   torch::Tensor
   register_buffer_shard(const std::string& name, ParameterShard shard);
@@ -64,13 +63,12 @@ class ShardedModule : public torch::nn::Module, public HasShards {
 
 /// The shards of `root` and of all modules below it, by full name. Parameters
 /// that are not among them are whole.
-std::map<std::string, ParameterShard>
-shards_of(const torch::nn::Module& root);
+std::map<std::string, ParameterShard> shards_of(const torch::nn::Module& root);
 
-/// Gives each parameter and buffer that shards_of(module) lists its first value,
-/// bit for bit that of the whole one, which depends on `seed` and on
-/// prefix + name alone. A layer that a LayerList builds gets its first values so
-/// unless its definition says otherwise.
+/// Gives each parameter and buffer that shards_of(module) lists its first
+/// value, bit for bit that of the whole one, which depends on `seed` and on
+/// prefix + name alone. A layer that a LayerList builds gets its first values
+/// so unless its definition says otherwise.
 void initialize_shards(
     torch::nn::Module& module, const std::string& prefix, uint64_t seed);
 

@@ -9,8 +9,8 @@
 #include <tuple>
 #include <utility>
 
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
@@ -44,8 +44,8 @@ int64_t last_element(const torch::Tensor& tensor) {
   return last;
 }
 
-std::vector<Place> places_of(
-    const std::string& layer, size_t index, const BuiltLayer& built) {
+std::vector<Place>
+places_of(const std::string& layer, size_t index, const BuiltLayer& built) {
   std::vector<Place> places;
   if (built.module == nullptr) return places;
   for (const auto& item : built.module->named_parameters()) {
@@ -93,8 +93,7 @@ void check_declared(
 }
 
 bool in_one_group(
-    const std::vector<TiedGroup>& groups,
-    const std::string& a,
+    const std::vector<TiedGroup>& groups, const std::string& a,
     const std::string& b) {
   return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
     const auto has = [&](const std::string& name) {
@@ -195,9 +194,8 @@ std::vector<Tie> find_ties(
     const auto& sharing = item.second;  // in the order of layers
     for (auto place = sharing.begin(); place != sharing.end(); ++place) {
       const auto first = std::find_if(
-          sharing.begin(), place, [&](const Place& earlier) {
-            return are_one(earlier, *place);
-          });
+          sharing.begin(), place,
+          [&](const Place& earlier) { return are_one(earlier, *place); });
       if (first == place) continue;
       if (in_one_group(tied_groups(all), first->name, place->name)) continue;
       found.push_back({first->name, place->name});
@@ -208,9 +206,7 @@ std::vector<Tie> find_ties(
     const auto key = [&](const Tie& tie) {
       return std::make_tuple(
           list.layer_of_parameter(tie.first),
-          list.layer_of_parameter(tie.second),
-          tie.first,
-          tie.second);
+          list.layer_of_parameter(tie.second), tie.first, tie.second);
     };
     return key(a) < key(b);
   });
@@ -220,10 +216,8 @@ std::vector<Tie> find_ties(
 namespace detail {
 
 void check_tied_shapes(
-    const std::string& first,
-    at::IntArrayRef first_shape,
-    const std::string& second,
-    at::IntArrayRef second_shape) {
+    const std::string& first, at::IntArrayRef first_shape,
+    const std::string& second, at::IntArrayRef second_shape) {
   if (first_shape == second_shape) return;
   throw ConfigError(
       with_shape(first, first_shape) + " is tied to " +

@@ -37,9 +37,9 @@ ties_across(const LayerList& list, const std::vector<size_t>& cut);
 /// The ties that nobody declared: parameters of different layers that share
 /// their memory, since the functions that build them captured one module or
 /// tensor. Builds every layer once, one after the other, so that it needs no
-/// more memory than the largest; with build_on_meta (meta_mode.h) none. Throws ConfigError when two share a part of
-/// their memory only, and when a declared tie names what is no parameter, or two
-/// of different shapes.
+/// more memory than the largest; with build_on_meta (meta_mode.h) none. Throws
+/// ConfigError when two share a part of their memory only, and when a declared
+/// tie names what is no parameter, or two of different shapes.
 ///
 ///   for (const auto& tie : find_ties(list)) list.tie(tie.first, tie.second);
 std::vector<Tie> find_ties(
@@ -51,10 +51,8 @@ namespace detail {
 
 /// Throws ConfigError that names both unless the shapes are equal.
 void check_tied_shapes(
-    const std::string& first,
-    at::IntArrayRef first_shape,
-    const std::string& second,
-    at::IntArrayRef second_shape);
+    const std::string& first, at::IntArrayRef first_shape,
+    const std::string& second, at::IntArrayRef second_shape);
 
 /// A tie's name that is not among the parameters `known`.
 [[noreturn]] void no_parameter_to_tie(

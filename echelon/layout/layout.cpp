@@ -6,8 +6,8 @@
 #include <set>
 #include <sstream>
 
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
@@ -30,12 +30,18 @@ constexpr std::array<Name, 8> kNames = {{
 
 int64_t& degree_of(Layout& layout, Axis axis) {
   switch (axis) {
-    case Axis::dp_replicate: return layout.dp_replicate;
-    case Axis::dp_shard: return layout.dp_shard;
-    case Axis::cp: return layout.cp;
-    case Axis::tp: return layout.tp;
-    case Axis::pp: return layout.pp;
-    case Axis::ep: return layout.ep;
+    case Axis::dp_replicate:
+      return layout.dp_replicate;
+    case Axis::dp_shard:
+      return layout.dp_shard;
+    case Axis::cp:
+      return layout.cp;
+    case Axis::tp:
+      return layout.tp;
+    case Axis::pp:
+      return layout.pp;
+    case Axis::ep:
+      return layout.ep;
   }
   throw Error("layout: unknown axis");
 }
@@ -83,12 +89,18 @@ std::string_view short_name(Axis axis) {
 
 std::string_view to_string(Axis axis) {
   switch (axis) {
-    case Axis::dp_replicate: return "dp_replicate";
-    case Axis::dp_shard: return "dp_shard";
-    case Axis::cp: return "cp";
-    case Axis::tp: return "tp";
-    case Axis::pp: return "pp";
-    case Axis::ep: return "ep";
+    case Axis::dp_replicate:
+      return "dp_replicate";
+    case Axis::dp_shard:
+      return "dp_shard";
+    case Axis::cp:
+      return "cp";
+    case Axis::tp:
+      return "tp";
+    case Axis::pp:
+      return "pp";
+    case Axis::ep:
+      return "ep";
   }
   return "?";
 }
@@ -118,7 +130,9 @@ int64_t Layout::stride(Axis axis) const {
   return stride;
 }
 
-std::vector<Axis> Layout::used_axes() const { return used_in(*this, order); }
+std::vector<Axis> Layout::used_axes() const {
+  return used_in(*this, order);
+}
 
 bool Layout::same_degrees(const Layout& other) const {
   return std::all_of(kAxes.begin(), kAxes.end(), [&](Axis axis) {
@@ -130,8 +144,7 @@ bool Layout::operator==(const Layout& other) const {
   return same_degrees(other) && used_axes() == other.used_axes();
 }
 
-std::string
-set_order(Layout& layout, const std::vector<std::string>& names) {
+std::string set_order(Layout& layout, const std::vector<std::string>& names) {
   std::vector<Axis> named;
   for (const auto& spelled : names) {
     const Name* found = find_name(spelled);
@@ -195,8 +208,9 @@ Layout parse_layout(std::string_view text) {
           "\" must be a whole number, 1 or more");
     }
     if (!seen.insert(found->axis).second) {
-      throw ConfigError("--layout " + std::string(text) + ": axis " +
-                        key + " is given twice");
+      throw ConfigError(
+          "--layout " + std::string(text) + ": axis " + key +
+          " is given twice");
     }
     degree_of(layout, found->axis) = degree;
   }

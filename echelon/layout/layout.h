@@ -1,4 +1,5 @@
-// How a model and a batch are cut: the degree of each mesh axis, and their order.
+// How a model and a batch are cut: the degree of each mesh axis, and their
+// order.
 #pragma once
 
 #include <array>
@@ -11,16 +12,15 @@ namespace echelon {
 
 /// The mesh axes, in the order that a layout has by default, outermost first:
 /// neighbours in `tp` are neighbours in rank, so the axis with the most traffic
-/// runs over the fastest links, and copies of the model, which talk once a step,
-/// lie on different hosts.
+/// runs over the fastest links, and copies of the model, which talk once a
+/// step, lie on different hosts.
 enum class Axis : uint8_t { dp_replicate, dp_shard, pp, cp, ep, tp };
 
 /// Every axis once, outermost first.
 using AxisOrder = std::array<Axis, 6>;
 
 inline constexpr AxisOrder kAxes = {
-    Axis::dp_replicate, Axis::dp_shard, Axis::pp,
-    Axis::cp,           Axis::ep,       Axis::tp};
+    Axis::dp_replicate, Axis::dp_shard, Axis::pp, Axis::cp, Axis::ep, Axis::tp};
 
 /// The axis' name as configurations spell it, "dp_replicate".
 std::string_view to_string(Axis axis);
@@ -41,7 +41,8 @@ struct Layout {
 
   int64_t degree(Axis axis) const;
   int64_t num_ranks() const;
-  /// Ranks between neighbours along `axis`: the product of the degrees inside it.
+  /// Ranks between neighbours along `axis`: the product of the degrees inside
+  /// it.
   int64_t stride(Axis axis) const;
   /// Ranks that see different samples: dp_replicate * dp_shard.
   int64_t data_degree() const { return dp_replicate * dp_shard; }
@@ -49,23 +50,24 @@ struct Layout {
   std::vector<Axis> used_axes() const;
   /// Whatever the order.
   bool same_degrees(const Layout& other) const;
-  /// Whether every rank is at the same place: degrees, and the order of used axes.
+  /// Whether every rank is at the same place: degrees, and the order of used
+  /// axes.
   bool operator==(const Layout& other) const;
 };
 
-/// "dp=2,tp=4", "dp=2,tp=4,order=tp:dp" -> Layout. `dp` is dp_replicate, `fsdp` is
-/// dp_shard; `order` names the axes, outermost first. Throws ConfigError for an
-/// unknown or repeated axis, a degree below 1, or an order that leaves out an axis
-/// with ranks.
+/// "dp=2,tp=4", "dp=2,tp=4,order=tp:dp" -> Layout. `dp` is dp_replicate, `fsdp`
+/// is dp_shard; `order` names the axes, outermost first. Throws ConfigError for
+/// an unknown or repeated axis, a degree below 1, or an order that leaves out
+/// an axis with ranks.
 Layout parse_layout(std::string_view text);
 
-/// Layout -> "dp=2,tp=4"; "1 rank" degrees are left out ("dp=1" if all are 1), and
-/// the order where the axes that are left have the usual one.
+/// Layout -> "dp=2,tp=4"; "1 rank" degrees are left out ("dp=1" if all are 1),
+/// and the order where the axes that are left have the usual one.
 std::string to_string(const Layout& layout);
 
-/// Sets the order to `names`, outermost first, by either name of an axis; axes of
-/// degree 1 may be left out. Returns "", or the rule that the names break, with the
-/// order as it was.
+/// Sets the order to `names`, outermost first, by either name of an axis; axes
+/// of degree 1 may be left out. Returns "", or the rule that the names break,
+/// with the order as it was.
 std::string set_order(Layout& layout, const std::vector<std::string>& names);
 
 /// Throws ConfigError unless the degrees' product is `world_size`; the message

@@ -8,10 +8,10 @@
 
 namespace echelon {
 
-Mesh::Mesh(const Layout& layout)
-    : layout_(layout), size_(layout.num_ranks()) {
+Mesh::Mesh(const Layout& layout) : layout_(layout), size_(layout.num_ranks()) {
   for (const Axis axis : kAxes) {
-    if (std::count(layout.order.begin(), layout.order.end(), axis) == 1) continue;
+    if (std::count(layout.order.begin(), layout.order.end(), axis) == 1)
+      continue;
     throw ConfigError(
         "mesh: the order of the axes must have each once, and " +
         std::string(to_string(axis)) + " is missing or repeated");
@@ -31,8 +31,8 @@ std::vector<int> Mesh::ranks_along(int64_t rank, Axis axis) const {
   return ranks_along(rank, std::vector{axis});
 }
 
-std::vector<int> Mesh::ranks_along(
-    int64_t rank, const std::vector<Axis>& axes) const {
+std::vector<int>
+Mesh::ranks_along(int64_t rank, const std::vector<Axis>& axes) const {
   int64_t first = rank;
   for (const Axis axis : axes) {
     first -= coordinate(rank, axis) * layout_.stride(axis);
@@ -50,8 +50,8 @@ std::vector<int> Mesh::ranks_along(
   return ranks;
 }
 
-std::vector<std::vector<int>> Mesh::groups_along(
-    const std::vector<Axis>& axes) const {
+std::vector<std::vector<int>>
+Mesh::groups_along(const std::vector<Axis>& axes) const {
   std::vector<std::vector<int>> groups;
   std::vector<bool> seen(static_cast<size_t>(size_), false);
   for (int64_t rank = 0; rank < size_; ++rank) {

@@ -26,26 +26,26 @@ class Mesh {
   /// coordinate, `rank` among them.
   std::vector<int> ranks_along(int64_t rank, Axis axis) const;
 
-  /// The same for several axes at once (all ranks with different samples, say), in
-  /// order of their coordinates, the last of `axes` varying fastest. That is rank
-  /// order where the layout has `axes` in that order too.
-  std::vector<int> ranks_along(int64_t rank,
-                               const std::vector<Axis>& axes) const;
+  /// The same for several axes at once (all ranks with different samples, say),
+  /// in order of their coordinates, the last of `axes` varying fastest. That is
+  /// rank order where the layout has `axes` in that order too.
+  std::vector<int>
+  ranks_along(int64_t rank, const std::vector<Axis>& axes) const;
 
   /// Every group of ranks along `axes`: a partition of the world, ordered by
   /// its lowest rank.
-  std::vector<std::vector<int>> groups_along(
-      const std::vector<Axis>& axes) const;
+  std::vector<std::vector<int>>
+  groups_along(const std::vector<Axis>& axes) const;
 
   /// Which share of the samples this rank sees, in [0, data_degree).
   int64_t data_index(int64_t rank) const;
 
-  /// The rank that is at the same coordinates when the axes are in the usual order
-  /// (kAxes): a number of the place, which no order changes.
+  /// The rank that is at the same coordinates when the axes are in the usual
+  /// order (kAxes): a number of the place, which no order changes.
   int64_t place(int64_t rank) const;
 
-  /// Whether each group along `axis` lies on one host, when hosts take `host_ranks`
-  /// neighbours in rank each.
+  /// Whether each group along `axis` lies on one host, when hosts take
+  /// `host_ranks` neighbours in rank each.
   bool within_hosts(Axis axis, int64_t host_ranks) const;
 
  private:

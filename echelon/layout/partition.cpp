@@ -1,7 +1,8 @@
 // Both balances are a search for the smallest bound that some cut keeps: the
 // bound is halved towards it, and each probe asks which boundaries can be
-// completed to a whole cut. Of the cuts that keep the final bound, the walk from
-// the front takes the one whose slices stay nearest to the mean of what is left.
+// completed to a whole cut. Of the cuts that keep the final bound, the walk
+// from the front takes the one whose slices stay nearest to the mean of what is
+// left.
 #include "echelon/layout/partition.h"
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 #include <optional>
 #include <utility>
 
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
+#include "echelon/text/nearest.h"
 #include "echelon/text/units.h"
 
 namespace echelon {
@@ -343,8 +344,8 @@ first_layer(const std::vector<std::string>& names, const std::string& name) {
   return std::nullopt;
 }
 
-std::vector<std::string> with_beginnings(
-    const std::vector<std::string>& names) {
+std::vector<std::string>
+with_beginnings(const std::vector<std::string>& names) {
   std::vector<std::string> all;
   for (const auto& name : names) {
     for (size_t at = name.find('.'); at != std::string::npos;
@@ -445,8 +446,7 @@ void check_fits(const std::vector<size_t>& cut, const SliceMemory& memory) {
 
 std::vector<size_t> cut_at(
     const std::vector<std::string>& names,
-    const std::vector<std::string>& first,
-    size_t slices) {
+    const std::vector<std::string>& first, size_t slices) {
   check_counts(names.size(), slices);
   const std::string place = "cut = " + quoted_list(first) + ": ";
   if (first.size() + 1 != slices) {
@@ -473,8 +473,7 @@ std::vector<size_t> cut_at(
     if (*layer <= cut.back()) {
       throw ConfigError(
           place + "\"" + first[i] + "\" " +
-          (*layer == cut.back() ? "begins the same slice as"
-                                : "comes before") +
+          (*layer == cut.back() ? "begins the same slice as" : "comes before") +
           " \"" + first[i - 1] +
           "\"; name each layer once, in the order of the model");
     }

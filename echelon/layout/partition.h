@@ -3,8 +3,8 @@
 //
 //   cut = balance({1, 1, 1, 3}, 2)      // {0, 3, 4}: layers 0 to 2, and 3
 //
-// A cut of k slices is k + 1 boundaries, from 0 to the number of layers; slice i
-// holds the layers cut[i] to cut[i + 1] - 1, at least one.
+// A cut of k slices is k + 1 boundaries, from 0 to the number of layers; slice
+// i holds the layers cut[i] to cut[i + 1] - 1, at least one.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 /// What the layers need where they live, and what there is. Slice s needs the
 /// sum over its layers of bytes + stored[s] * stored_bytes.
 struct SliceMemory {
-  std::vector<int64_t> bytes;         // by layer: parameters and what they bring
+  std::vector<int64_t> bytes;  // by layer: parameters and what they bring
   std::vector<int64_t> stored_bytes;  // by layer: kept for backward, for one
                                       // microbatch; empty: nothing
   std::vector<int64_t> stored;  // by slice: microbatches kept at once; empty: 1
@@ -56,13 +56,12 @@ slice_bytes(const std::vector<size_t>& cut, const SliceMemory& memory);
 void check_fits(const std::vector<size_t>& cut, const SliceMemory& memory);
 
 /// The cut that begins a new slice at each of the layers `first`: exact names,
-/// or the beginnings of dotted ones ("layer2" is the first layer of that name or
-/// under it, "layer2.0"). There is one name less than slices, since the first
-/// slice begins with the first layer. Throws ConfigError for names that are
-/// unknown, repeated, out of order or of the wrong number.
+/// or the beginnings of dotted ones ("layer2" is the first layer of that name
+/// or under it, "layer2.0"). There is one name less than slices, since the
+/// first slice begins with the first layer. Throws ConfigError for names that
+/// are unknown, repeated, out of order or of the wrong number.
 std::vector<size_t> cut_at(
     const std::vector<std::string>& names,
-    const std::vector<std::string>& first,
-    size_t slices);
+    const std::vector<std::string>& first, size_t slices);
 
 }  // namespace echelon

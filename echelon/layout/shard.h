@@ -18,8 +18,8 @@ struct IndexRange {
 
 /// A part of a tensor: some ranges of indices along `dim`, laid one after the
 /// other, and everything along the other dimensions. A fused matrix of queries,
-/// keys and values has three ranges, most have one. Parts of different ranks may
-/// overlap: keys and values that several ranks need lie on each of them.
+/// keys and values has three ranges, most have one. Parts of different ranks
+/// may overlap: keys and values that several ranks need lie on each of them.
 struct Shard {
   std::vector<int64_t> shape;      // of the whole tensor
   int64_t dim = 0;                 // that is cut

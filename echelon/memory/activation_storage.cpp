@@ -53,8 +53,8 @@ class OnHost : public Elsewhere {
 Tensor over(const c10::Storage& storage, const torch::TensorOptions& options) {
   const auto itemsize = static_cast<int64_t>(options.dtype().itemsize());
   return at::empty({0}, options)
-      .set_(storage, 0, {static_cast<int64_t>(storage.nbytes()) / itemsize},
-            {1});
+      .set_(
+          storage, 0, {static_cast<int64_t>(storage.nbytes()) / itemsize}, {1});
 }
 
 class Rounded : public Elsewhere {
@@ -111,8 +111,7 @@ class StorageHooks : public SavedTensorHooks,
   class View {
    public:
     View(
-        std::shared_ptr<StorageHooks> hooks,
-        std::shared_ptr<Entry> entry,
+        std::shared_ptr<StorageHooks> hooks, std::shared_ptr<Entry> entry,
         const Tensor& tensor)
         : hooks_(std::move(hooks)),
           entry_(std::move(entry)),
@@ -135,8 +134,7 @@ class StorageHooks : public SavedTensorHooks,
       const torch::NoGradGuard no_grad;
       const std::lock_guard lock(hooks_->mutex_);
       const auto storage = hooks_->get(*entry_, round_);
-      return at::empty({0}, options_)
-          .set_(storage, offset_, sizes_, strides_);
+      return at::empty({0}, options_).set_(storage, offset_, sizes_, strides_);
     }
 
    private:
@@ -211,12 +209,10 @@ class StorageHooks : public SavedTensorHooks,
   // Forgets entries that are gone, now and then.
   void sweep() {
     if (by_storage_.size() < sweep_at_) return;
-    std::erase_if(by_storage_, [](const auto& item) {
-      return item.second.expired();
-    });
-    std::erase_if(in_order_, [](const auto& item) {
-      return item.second.expired();
-    });
+    std::erase_if(
+        by_storage_, [](const auto& item) { return item.second.expired(); });
+    std::erase_if(
+        in_order_, [](const auto& item) { return item.second.expired(); });
     sweep_at_ = 64 + 2 * by_storage_.size();
   }
 
@@ -258,18 +254,18 @@ class Bf16 : public StorageHooks {
 
 }  // namespace
 
-std::shared_ptr<SavedTensorHooks> offload_to_host(
-    IsParameter is_parameter, int64_t min_bytes) {
+std::shared_ptr<SavedTensorHooks>
+offload_to_host(IsParameter is_parameter, int64_t min_bytes) {
   return std::make_shared<Offload>(std::move(is_parameter), min_bytes);
 }
 
-std::shared_ptr<SavedTensorHooks> keep_in_bf16(
-    IsParameter is_parameter, int64_t min_bytes) {
+std::shared_ptr<SavedTensorHooks>
+keep_in_bf16(IsParameter is_parameter, int64_t min_bytes) {
   return std::make_shared<Bf16>(std::move(is_parameter), min_bytes);
 }
 
-LayerForward with_hooks(
-    LayerForward forward, std::shared_ptr<SavedTensorHooks> hooks) {
+LayerForward
+with_hooks(LayerForward forward, std::shared_ptr<SavedTensorHooks> hooks) {
   return [forward = std::move(forward),
           hooks = std::move(hooks)](const std::vector<Tensor>& inputs) {
     const SavedTensorScope scope(hooks);

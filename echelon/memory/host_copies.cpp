@@ -19,7 +19,8 @@ using torch::Tensor;
 constexpr size_t kMostLeaving = 4;
 
 Tensor bytes_of(const c10::Storage& storage, c10::Device device) {
-  return at::empty({0}, torch::TensorOptions().dtype(torch::kByte).device(device))
+  return at::empty(
+             {0}, torch::TensorOptions().dtype(torch::kByte).device(device))
       .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
 }
 

@@ -20,8 +20,8 @@ struct HostCopy {
   c10::Device device;  // where they came from
 };
 
-/// Not thread-safe. Copies of a GPU run on a stream of their own; `current` is the
-/// stream of the thread that calls.
+/// Not thread-safe. Copies of a GPU run on a stream of their own; `current` is
+/// the stream of the thread that calls.
 class HostCopies {
  public:
   struct Fetched {
@@ -29,8 +29,8 @@ class HostCopies {
     std::shared_ptr<c10::Event> arrived;  // null: it is there
   };
 
-  /// The storage may be freed and written to by the current stream: what it then
-  /// does comes after the copy.
+  /// The storage may be freed and written to by the current stream: what it
+  /// then does comes after the copy.
   std::shared_ptr<HostCopy>
   put(const c10::Storage& storage, c10::Device device);
   /// Begins to copy it back to where it was.

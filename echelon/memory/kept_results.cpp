@@ -100,10 +100,8 @@ void KeptResults::finish(size_t saved) {
 }
 
 Keeper::Keeper(
-    const std::unordered_set<std::string>& names,
-    KeptResults& results,
-    std::function<size_t()> saved,
-    const std::vector<at::Generator>& generators)
+    const std::unordered_set<std::string>& names, KeptResults& results,
+    std::function<size_t()> saved, const std::vector<at::Generator>& generators)
     : names_(names),
       results_(results),
       saved_(std::move(saved)),
@@ -143,10 +141,8 @@ void Keeper::keep(const std::string& name, c10::ArrayRef<IValue> values) {
 }
 
 Replay::Replay(
-    const std::unordered_set<std::string>& names,
-    KeptResults& results,
-    const std::vector<at::Tensor>& buffers,
-    const std::string& layer)
+    const std::unordered_set<std::string>& names, KeptResults& results,
+    const std::vector<at::Tensor>& buffers, const std::string& layer)
     : names_(names), results_(results), layer_(layer) {
   for (const auto& buffer : buffers) {
     if (!buffer.defined()) continue;

@@ -1,5 +1,5 @@
-// Results of chosen operators, kept from one run of a computation to the next. For
-// recompute.cpp alone.
+// Results of chosen operators, kept from one run of a computation to the next.
+// For recompute.cpp alone.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,8 @@ class KeptResults {
     RandomState random_after;  // empty: it drew nothing
   };
 
-  /// Forgets what the second run does not come to, since it ends with the last of
-  /// `saved` tensors, and what was changed in place; saves the others.
+  /// Forgets what the second run does not come to, since it ends with the last
+  /// of `saved` tensors, and what was changed in place; saves the others.
   void finish(size_t saved);
   void clear() { calls_.clear(); }
   std::vector<Call>& calls() { return calls_; }
@@ -59,8 +59,7 @@ class Keeper : public OperatorHandler {
  public:
   /// `saved`: how many tensors autograd has saved by now.
   Keeper(
-      const std::unordered_set<std::string>& names,
-      KeptResults& results,
+      const std::unordered_set<std::string>& names, KeptResults& results,
       std::function<size_t()> saved,
       const std::vector<at::Generator>& generators);
 
@@ -82,10 +81,8 @@ class Keeper : public OperatorHandler {
 class Replay : public OperatorHandler {
  public:
   Replay(
-      const std::unordered_set<std::string>& names,
-      KeptResults& results,
-      const std::vector<at::Tensor>& buffers,
-      const std::string& layer);
+      const std::unordered_set<std::string>& names, KeptResults& results,
+      const std::vector<at::Tensor>& buffers, const std::string& layer);
 
   void run(OperatorCall& call) override;
   Results run_region(

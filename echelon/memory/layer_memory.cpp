@@ -9,8 +9,7 @@ namespace echelon {
 namespace {
 
 RecomputeOptions options_of(
-    Recompute choice,
-    const std::string& name,
+    Recompute choice, const std::string& name,
     const torch::nn::Module* module) {
   RecomputeOptions options;
   options.name = name;
@@ -20,9 +19,7 @@ RecomputeOptions options_of(
 }
 
 LayerForward recomputed_as(
-    Recompute choice,
-    const std::string& name,
-    const torch::nn::Module* module,
+    Recompute choice, const std::string& name, const torch::nn::Module* module,
     LayerForward forward) {
   if (choice == Recompute::none) return forward;
   return recomputed(std::move(forward), options_of(choice, name, module));
@@ -48,8 +45,8 @@ LayerList with_forwards(
   return wrapped;
 }
 
-LayerList with_recompute(
-    const LayerList& layers, const std::vector<Recompute>& choices) {
+LayerList
+with_recompute(const LayerList& layers, const std::vector<Recompute>& choices) {
   return with_forwards(
       layers,
       [choices](size_t i, const std::string& name, const BuiltLayer& layer) {
@@ -64,8 +61,7 @@ std::vector<RecomputeCost> recompute_costs(
   std::vector<LayerCost> plain;
   for (const auto choice : kRecomputes) {
     const auto counts = count_layers(
-        with_recompute(
-            layers, std::vector<Recompute>(layers.size(), choice)),
+        with_recompute(layers, std::vector<Recompute>(layers.size(), choice)),
         inputs);
     if (choice == Recompute::none) plain = counts;
     for (size_t i = 0; i < layers.size(); ++i) {
@@ -74,8 +70,8 @@ std::vector<RecomputeCost> recompute_costs(
       costs[i].kept_bytes[number] = counts[i].activation_bytes;
       // The batch is there anyway.
       if (i == 0) costs[i].kept_bytes[number] -= counts[i].kept_input_bytes;
-      costs[i].again_flops[number] = std::max(
-          0.0, counts[i].backward_flops - plain[i].backward_flops);
+      costs[i].again_flops[number] =
+          std::max(0.0, counts[i].backward_flops - plain[i].backward_flops);
     }
   }
   std::vector<int64_t> repeated;
@@ -100,8 +96,7 @@ struct LayerMemory::Impl {
 };
 
 LayerMemory::LayerMemory(
-    const MemoryOptions& options,
-    std::vector<Recompute> recompute,
+    const MemoryOptions& options, std::vector<Recompute> recompute,
     int64_t min_bytes)
     : impl_(std::make_shared<Impl>()) {
   impl_->recompute = std::move(recompute);
@@ -118,9 +113,7 @@ LayerMemory::LayerMemory(
 }
 
 LayerForward LayerMemory::wrap(
-    size_t number,
-    const std::string& name,
-    LayerForward forward,
+    size_t number, const std::string& name, LayerForward forward,
     std::shared_ptr<torch::nn::Module> module) const {
   if (module != nullptr) {
     for (auto& parameter : module->parameters()) {
@@ -131,10 +124,9 @@ LayerForward LayerMemory::wrap(
       impl_->recompute.at(number), name, module.get(), std::move(forward));
   if (!impl_->storage) return wrapped;
   // The hooks ask Impl, so it lives as long as the forward.
-  return [impl = impl_, inner = with_hooks(std::move(wrapped), impl_->storage)](
-             const std::vector<torch::Tensor>& inputs) {
-    return inner(inputs);
-  };
+  return
+      [impl = impl_, inner = with_hooks(std::move(wrapped), impl_->storage)](
+          const std::vector<torch::Tensor>& inputs) { return inner(inputs); };
 }
 
 }  // namespace echelon

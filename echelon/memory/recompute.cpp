@@ -1,15 +1,15 @@
-// While forward runs, each tensor that autograd would save is given a number and
-// let go. The first of them that backward asks for makes the frame run forward
-// again, whose saves are collected under the same numbers; it stops, by an
-// exception, at the last one that is still wanted. That graph is thrown away: the
-// first one has the nodes, and the numbers.
+// While forward runs, each tensor that autograd would save is given a number
+// and let go. The first of them that backward asks for makes the frame run
+// forward again, whose saves are collected under the same numbers; it stops, by
+// an exception, at the last one that is still wanted. That graph is thrown
+// away: the first one has the nodes, and the numbers.
 #include "echelon/memory/recompute.h"
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
+#include <torch/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/autograd.h>
 #include <torch/types.h>
 
 #include <atomic>
@@ -45,8 +45,8 @@ struct Layer {
   std::atomic<Inputs> inputs = Inputs::unknown;
 };
 
-// Where the graph of the second run ends: its inputs are no leaves, which operators
-// in place refuse.
+// Where the graph of the second run ends: its inputs are no leaves, which
+// operators in place refuse.
 struct Border : torch::autograd::Node {
   torch::autograd::variable_list
   apply(torch::autograd::variable_list&&) override {
@@ -238,8 +238,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
   Tensor get(size_t slot) {
     const std::lock_guard lock(mutex_);
     if (!complete_) {
-      fail("runs backward within its forward; recompute what is around it, or "
-           "nothing");
+      fail(
+          "runs backward within its forward; recompute what is around it, or "
+          "nothing");
     }
     if (!has_run_) run_again();
     return slots_[slot].value;
@@ -264,16 +265,15 @@ class Frame : public std::enable_shared_from_this<Frame> {
       if (!input.requires_grad) continue;
       inputs.back() = inputs.back().detach();
       torch::autograd::set_history(
-          inputs.back(),
-          std::shared_ptr<torch::autograd::Node>(
-              new Border, torch::autograd::deleteNode));
+          inputs.back(), std::shared_ptr<torch::autograd::Node>(
+                             new Border, torch::autograd::deleteNode));
     }
     run_second(inputs);
     if (collected_ < end_) {
       fail(
           "saved " + std::to_string(collected_) +
-          " tensors for backward the second time, and " +
-          std::to_string(end_) + " or more the first time");
+          " tensors for backward the second time, and " + std::to_string(end_) +
+          " or more the first time");
     }
     has_run_ = true;
     forget();
@@ -311,7 +311,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
   [[noreturn]] void fail(const std::string& what) const {
     throw Error(
         "recompute of layer \"" + layer_->options.name + "\": it " + what +
-        "; what a layer computes may depend on its inputs and parameters alone");
+        "; what a layer computes may depend on its inputs and parameters "
+        "alone");
   }
 
   // What only the second run needs.

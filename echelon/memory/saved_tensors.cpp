@@ -51,9 +51,10 @@ class Packed : public autograd::SavedVariableHooks {
     const auto now = counter_.current_version();
     if (now != version_) {
       throw Error(
-          "a tensor that backward needs was changed in place after it was saved "
-          "for it: it is at version " + std::to_string(now) + ", and " +
-          std::to_string(version_) +
+          "a tensor that backward needs was changed in place after it was "
+          "saved "
+          "for it: it is at version " +
+          std::to_string(now) + ", and " + std::to_string(version_) +
           " was expected; change a copy, or change it after backward");
     }
     return unpack_ ? unpack_() : kept_;

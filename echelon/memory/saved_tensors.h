@@ -1,11 +1,11 @@
-// What autograd keeps for backward, given into other hands: recompute, offload and
-// low-precision activations stand on this, and the gathering of sharded
+// What autograd keeps for backward, given into other hands: recompute, offload
+// and low-precision activations stand on this, and the gathering of sharded
 // parameters. As torch.autograd.graph.saved_tensors_hooks does.
 //
-// A program that uses this has an autograd engine of ours, which asks the hooks of
-// the thread that saves; it is set while the program starts. What operators and
-// torch::autograd::Function::save_for_backward keep passes through it. Tensors
-// that a Function puts into saved_data do not.
+// A program that uses this has an autograd engine of ours, which asks the hooks
+// of the thread that saves; it is set while the program starts. What operators
+// and torch::autograd::Function::save_for_backward keep passes through it.
+// Tensors that a Function puts into saved_data do not.
 #pragma once
 
 #include <torch/types.h>
@@ -22,14 +22,14 @@ class SavedTensorHooks {
  public:
   virtual ~SavedTensorHooks() = default;
 
-  /// What gives `tensor` back when backward asks, at most once unless the graph is
-  /// retained; destroyed with the graph's node. Null: not mine, so the next outer
-  /// hooks are asked, and at last autograd keeps it as ever.
+  /// What gives `tensor` back when backward asks, at most once unless the graph
+  /// is retained; destroyed with the graph's node. Null: not mine, so the next
+  /// outer hooks are asked, and at last autograd keeps it as ever.
   ///
   ///   tensor  without history; a view shares its base's storage
   ///
-  /// Gradients are off meanwhile. Whoever takes it, backward throws, as ever, when
-  /// the tensor was changed in place after it was saved.
+  /// Gradients are off meanwhile. Whoever takes it, backward throws, as ever,
+  /// when the tensor was changed in place after it was saved.
   virtual std::function<torch::Tensor()> pack(const torch::Tensor& tensor) = 0;
 
   /// Whether `tensor` comes here before inner hooks are asked: parameters whose
@@ -37,8 +37,8 @@ class SavedTensorHooks {
   virtual bool owns(const torch::Tensor& tensor) const { return false; }
 };
 
-/// While it lives, `hooks` are this thread's innermost. Scopes nest as blocks do.
-/// Null `hooks`: autograd keeps tensors as ever, whatever is outside.
+/// While it lives, `hooks` are this thread's innermost. Scopes nest as blocks
+/// do. Null `hooks`: autograd keeps tensors as ever, whatever is outside.
 class SavedTensorScope {
  public:
   explicit SavedTensorScope(std::shared_ptr<SavedTensorHooks> hooks);
@@ -47,7 +47,8 @@ class SavedTensorScope {
   SavedTensorScope& operator=(const SavedTensorScope&) = delete;
 };
 
-/// The hooks of this thread at one moment, for another moment or another thread.
+/// The hooks of this thread at one moment, for another moment or another
+/// thread.
 class SavedTensorState {
  public:
   SavedTensorState();

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "echelon/layout/mesh.h"
-#include "echelon/text/units.h"
 #include "echelon/memory_plan/memory_walk.h"
+#include "echelon/text/units.h"
 
 namespace echelon {
 namespace {
@@ -15,8 +15,7 @@ namespace {
 RankPlan plan_rank(
     const MemoryModel& model, const Job& job, int pipeline_rank, bool once) {
   RankPlan plan = detail::walk_step(
-      model, job,
-      {.pipeline_rank = pipeline_rank, .gather_once = once});
+      model, job, {.pipeline_rank = pipeline_rank, .gather_once = once});
   const Mesh mesh(job.layout);
   for (int64_t rank = 0; rank < mesh.size(); ++rank) {
     if (mesh.coordinate(rank, Axis::pp) == pipeline_rank) {
@@ -67,21 +66,21 @@ bool set(std::string& value, const std::string& to) {
 std::vector<Change> changes() {
   std::vector<Change> list;
   const auto recompute = [&](const std::string& how) {
-    list.push_back(
-        {"memory.recompute = \"" + how + "\"",
-         [how](Job& job) { return set(job.memory.recompute, how); }});
+    list.push_back({"memory.recompute = \"" + how + "\"", [how](Job& job) {
+                      return set(job.memory.recompute, how);
+                    }});
   };
   recompute("selective");
   recompute("all");
   for (const std::string how : {"bf16", "offload"}) {
-    list.push_back(
-        {"memory.activations = \"" + how + "\"",
-         [how](Job& job) { return set(job.memory.activations, how); }});
+    list.push_back({"memory.activations = \"" + how + "\"", [how](Job& job) {
+                      return set(job.memory.activations, how);
+                    }});
   }
   for (const std::string what : {"optimizer", "parameters"}) {
-    list.push_back(
-        {"memory.offload = \"" + what + "\"",
-         [what](Job& job) { return set(job.memory.offload, what); }});
+    list.push_back({"memory.offload = \"" + what + "\"", [what](Job& job) {
+                      return set(job.memory.offload, what);
+                    }});
   }
   for (const int64_t stage : {2, 3}) {
     list.push_back(
@@ -213,11 +212,8 @@ std::vector<Advice> advise(const MemoryModel& model, const Job& job) {
 }
 
 std::string explain_shortage(
-    const MemoryModel& model,
-    const Job& job,
-    int pipeline_rank,
-    const MemoryByKind& held,
-    int64_t limit_bytes) {
+    const MemoryModel& model, const Job& job, int pipeline_rank,
+    const MemoryByKind& held, int64_t limit_bytes) {
   const MemoryPlan plan = plan_memory(model, job);
   const RankPlan& own = plan.ranks.at(static_cast<size_t>(pipeline_rank));
   const auto above = [&](MemoryKind kind) {
@@ -231,7 +227,8 @@ std::string explain_shortage(
       [&](MemoryKind a, MemoryKind b) { return held[a] < held[b]; });
   const bool exceeds = above(grown) > own.peak.total() / 20;
   const MemoryKind named = exceeds ? grown : most;
-  std::string text = "it holds " + format_bytes(held.total()) + ", of which " +
+  std::string text =
+      "it holds " + format_bytes(held.total()) + ", of which " +
       format_bytes(held[named]) + " are " + std::string(to_string(named)) +
       (exceeds ? " (planned: " + format_bytes(own.peak[named]) + ")" : "") +
       "; the plan (--dry-run) says a peak of " +
@@ -251,18 +248,17 @@ explain_limit(const MemoryModel& model, const Job& job, int64_t limit_bytes) {
       kMemoryKinds.begin(), kMemoryKinds.end(),
       [&](MemoryKind a, MemoryKind b) { return rank.peak[a] < rank.peak[b]; });
   std::string text = "rank " + std::to_string(rank.ranks.front()) + " needs " +
-      format_bytes(rank.peak.total()) + " in the " + rank.moment + ", " +
-      format_bytes(rank.peak.total() - limit_bytes) +
-      " more than the limit of " + format_bytes(limit_bytes) +
-      "; most of it are " + std::string(to_string(kind)) + ", " +
-      format_bytes(rank.peak[kind]);
+                     format_bytes(rank.peak.total()) + " in the " +
+                     rank.moment + ", " +
+                     format_bytes(rank.peak.total() - limit_bytes) +
+                     " more than the limit of " + format_bytes(limit_bytes) +
+                     "; most of it are " + std::string(to_string(kind)) + ", " +
+                     format_bytes(rank.peak[kind]);
   return text + help_of(advise(model, job), limit_bytes);
 }
 
 std::string explain_host_memory(
-    const MemoryModel& model,
-    const Job& job,
-    const std::vector<int>& ranks,
+    const MemoryModel& model, const Job& job, const std::vector<int>& ranks,
     int64_t available_bytes) {
   const bool activations = job.memory.activations == "offload";
   if (job.memory.offload == "none" && !activations) return {};
@@ -280,18 +276,21 @@ std::string explain_host_memory(
   }
   if (needed <= available_bytes) return {};
   const std::string what = job.memory.offload == "none"
-      ? "activations = \"offload\""
-      : "offload = \"" + job.memory.offload + "\"";
+                               ? "activations = \"offload\""
+                               : "offload = \"" + job.memory.offload + "\"";
   return "[memory] " + what + ": " +
-         (ranks.size() == 1 ? "rank " + std::to_string(ranks.front()) + " needs "
-                            : "the " + std::to_string(ranks.size()) +
-                                  " ranks of this host need ") +
+         (ranks.size() == 1
+              ? "rank " + std::to_string(ranks.front()) + " needs "
+              : "the " + std::to_string(ranks.size()) +
+                    " ranks of this host need ") +
          format_bytes(needed) + " of its memory, " +
-         (copied > 0 ? format_bytes(copied) + " of them for what checkpoints "
-                                              "are written from, "
+         (copied > 0 ? format_bytes(copied) +
+                           " of them for what checkpoints "
+                           "are written from, "
                      : "") +
          format_bytes(available_bytes) +
-         " are available; offload less, let fewer ranks share a host, or cut the "
+         " are available; offload less, let fewer ranks share a host, or cut "
+         "the "
          "parameters over more of them (--layout fsdp=N)";
 }
 

@@ -55,7 +55,8 @@ std::string list_of(const std::vector<int>& ranks) {
       parts.push_back(
           std::to_string(ranks[i]) + " to " + std::to_string(ranks[end - 1]));
     } else {
-      for (size_t k = i; k < end; ++k) parts.push_back(std::to_string(ranks[k]));
+      for (size_t k = i; k < end; ++k)
+        parts.push_back(std::to_string(ranks[k]));
     }
     i = end;
   }
@@ -114,16 +115,18 @@ std::string number(int64_t bytes, const Unit& unit) {
 }
 
 // A stacked bar, `width` wide for `most` bytes.
-std::string bar(
-    const MemoryByKind& memory, int64_t most, size_t width, bool colours) {
+std::string
+bar(const MemoryByKind& memory, int64_t most, size_t width, bool colours) {
   std::string text;
   int64_t sum = 0;
   size_t drawn = 0;
   for (const MemoryKind kind : kMemoryKinds) {
     sum += memory[kind];
     const auto end = static_cast<size_t>(
-        static_cast<double>(sum) / static_cast<double>(std::max<int64_t>(1, most)) *
-            static_cast<double>(width) + 0.5);
+        static_cast<double>(sum) /
+            static_cast<double>(std::max<int64_t>(1, most)) *
+            static_cast<double>(width) +
+        0.5);
     if (end <= drawn) continue;
     const auto index = static_cast<size_t>(kind);
     if (colours) text += "\x1b[" + std::to_string(kColours[index]) + "m";
@@ -143,15 +146,14 @@ std::string count_text(int64_t value, const std::string& one) {
 std::string headline(const MemoryModel& model, const Job& job) {
   const auto& layout = job.layout;
   std::string text = job.model.name + ", " +
-      format_count(static_cast<double>(model.num_parameters)) +
-      " parameters, on " + to_string(layout) + ": " +
-      count_text(layout.num_ranks(), "rank") + "\n";
-  std::vector<std::string> said = {
-      "batch " + std::to_string(job.train.batch)};
+                     format_count(static_cast<double>(model.num_parameters)) +
+                     " parameters, on " + to_string(layout) + ": " +
+                     count_text(layout.num_ranks(), "rank") + "\n";
+  std::vector<std::string> said = {"batch " + std::to_string(job.train.batch)};
   const int64_t passes = model.schedule.num_microbatches;
   if (passes > 1) {
-    said.push_back(std::to_string(passes) +
-                   (layout.pp > 1 ? " microbatches" : " passes"));
+    said.push_back(
+        std::to_string(passes) + (layout.pp > 1 ? " microbatches" : " passes"));
   }
   if (layout.pp > 1) said.push_back(model.schedule.name);
   if (layout.dp_shard > 1) {
@@ -217,9 +219,8 @@ std::string peaks(
     if (host) row.push_back(number(group.host_bytes, unit));
     if (copies) row.push_back(number(group.snapshot_bytes, unit));
   }
-  std::string text =
-      "\nPeak of each rank, by kind, in " + unit.name + "\n\n" +
-      aligned(rows, right) + "\n";
+  std::string text = "\nPeak of each rank, by kind, in " + unit.name + "\n\n" +
+                     aligned(rows, right) + "\n";
   const int64_t scale = std::max(most, limit);
   const size_t width = options.columns > 50 ? options.columns - 4 : 46;
   for (const auto& group : groups) {
@@ -230,9 +231,10 @@ std::string peaks(
   text += "\n ";
   for (const size_t kind : kinds) {
     const std::string name(to_string(kMemoryKinds[kind]));
-    text += " " + (options.colours
-                       ? "\x1b[" + std::to_string(kColours[kind]) + "m█\x1b[0m"
-                       : std::string(1, kLetters[kind])) +
+    text += " " +
+            (options.colours
+                 ? "\x1b[" + std::to_string(kColours[kind]) + "m█\x1b[0m"
+                 : std::string(1, kLetters[kind])) +
             " " + name;
   }
   return text + "\n";
@@ -304,9 +306,7 @@ nlohmann::json by_kind(const MemoryByKind& memory) {
 }  // namespace
 
 std::string to_text(
-    const MemoryPlan& plan,
-    const MemoryModel& model,
-    const Job& job,
+    const MemoryPlan& plan, const MemoryModel& model, const Job& job,
     const PlanTextOptions& options) {
   const auto groups = folded(plan.ranks);
   const int64_t limit = job.memory.limit_bytes;
@@ -315,8 +315,8 @@ std::string to_text(
   if (limit > 0) {
     const std::string excess = explain_limit(model, job, limit);
     text += excess.empty()
-        ? "\nFits the limit of " + format_bytes(limit) + ".\n"
-        : "\nDoes not fit: " + excess + "\n";
+                ? "\nFits the limit of " + format_bytes(limit) + ".\n"
+                : "\nDoes not fit: " + excess + "\n";
   }
   for (const auto& note : plan.notes) text += "\nnote: " + note + "\n";
   return text;
@@ -351,8 +351,7 @@ to_json(const MemoryPlan& plan, const MemoryModel& model, const Job& job) {
   }
   json["limit_bytes"] = job.memory.limit_bytes;
   const int64_t limit = job.memory.limit_bytes;
-  json["fits"] =
-      limit == 0 || plan.largest().peak.total() <= limit;
+  json["fits"] = limit == 0 || plan.largest().peak.total() <= limit;
   json["advice"] = nlohmann::json::array();
   for (const auto& advice : advise(model, job)) {
     json["advice"].push_back(

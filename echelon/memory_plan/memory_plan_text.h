@@ -16,13 +16,12 @@ struct PlanTextOptions {
 /// Peaks by kind, a line and a bar for ranks that are alike; then a step's
 /// collectives; then whether memory.limit_bytes hold them and what would help.
 std::string to_text(
-    const MemoryPlan& plan,
-    const MemoryModel& model,
-    const Job& job,
+    const MemoryPlan& plan, const MemoryModel& model, const Job& job,
     const PlanTextOptions& options = {});
 
 /// One object: {"parameters": …, "ranks": [{"ranks": [0, 1], "peak_bytes": …,
-/// "bytes": {"parameters": …}, "moment": …, "collectives": […]}], "advice": […]}.
+/// "bytes": {"parameters": …}, "moment": …, "collectives": […]}], "advice":
+/// […]}.
 std::string
 to_json(const MemoryPlan& plan, const MemoryModel& model, const Job& job);
 

@@ -1,5 +1,5 @@
-// What a walk over a step adds up: bytes held, buffers that are kept, calls. Free
-// of LibTorch.
+// What a walk over a step adds up: bytes held, buffers that are kept, calls.
+// Free of LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -61,8 +61,8 @@ class CallList {
  public:
   void turn_on() { on_ = true; }
   bool on() const { return on_; }
-  void add(
-      const std::string& operation, const std::string& axis,
+  void
+  add(const std::string& operation, const std::string& axis,
       const std::string& what, int64_t bytes, int64_t count = 1);
   std::vector<PlannedCalls> take() { return std::move(list_); }
 

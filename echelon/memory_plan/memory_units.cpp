@@ -47,11 +47,8 @@ int64_t optimizer_copies(const OptimizerOptions& options) {
 }
 
 PlannedUnits::PlannedUnits(
-    const MemoryModel& model,
-    const Job& job,
-    bool gather_once,
-    MemoryTally& tally,
-    CallList& calls)
+    const MemoryModel& model, const Job& job, bool gather_once,
+    MemoryTally& tally, CallList& calls)
     : model_(model),
       job_(job),
       gather_once_(gather_once),
@@ -64,9 +61,9 @@ PlannedUnits::PlannedUnits(
       offload_shards_(job.memory.offload == "parameters"),
       keeps_whole_(!offload_shards_ && (job.shard.stage < 3 || shards_ == 1)),
       reduce_bytes_(
-          job.precision.reduce == "float32"    ? 4
-              : job.precision.reduce == "bf16" ? 2
-                                               : model.compute_bytes) {}
+          job.precision.reduce == "float32" ? 4
+          : job.precision.reduce == "bf16"  ? 2
+                                            : model.compute_bytes) {}
 
 void PlannedUnits::make(size_t layer) {
   const auto& planned = model_.layers[layer];
@@ -84,8 +81,8 @@ void PlannedUnits::make(size_t layer) {
 void PlannedUnits::make_flat(const Flat& flat) {
   const int64_t shard = flat.slot * model_.master_bytes;
   const int64_t whole = flat.whole * model_.compute_bytes;
-  const bool shares = keeps_whole_ && !offloads_ &&
-                      model_.compute_bytes == model_.master_bytes;
+  const bool shares =
+      keeps_whole_ && !offloads_ && model_.compute_bytes == model_.master_bytes;
   if (shares) {
     tally_.hold(MemoryKind::parameters, whole);
   } else {
@@ -175,8 +172,7 @@ void PlannedUnits::use(size_t layer) {
       for (const auto& flat : units_[unit].flats) {
         bytes += flat.whole * model_.compute_bytes;
       }
-      if (job_.shard.prefetch_bytes > 0 &&
-          bytes > job_.shard.prefetch_bytes) {
+      if (job_.shard.prefetch_bytes > 0 && bytes > job_.shard.prefetch_bytes) {
         next = uses_.size();
         break;
       }

@@ -1,5 +1,5 @@
-// Sharded units in a walk over a step: what ShardedUnits holds of parameters and
-// gradients, and when. Free of LibTorch.
+// Sharded units in a walk over a step: what ShardedUnits holds of parameters
+// and gradients, and when. Free of LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -25,18 +25,15 @@ class PlannedUnits {
  public:
   /// Parameters in one flat buffer, of which each rank keeps a range.
   struct Flat {
-    int64_t slot = 0;   // elements
+    int64_t slot = 0;  // elements
     int64_t whole = 0;
     bool trains = true;
   };
 
   /// All outlive it.
   PlannedUnits(
-      const MemoryModel& model,
-      const Job& job,
-      bool gather_once,
-      MemoryTally& tally,
-      CallList& calls);
+      const MemoryModel& model, const Job& job, bool gather_once,
+      MemoryTally& tally, CallList& calls);
 
   /// What there is of the layer's unit in every step; in the layers' order.
   void make(size_t layer);
@@ -51,8 +48,7 @@ class PlannedUnits {
   /// A backward pass of a stage begins.
   void begin_round();
   /// The layer's gradients are there; its stage has the layers [begin, end).
-  void
-  complete_gradients(size_t layer, size_t begin, size_t end, bool last);
+  void complete_gradients(size_t layer, size_t begin, size_t end, bool last);
   /// All backwards have ended.
   void finish();
   /// The optimizer has updated.

@@ -4,8 +4,8 @@
 #include <map>
 #include <utility>
 
-#include "echelon/schedule/memory.h"
 #include "echelon/memory_plan/memory_units.h"
+#include "echelon/schedule/memory.h"
 
 namespace echelon::detail {
 namespace {
@@ -103,13 +103,13 @@ class StepWalk {
 
   // A parameter and what the optimizer keeps of it.
   int64_t saved_bytes(int64_t numel, bool trains) const {
-    const int64_t tensors =
-        1 + (trains ? optimizer_copies(job_.optimizer) : 0);
+    const int64_t tensors = 1 + (trains ? optimizer_copies(job_.optimizer) : 0);
     return tensors * numel * model_.master_bytes;
   }
 
-  // Data-parallel ranks share the work, whether each has all of the state or a part
-  // of it. On CPUs a checkpoint that is waited for is written from where it lies.
+  // Data-parallel ranks share the work, whether each has all of the state or a
+  // part of it. On CPUs a checkpoint that is waited for is written from where
+  // it lies.
   int64_t snapshot_bytes() const {
     const auto& options = job_.checkpoint;
     const bool copies =
@@ -237,8 +237,8 @@ class StepWalk {
     }
   }
 
-  void run_backward(
-      const Action& action, bool first, bool last, bool completes) {
+  void
+  run_backward(const Action& action, bool first, bool last, bool completes) {
     if (sharded_ && completes) units_.begin_round();
     for (size_t i = end_of(action.stage); i-- > begin_of(action.stage);) {
       const auto& layer = model_.layers[i];
@@ -279,8 +279,8 @@ class StepWalk {
       }
     }
     const size_t begin = begin_of(action.stage);
-    const bool sends = action.stage > 0 &&
-        action.kind != ActionKind::backward_weight &&
+    const bool sends =
+        action.stage > 0 && action.kind != ActionKind::backward_weight &&
         schedule_.rank_of_stage[static_cast<size_t>(action.stage) - 1] !=
             options_.pipeline_rank;
     if (sends) {
@@ -343,7 +343,8 @@ class StepWalk {
     }
     if (small == 0) return;
     constexpr int64_t kFirst = 1 << 20;
-    const int64_t buckets = 1 +
+    const int64_t buckets =
+        1 +
         (std::max<int64_t>(0, small - kFirst) + job_.train.bucket_bytes - 1) /
             std::max<int64_t>(1, job_.train.bucket_bytes);
     calls_.add("all_reduce", "dp", "small gradients together", small, buckets);
@@ -375,8 +376,8 @@ class StepWalk {
 
 }  // namespace
 
-std::vector<size_t> recompute_choices(
-    const MemoryModel& model, const Job& job, int pipeline_rank) {
+std::vector<size_t>
+recompute_choices(const MemoryModel& model, const Job& job, int pipeline_rank) {
   const auto none = static_cast<size_t>(Recompute::none);
   std::vector<size_t> choices(model.layers.size(), none);
   const auto& options = job.memory;
@@ -402,8 +403,8 @@ std::vector<size_t> recompute_choices(
   return choices;
 }
 
-RankPlan
-walk_step(const MemoryModel& model, const Job& job, const WalkOptions& options) {
+RankPlan walk_step(
+    const MemoryModel& model, const Job& job, const WalkOptions& options) {
   return StepWalk(model, job, options).run();
 }
 

@@ -1,5 +1,5 @@
-// One rank's step, event by event, as sums of bytes: what plan_memory is made of.
-// Free of LibTorch.
+// One rank's step, event by event, as sums of bytes: what plan_memory is made
+// of. Free of LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ RankPlan
 walk_step(const MemoryModel& model, const Job& job, const WalkOptions& options);
 
 /// What each layer of the rank computes again, by its number in `use`.
-std::vector<size_t> recompute_choices(
-    const MemoryModel& model, const Job& job, int pipeline_rank);
+std::vector<size_t>
+recompute_choices(const MemoryModel& model, const Job& job, int pipeline_rank);
 
 }  // namespace echelon::detail

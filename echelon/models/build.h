@@ -1,35 +1,30 @@
 // One function per model: its layers, in float32 and without first values.
 //
-// Cut over a tensor-parallel group, the layers of image networks take and return
-// this rank's even part of the channels, those of "mlp" in turn a part of the
-// features and all. Every rank has the input and the scores that go out.
+// Cut over a tensor-parallel group, the layers of image networks take and
+// return this rank's even part of the channels, those of "mlp" in turn a part
+// of the features and all. Every rank has the input and the scores that go out.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "echelon/architecture/language_model.h"
-#include "echelon/layers/layer_list.h"
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/layers/layer_list.h"
 #include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace echelon::models {
 
 LayerList simple_cnn_layers(
-    const std::vector<int64_t>& image,
-    int64_t classes,
+    const std::vector<int64_t>& image, int64_t classes,
     const TensorParallel& parallel);
 
 LayerList mlp_layers(
-    int64_t features,
-    const std::vector<int64_t>& hidden,
-    int64_t classes,
+    int64_t features, const std::vector<int64_t>& hidden, int64_t classes,
     const TensorParallel& parallel);
 
 LayerList resnet_layers(
-    const ResnetPlan& plan,
-    int64_t channels,
-    int64_t classes,
+    const ResnetPlan& plan, int64_t channels, int64_t classes,
     const TensorParallel& parallel);
 
 LayerList

@@ -26,17 +26,14 @@ class GptBlock : public torch::nn::Module {
             AttentionOptions{
                 .shape = {.hidden = shape.hidden_size, .heads = shape.heads},
                 .dropout = shape.dropout},
-            parallel,
-            name_ + ".attn"));
+            parallel, name_ + ".attn"));
     branches_.before_mlp = register_module("ln_2", norm());
     branches_.mlp = register_module(
-        "mlp",
-        std::make_shared<GeluMlp>(
-            MlpShape{
-                .hidden = shape.hidden_size,
-                .intermediate = shape.intermediate_size},
-            parallel,
-            name_ + ".mlp"));
+        "mlp", std::make_shared<GeluMlp>(
+                   MlpShape{
+                       .hidden = shape.hidden_size,
+                       .intermediate = shape.intermediate_size},
+                   parallel, name_ + ".mlp"));
     branches_.attention_dropout = name_ + ".attn.resid_dropout";
     branches_.mlp_dropout = name_ + ".mlp.dropout";
   }
@@ -57,8 +54,7 @@ void add_positions(LayerList& layers, const LanguageContext& context) {
       name,
       [context] {
         return std::make_shared<PositionEmbedding>(
-            context.shape.max_positions,
-            context.shape.hidden_size,
+            context.shape.max_positions, context.shape.hidden_size,
             context.parallel);
       },
       [name, context](PositionEmbedding& positions, const Tensors& inputs) {

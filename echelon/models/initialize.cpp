@@ -6,10 +6,8 @@
 namespace echelon {
 
 void initialize(
-    torch::nn::Module& module,
-    std::string_view prefix,
-    const std::vector<ParameterInfo>& list,
-    uint64_t seed) {
+    torch::nn::Module& module, std::string_view prefix,
+    const std::vector<ParameterInfo>& list, uint64_t seed) {
   auto tensors = module.named_parameters();
   tensors.update(module.named_buffers());
   if (tensors.size() != list.size()) {
@@ -26,8 +24,8 @@ void initialize(
     const auto found = shards.find(name);
     const bool cut = found != shards.end();
     const auto whole = cut ? at::IntArrayRef(found->second.shard.shape)
-        : tensor != nullptr ? tensor->sizes()
-                            : at::IntArrayRef();
+                       : tensor != nullptr ? tensor->sizes()
+                                           : at::IntArrayRef();
     if (tensor == nullptr || whole != at::IntArrayRef(info.shape)) {
       throw Error(
           "the model and its parameter list differ at \"" + info.name + "\"");

@@ -18,8 +18,7 @@ Tensor DocumentMasks::remembered(
     const Tensor& documents, torch::ScalarType dtype, Make make) {
   const std::lock_guard lock(mutex_);
   auto* asked = documents.unsafeGetTensorImpl();
-  const bool known =
-      documents_.lock().get() == asked && dtype_ == dtype;
+  const bool known = documents_.lock().get() == asked && dtype_ == dtype;
   if (!known) {
     mask_ = make();
     documents_ = c10::weak_intrusive_ptr<c10::TensorImpl>(
@@ -38,8 +37,7 @@ Tensor DocumentMasks::get_unless_zeros(
     const Tensor& documents, torch::ScalarType dtype) {
   return remembered(documents, dtype, [&] {
     // Where shapes alone are known there are no values to ask for.
-    const bool borders =
-        !documents.is_meta() && documents.any().item<bool>();
+    const bool borders = !documents.is_meta() && documents.any().item<bool>();
     return borders ? document_mask(documents, dtype) : Tensor();
   });
 }
@@ -75,29 +73,23 @@ Tensors TokenTuple::with(Tensor replaced) const {
 }
 
 AttentionFrame frame_of(
-    const TokenTuple& tuple,
-    const LanguageContext& context,
+    const TokenTuple& tuple, const LanguageContext& context,
     const std::string& layer) {
   const auto& like = tuple.documents.defined() ? tuple.documents : tuple.x;
   const bool laid = tuple.documents.defined() ||
                     (!context.parallel.cuts_tokens() && like.dim() >= 2);
   if (!laid) {
     throw ConfigError(
-        "layer \"" + layer + "\" is given " +
-        describe(tuple.with(tuple.x)) +
+        "layer \"" + layer + "\" is given " + describe(tuple.with(tuple.x)) +
         "; it takes tokens [batch, sequence, …], or cut ones and documents "
         "[batch, sequence], which tell how they lie");
   }
-  return {
-      .batch = like.size(0), .sequence = like.size(1), .keys = tuple.keys};
+  return {.batch = like.size(0), .sequence = like.size(1), .keys = tuple.keys};
 }
 
 Tensor drop(
-    const Tensor& x,
-    const AttentionFrame& frame,
-    const LanguageContext& context,
-    const std::string& name,
-    bool training) {
+    const Tensor& x, const AttentionFrame& frame,
+    const LanguageContext& context, const std::string& name, bool training) {
   if (!training || context.shape.dropout == 0) return x;
   if (!frame.keys.defined()) {
     throw ConfigError(
@@ -106,35 +98,29 @@ Tensor drop(
         "tokens; give it, or call eval()");
   }
   return dropout(
-      x,
-      frame.keys,
+      x, frame.keys,
       {.probability = context.shape.dropout, .stream = dropout_stream(name)},
       place_of_tokens(context.parallel, frame.batch, frame.sequence));
 }
 
 Tensor mask_of(
-    const TokenTuple& tuple,
-    const LanguageContext& context,
+    const TokenTuple& tuple, const LanguageContext& context,
     torch::ScalarType dtype) {
   if (!tuple.documents.defined()) return {};
   return context.parallel.cuts_tokens()
-      ? context.masks->get_unless_zeros(tuple.documents, dtype)
-      : context.masks->get(tuple.documents, dtype);
+             ? context.masks->get_unless_zeros(tuple.documents, dtype)
+             : context.masks->get(tuple.documents, dtype);
 }
 
 void add_embedding(
-    LayerList& layers,
-    const std::string& name,
-    const LanguageContext& context,
+    LayerList& layers, const std::string& name, const LanguageContext& context,
     bool with_dropout) {
   layers.add(
       name,
       [name, context] {
         return std::make_shared<VocabParallelEmbedding>(
-            context.shape.vocab_size,
-            context.shape.hidden_size,
-            context.parallel,
-            name);
+            context.shape.vocab_size, context.shape.hidden_size,
+            context.parallel, name);
       },
       [name, context, with_dropout](
           VocabParallelEmbedding& embedding, const Tensors& inputs) {
@@ -154,8 +140,7 @@ void add_embedding(
 }
 
 void add_head(
-    LayerList& layers,
-    const LanguageContext& context,
+    LayerList& layers, const LanguageContext& context,
     const std::string& embedding) {
   const std::string name = "lm_head";
   layers.add(
@@ -166,14 +151,12 @@ void add_head(
                 .in = context.shape.hidden_size,
                 .out = context.shape.vocab_size,
                 .bias = false},
-            context.parallel,
-            name);
+            context.parallel, name);
       },
       [name, context](ColumnParallelLinear& head, const Tensors& inputs) {
         const TokenTuple tuple(inputs, name);
         const auto frame = frame_of(tuple, context, name);
-        const auto logits =
-            head.forward(tuple.x, frame.batch * frame.sequence);
+        const auto logits = head.forward(tuple.x, frame.batch * frame.sequence);
         return logits.view({frame.batch, frame.sequence, logits.size(-1)});
       });
   if (context.shape.tie_embeddings) {

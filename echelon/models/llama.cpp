@@ -19,28 +19,24 @@ class LlamaBlock : public torch::nn::Module {
           shape.hidden_size, shape.norm_eps, parallel);
     };
     branches_.attention = register_module(
-        "self_attn",
-        std::make_shared<ParallelAttention>(
-            AttentionOptions{
-                .shape =
-                    {.hidden = shape.hidden_size,
-                     .heads = shape.heads,
-                     .kv_heads = shape.kv_heads},
-                .fused = false,
-                .bias = false,
-                .rotary = rotary_of(shape),
-                .dropout = shape.dropout},
-            parallel,
-            name_ + ".self_attn"));
+        "self_attn", std::make_shared<ParallelAttention>(
+                         AttentionOptions{
+                             .shape =
+                                 {.hidden = shape.hidden_size,
+                                  .heads = shape.heads,
+                                  .kv_heads = shape.kv_heads},
+                             .fused = false,
+                             .bias = false,
+                             .rotary = rotary_of(shape),
+                             .dropout = shape.dropout},
+                         parallel, name_ + ".self_attn"));
     branches_.mlp = register_module(
-        "mlp",
-        std::make_shared<GatedMlp>(
-            MlpShape{
-                .hidden = shape.hidden_size,
-                .intermediate = shape.intermediate_size,
-                .bias = false},
-            parallel,
-            name_ + ".mlp"));
+        "mlp", std::make_shared<GatedMlp>(
+                   MlpShape{
+                       .hidden = shape.hidden_size,
+                       .intermediate = shape.intermediate_size,
+                       .bias = false},
+                   parallel, name_ + ".mlp"));
     branches_.before_attention = register_module("input_layernorm", norm());
     branches_.before_mlp = register_module("post_attention_layernorm", norm());
     branches_.attention_dropout = name_ + ".self_attn.dropout";

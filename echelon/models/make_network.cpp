@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "echelon/models/build.h"
-#include "echelon/models/initialize.h"
 #include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/models/build.h"
+#include "echelon/models/initialize.h"
 
 namespace echelon {
 namespace {
@@ -28,10 +28,8 @@ void to_float64(torch::nn::Module& module) {
 }
 
 LayerList plain_layers(
-    const ModelOptions& options,
-    const std::vector<int64_t>& shape,
-    int64_t classes,
-    const TensorParallel& parallel) {
+    const ModelOptions& options, const std::vector<int64_t>& shape,
+    int64_t classes, const TensorParallel& parallel) {
   if (options.name == "simple_cnn") {
     return models::simple_cnn_layers(shape, classes, parallel);
   }
@@ -43,16 +41,16 @@ LayerList plain_layers(
     const auto numbers = language_model_shape(options, classes);
     check_language_model(options, classes, shape[0], parallel.size());
     return numbers.family == LanguageModelShape::Family::gpt
-        ? models::gpt_layers(numbers, parallel)
-        : models::llama_layers(numbers, parallel);
+               ? models::gpt_layers(numbers, parallel)
+               : models::llama_layers(numbers, parallel);
   }
   return models::resnet_layers(
       resnet_plan(options.name), shape[0], classes, parallel);
 }
 
 // The tensors of one layer, named as its module names them.
-std::vector<ParameterInfo> parameters_of(
-    const std::string& layer, const std::vector<ParameterInfo>& all) {
+std::vector<ParameterInfo>
+parameters_of(const std::string& layer, const std::vector<ParameterInfo>& all) {
   std::vector<ParameterInfo> own;
   for (const auto& info : all) {
     if (info.name.starts_with(layer + ".")) own.push_back(info);
@@ -63,10 +61,8 @@ std::vector<ParameterInfo> parameters_of(
 }  // namespace
 
 LayerList model_layers(
-    const ModelOptions& options,
-    const std::vector<int64_t>& input_shape,
-    int64_t classes,
-    const TensorParallel& parallel) {
+    const ModelOptions& options, const std::vector<int64_t>& input_shape,
+    int64_t classes, const TensorParallel& parallel) {
   const auto all = list_parameters(options, input_shape, classes);
   const bool wide = options.dtype == "float64";
   const auto plain = plain_layers(options, input_shape, classes, parallel);
@@ -91,10 +87,8 @@ LayerList model_layers(
 }
 
 std::shared_ptr<Network> make_network(
-    const ModelOptions& options,
-    const std::vector<int64_t>& input_shape,
-    int64_t classes,
-    uint64_t seed) {
+    const ModelOptions& options, const std::vector<int64_t>& input_shape,
+    int64_t classes, uint64_t seed) {
   const LayerList layers = model_layers(options, input_shape, classes);
   return build_network(layers, 0, layers.size(), seed);
 }

@@ -12,12 +12,8 @@ torch::Tensor relu(torch::Tensor y, const TensorParallel& parallel) {
 // The features between layer 2 i + 1, which is cut by its outputs, and layer
 // 2 i + 2, which is cut by its inputs, are cut; the others are on every rank.
 void add_by_outputs(
-    LayerList& layers,
-    const std::string& name,
-    const LinearShape& shape,
-    bool first,
-    bool last,
-    const TensorParallel& parallel) {
+    LayerList& layers, const std::string& name, const LinearShape& shape,
+    bool first, bool last, const TensorParallel& parallel) {
   layers.add(
       name,
       [name, shape, last, parallel] {
@@ -32,11 +28,8 @@ void add_by_outputs(
 }
 
 void add_by_inputs(
-    LayerList& layers,
-    const std::string& name,
-    const LinearShape& shape,
-    bool last,
-    const TensorParallel& parallel) {
+    LayerList& layers, const std::string& name, const LinearShape& shape,
+    bool last, const TensorParallel& parallel) {
   layers.add(
       name,
       [name, shape, parallel] {
@@ -51,9 +44,7 @@ void add_by_inputs(
 }  // namespace
 
 LayerList mlp_layers(
-    int64_t features,
-    const std::vector<int64_t>& hidden,
-    int64_t classes,
+    int64_t features, const std::vector<int64_t>& hidden, int64_t classes,
     const TensorParallel& parallel) {
   const auto plain = without_cut_tokens(parallel);
   LayerList layers;

@@ -1,8 +1,8 @@
 #include <optional>
 
+#include "echelon/layers/low_precision.h"
 #include "echelon/models/build.h"
 #include "echelon/models/layers.h"
-#include "echelon/layers/low_precision.h"
 #include "echelon/parallel/tensor/conv.h"
 
 namespace echelon::models {
@@ -19,17 +19,14 @@ struct Place {
 class ConvNorm {
  public:
   ConvNorm(
-      torch::nn::Module& owner,
-      const Place& place,
-      const std::string& conv_name,
-      const std::string& norm_name,
+      torch::nn::Module& owner, const Place& place,
+      const std::string& conv_name, const std::string& norm_name,
       ConvShape shape) {
     shape.bias = false;
     conv_ = owner.register_module(
-        conv_name,
-        std::make_shared<ParallelConv2d>(
-            shape, place.parallel, place.name + "." + conv_name, Channels::cut,
-            Channels::cut));
+        conv_name, std::make_shared<ParallelConv2d>(
+                       shape, place.parallel, place.name + "." + conv_name,
+                       Channels::cut, Channels::cut));
     norm_ = owner.register_module(
         norm_name,
         std::make_shared<ParallelBatchNorm2d>(
@@ -61,10 +58,7 @@ class ResidualBlock : public torch::nn::Module {
     auto add = [&](int64_t in, int64_t out, int64_t kernel, int64_t stride) {
       const std::string number = std::to_string(branch_.size() + 1);
       branch_.emplace_back(
-          *this,
-          place,
-          "conv" + number,
-          "bn" + number,
+          *this, place, "conv" + number, "bn" + number,
           ConvShape{.in = in, .out = out, .kernel = kernel, .stride = stride});
     };
     if (shape.bottleneck) {
@@ -79,10 +73,7 @@ class ResidualBlock : public torch::nn::Module {
       auto holder =
           register_module("downsample", std::make_shared<torch::nn::Module>());
       shortcut_.emplace(
-          *holder,
-          Place{place.name + ".downsample", place.parallel},
-          "0",
-          "1",
+          *holder, Place{place.name + ".downsample", place.parallel}, "0", "1",
           ConvShape{
               .in = shape.in,
               .out = shape.out,
@@ -106,8 +97,8 @@ class ResidualBlock : public torch::nn::Module {
   std::optional<ConvNorm> shortcut_;
 };
 
-// [batch, channels, h, w] -> [batch, channels]. LibTorch would sum in the dtype of
-// x, and the pixels of a large image overflow fp16.
+// [batch, channels, h, w] -> [batch, channels]. LibTorch would sum in the dtype
+// of x, and the pixels of a large image overflow fp16.
 torch::Tensor mean_of_pixels(const torch::Tensor& x) {
   if (!is_low_precision(x.scalar_type())) {
     return at::adaptive_avg_pool2d(x, {1, 1}).flatten(1);
@@ -137,9 +128,7 @@ void add_stem(
 }  // namespace
 
 LayerList resnet_layers(
-    const ResnetPlan& plan,
-    int64_t channels,
-    int64_t classes,
+    const ResnetPlan& plan, int64_t channels, int64_t classes,
     const TensorParallel& parallel) {
   LayerList layers;
   add_stem(layers, channels, parallel);

@@ -1,5 +1,5 @@
-#include "echelon/models/build.h"
 #include "echelon/layers/computing_device.h"
+#include "echelon/models/build.h"
 #include "echelon/models/layers.h"
 #include "echelon/parallel/tensor/conv.h"
 
@@ -14,8 +14,8 @@ bool gains_by_channels_last(const torch::Tensor& x) {
          x.scalar_type() == torch::kFloat32;
 }
 
-// Of one channel both orders are the same memory, and only strides tell operators
-// which one they shall keep.
+// Of one channel both orders are the same memory, and only strides tell
+// operators which one they shall keep.
 torch::Tensor with_channels_last(const torch::Tensor& x) {
   if (!gains_by_channels_last(x)) return x;
   if (x.dim() != 4 || x.size(1) != 1) {
@@ -26,8 +26,8 @@ torch::Tensor with_channels_last(const torch::Tensor& x) {
       .permute({0, 3, 1, 2});
 }
 
-// From the flat layer and from another stage gradients come in the other order; the
-// backward of pooling would copy its whole input twice for that.
+// From the flat layer and from another stage gradients come in the other order;
+// the backward of pooling would copy its whole input twice for that.
 torch::Tensor gradients_with_channels_last(const torch::Tensor& y) {
   if (y.requires_grad() && gains_by_channels_last(y)) {
     y.register_hook([](const torch::Tensor& gradient) {
@@ -38,11 +38,8 @@ torch::Tensor gradients_with_channels_last(const torch::Tensor& y) {
 }
 
 void add_conv(
-    LayerList& layers,
-    const std::string& name,
-    const ConvShape& shape,
-    Channels from,
-    const TensorParallel& parallel) {
+    LayerList& layers, const std::string& name, const ConvShape& shape,
+    Channels from, const TensorParallel& parallel) {
   layers.add(
       name,
       [name, shape, from, parallel] {
@@ -58,8 +55,7 @@ void add_conv(
 }  // namespace
 
 LayerList simple_cnn_layers(
-    const std::vector<int64_t>& image,
-    int64_t classes,
+    const std::vector<int64_t>& image, int64_t classes,
     const TensorParallel& parallel) {
   LayerList layers;
   add_conv(

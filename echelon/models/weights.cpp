@@ -5,11 +5,11 @@
 #include <optional>
 #include <set>
 
+#include "echelon/architecture/check_weights.h"
+#include "echelon/architecture/weights_source.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
-#include "echelon/architecture/check_weights.h"
 #include "echelon/layers/sharded_module.h"
-#include "echelon/architecture/weights_source.h"
 
 namespace echelon {
 namespace {
@@ -17,8 +17,7 @@ namespace {
 using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
 void append(
-    const torch::nn::Module& module,
-    const std::string& prefix,
+    const torch::nn::Module& module, const std::string& prefix,
     std::vector<std::pair<std::string, torch::Tensor>>& all) {
   const auto take = [&](const auto& items) {
     for (const auto& item : items) {
@@ -77,8 +76,7 @@ torch::Tensor whole_tensor(const WeightsSource::Tensor& tensor) {
   const auto whole = torch::empty(
       tensor.facts.shape,
       torch::TensorOptions().dtype(dtype_from_safetensors(tensor.facts.dtype)));
-  tensor.read(
-      {0, whole.numel()}, static_cast<std::byte*>(whole.data_ptr()));
+  tensor.read({0, whole.numel()}, static_cast<std::byte*>(whole.data_ptr()));
   return whole;
 }
 
@@ -87,8 +85,7 @@ torch::Tensor whole_tensor(const WeightsSource::Tensor& tensor) {
 class Loader {
  public:
   Loader(
-      const WeightsSource& source,
-      const std::vector<std::string>& parameters,
+      const WeightsSource& source, const std::vector<std::string>& parameters,
       std::vector<Target> targets)
       : source_(source), targets_(std::move(targets)) {
     for (const auto& target : targets_) {
@@ -176,8 +173,7 @@ std::set<std::string> take_all_names(
 }
 
 // The layer of the list that a name of the file belongs to.
-std::optional<size_t>
-layer_of(const LayerList& list, const std::string& name) {
+std::optional<size_t> layer_of(const LayerList& list, const std::string& name) {
   for (size_t i = 0; i < list.size(); ++i) {
     if (name.starts_with(list[i].name + ".")) return i;
   }
@@ -205,8 +201,7 @@ void load_weights(Network& network, const std::string& path) {
   auto targets = targets_of(network);
   const auto names = take_all_names(targets, groups);
   const WeightsSource source(path, base_prefix(network.list().names()));
-  const Loader loader(
-      source, parameter_names(network), std::move(targets));
+  const Loader loader(source, parameter_names(network), std::move(targets));
   loader.check([&](const std::string& name) {
     if (names.contains(name)) return true;
     const auto layer = layer_of(network.list(), name);
@@ -264,8 +259,7 @@ owned_tensors(const Network& network) {
 }
 
 void save_weights(
-    const torch::nn::Module& module,
-    const std::string& path,
+    const torch::nn::Module& module, const std::string& path,
     const safetensors::Metadata& metadata) {
   NamedTensors tensors;
   for (const auto& [name, tensor] : state_dict(module)) {

@@ -22,8 +22,8 @@ namespace echelon {
 std::vector<std::pair<std::string, torch::Tensor>>
 state_dict(const torch::nn::Module& module);
 
-/// Copies the tensors of a file or folder (weights_source.h) into the module, on
-/// whatever device it lives; of parameters of which a shard is here
+/// Copies the tensors of a file or folder (weights_source.h) into the module,
+/// on whatever device it lives; of parameters of which a shard is here
 /// (sharded_module.h) that part alone is read. The rules are those of
 /// check_weights.h. Throws DataError that lists every tensor
 /// that does not fit, and then changes nothing; CheckpointError when the file
@@ -32,8 +32,8 @@ void load_weights(torch::nn::Module& module, const std::string& path);
 
 /// The same for a network that may be a slice: reads and checks the tensors of
 /// its layers alone, and passes over those of the list's other layers. A tied
-/// parameter may be in the file under any of its names, or under several if they
-/// are equal there.
+/// parameter may be in the file under any of its names, or under several if
+/// they are equal there.
 void load_weights(Network& network, const std::string& path);
 
 /// A file's weights for the layers of a list, one layer after the other as they
@@ -53,8 +53,8 @@ class LayerWeights {
 
   /// Fills `module`, that of list[index] (null: it has none), by the rules of
   /// load_weights. Throws DataError that lists every tensor of this layer that
-  /// does not fit, and every one of the file that no layer has, and then changes
-  /// nothing.
+  /// does not fit, and every one of the file that no layer has, and then
+  /// changes nothing.
   void load(size_t index, torch::nn::Module* module) const;
 
  private:
@@ -70,8 +70,7 @@ owned_tensors(const Network& network);
 /// Writes state_dict(module), atomically. Throws CheckpointError when the disk
 /// does not take it.
 void save_weights(
-    const torch::nn::Module& module,
-    const std::string& path,
+    const torch::nn::Module& module, const std::string& path,
     const safetensors::Metadata& metadata = {{"format", "pt"}});
 
 }  // namespace echelon

@@ -25,8 +25,7 @@ void check(torch::DeviceType device, torch::Dtype dtype) {
 
 }  // namespace
 
-Autocast::Autocast(
-    torch::DeviceType device, torch::Dtype dtype, bool enabled)
+Autocast::Autocast(torch::DeviceType device, torch::Dtype dtype, bool enabled)
     : device_(device) {
   check(device, dtype);
   outer_dtype_ = at::autocast::get_autocast_dtype(device);

@@ -16,17 +16,17 @@
 
 namespace echelon {
 
-/// While it lives, matrix products, convolutions and attention of this thread, on
-/// `device`, compute in `dtype`; what loses by it (losses, say) in float32, by
-/// LibTorch's lists. Guards nest; `enabled` false ends an outer one's effect for a
-/// while. Each thread has its own.
+/// While it lives, matrix products, convolutions and attention of this thread,
+/// on `device`, compute in `dtype`; what loses by it (losses, say) in float32,
+/// by LibTorch's lists. Guards nest; `enabled` false ends an outer one's effect
+/// for a while. Each thread has its own.
 ///
-/// A parameter is cast once, and the cast is kept until the outermost guard ends:
-/// update parameters outside of all guards, or what follows computes with the old
-/// ones.
+/// A parameter is cast once, and the cast is kept until the outermost guard
+/// ends: update parameters outside of all guards, or what follows computes with
+/// the old ones.
 ///
-/// Throws ConfigError for a dtype other than bf16 and fp16, or a device type that
-/// has no autocast.
+/// Throws ConfigError for a dtype other than bf16 and fp16, or a device type
+/// that has no autocast.
 class Autocast {
  public:
   Autocast(torch::DeviceType device, torch::Dtype dtype, bool enabled = true);

@@ -45,8 +45,7 @@ torch::Tensor squared_norm(const Lists& lists, torch::Device device) {
 }
 
 double norm_of(
-    const Lists& gradients,
-    const std::vector<torch::Tensor>& parameters,
+    const Lists& gradients, const std::vector<torch::Tensor>& parameters,
     const SharedOutGradients* shared) {
   const auto device =
       parameters.empty() ? torch::Device(torch::kCPU) : parameters[0].device();
@@ -66,8 +65,7 @@ double gradient_norm(
 }
 
 double clip_gradients(
-    const std::vector<torch::Tensor>& parameters,
-    double max_norm,
+    const std::vector<torch::Tensor>& parameters, double max_norm,
     const SharedOutGradients* shared) {
   if (!(max_norm > 0.0)) {
     throw ConfigError(

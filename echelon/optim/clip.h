@@ -11,14 +11,14 @@
 
 namespace echelon {
 
-/// Sums numbers over the ranks that hold other parts of the gradients. Called once
-/// per norm, on every rank; `squared_norm` is a float64 scalar, or a list of them,
-/// on any device. Empty: this rank holds all of them.
+/// Sums numbers over the ranks that hold other parts of the gradients. Called
+/// once per norm, on every rank; `squared_norm` is a float64 scalar, or a list
+/// of them, on any device. Empty: this rank holds all of them.
 using SumOverRanks = std::function<void(torch::Tensor& squared_norm)>;
 
 /// The gradients of a model that ranks share out: each element of each gradient
-/// of the whole model is in `counted` of exactly one of the ranks that `sum` sums
-/// over, though copies of it, and overlapping parts, may lie on several.
+/// of the whole model is in `counted` of exactly one of the ranks that `sum`
+/// sums over, though copies of it, and overlapping parts, may lie on several.
 struct SharedOutGradients {
   std::vector<torch::Tensor> counted;  // gradients, or views of parts of them
   SumOverRanks sum;
@@ -42,8 +42,7 @@ double gradient_norm(
 /// the caller decides whether to skip the step or to stop. Throws ConfigError
 /// unless max_norm > 0.
 double clip_gradients(
-    const std::vector<torch::Tensor>& parameters,
-    double max_norm,
+    const std::vector<torch::Tensor>& parameters, double max_norm,
     const SharedOutGradients* shared = nullptr);
 
 }  // namespace echelon

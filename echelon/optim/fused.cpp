@@ -30,10 +30,8 @@ std::vector<torch::Tensor> pick(
 }
 
 void append_state(
-    NamedTensors& state,
-    const std::vector<ParameterGroup>& groups,
-    const std::string& kind,
-    const std::vector<torch::Tensor>& tensors) {
+    NamedTensors& state, const std::vector<ParameterGroup>& groups,
+    const std::string& kind, const std::vector<torch::Tensor>& tensors) {
   size_t index = 0;
   for (const auto& group : groups) {
     for (const auto& [name, parameter] : group.parameters) {
@@ -77,14 +75,8 @@ class Sgd : public Optimizer {
       return update_unfused(batch, buffers, rate, decay);
     }
     at::_fused_sgd_(
-        batch.parameters,
-        batch.gradients,
-        buffers,
-        decay,
-        momentum_,
-        rate,
-        /*dampening=*/0.0,
-        nesterov_,
+        batch.parameters, batch.gradients, buffers, decay, momentum_, rate,
+        /*dampening=*/0.0, nesterov_,
         /*maximize=*/false,
         /*is_first_step=*/false);
   }
@@ -92,10 +84,8 @@ class Sgd : public Optimizer {
   // LibTorch 2.11's fused kernel leaves blocks of bfloat16 and float16 tensors
   // unchanged on CPUs, without an error.
   void update_unfused(
-      const Batch& batch,
-      const std::vector<torch::Tensor>& buffers,
-      double rate,
-      double decay) {
+      const Batch& batch, const std::vector<torch::Tensor>& buffers,
+      double rate, double decay) {
     auto gradients = batch.gradients;
     if (decay != 0.0) {
       gradients = at::_foreach_add(gradients, batch.parameters, decay);
@@ -158,17 +148,10 @@ class Adam : public Optimizer {
     }
     const auto kernel = [&](auto function) {
       function(
-          batch.parameters,
-          batch.gradients,
-          pick(exp_avg_, batch.indices),
+          batch.parameters, batch.gradients, pick(exp_avg_, batch.indices),
           pick(exp_avg_sq_, batch.indices),
-          /*max_exp_avg_sqs=*/std::vector<torch::Tensor>{},
-          steps,
-          rate,
-          beta1_,
-          beta2_,
-          decay,
-          epsilon_,
+          /*max_exp_avg_sqs=*/std::vector<torch::Tensor>{}, steps, rate, beta1_,
+          beta2_, decay, epsilon_,
           /*amsgrad=*/false,
           /*maximize=*/false);
     };

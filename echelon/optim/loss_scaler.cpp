@@ -20,7 +20,8 @@ using torch::Tensor;
 // Twice this is still a float32.
 constexpr double kLargestScale = 0x1p126;
 
-using ListKey = std::tuple<int, int, torch::Dtype>;  // device type, index, dtype
+using ListKey =
+    std::tuple<int, int, torch::Dtype>;  // device type, index, dtype
 
 std::map<ListKey, std::vector<Tensor>>
 lists_by_key(const std::vector<Tensor>& gradients) {
@@ -35,7 +36,8 @@ lists_by_key(const std::vector<Tensor>& gradients) {
   return lists;
 }
 
-// Divides and looks in one pass; `found` becomes 1 where something is not finite.
+// Divides and looks in one pass; `found` becomes 1 where something is not
+// finite.
 void unscale_list(
     const std::vector<Tensor>& gradients, double scale, Tensor& found) {
   const auto& like = gradients.front();
@@ -112,7 +114,8 @@ void LossScaler::fail() const {
       (dynamic_ ? "the loss scale halved down to "
                 : "[precision] loss_scale = ") +
       text_of(scale_) +
-      "; nothing was updated in them. Set [precision] compute = \"bf16\", which "
+      "; nothing was updated in them. Set [precision] compute = \"bf16\", "
+      "which "
       "has float32's range, lower [optimizer] learning_rate, or set clip_norm");
 }
 

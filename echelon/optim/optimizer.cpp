@@ -86,8 +86,7 @@ void Optimizer::step() {
       if (parameter.grad().defined()) {
         const auto device = parameter.device();
         auto& batch = batches[{
-            parameter.scalar_type(),
-            static_cast<int>(device.type()),
+            parameter.scalar_type(), static_cast<int>(device.type()),
             device.index()}];
         batch.parameters.push_back(parameter);
         batch.gradients.push_back(matching_gradient(name, parameter));
@@ -97,8 +96,7 @@ void Optimizer::step() {
     }
     for (const auto& [key, batch] : batches) {
       update(
-          batch,
-          learning_rate_ * group.learning_rate_factor,
+          batch, learning_rate_ * group.learning_rate_factor,
           group.weight_decay);
     }
   }

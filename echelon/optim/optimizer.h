@@ -101,8 +101,8 @@ class Optimizer {
 std::unique_ptr<Optimizer> make_optimizer(
     const OptimizerOptions& options, std::vector<ParameterGroup> groups);
 
-/// Two groups: `weight_decay` for parameters of two and more dimensions, none for
-/// biases and the parameters of norms.
+/// Two groups: `weight_decay` for parameters of two and more dimensions, none
+/// for biases and the parameters of norms.
 std::vector<ParameterGroup>
 parameter_groups(const NamedTensors& parameters, double weight_decay);
 

@@ -6,7 +6,9 @@
 
 namespace echelon {
 
-namespace config { class Section; }
+namespace config {
+class Section;
+}
 
 enum class BackendKind {
   automatic,  // nccl with a GPU per rank, local on one host, gloo otherwise

@@ -8,40 +8,33 @@ namespace {
 
 void bind_text(config::Section& section, DataOptions& options) {
   section.field(
-      "sources",
-      options.sources,
+      "sources", options.sources,
       "text: files, or patterns such as \"doc/*.md\"; text, tokens in a .bin, "
       "or a .bin with its .idx");
   section
       .field(
-          "weights",
-          options.weights,
+          "weights", options.weights,
           "text: part of each source in what is seen; empty: by size")
       .above(0);
   section.field(
-      "format",
-      options.format,
-      "text: what the sources are",
+      "format", options.format, "text: what the sources are",
       {{"by_suffix", TextFormat::by_suffix},
        {"text", TextFormat::text},
        {"tokens", TextFormat::tokens},
        {"indexed", TextFormat::indexed}});
   section.field(
-      "tokenizer",
-      options.tokenizer,
+      "tokenizer", options.tokenizer,
       "text: bytes, a tokenizer.json, or a SentencePiece .model; empty: "
       "bytes for text, none for tokens");
   section
       .field(
-          "vocab_size",
-          options.vocab_size,
+          "vocab_size", options.vocab_size,
           "text: how many tokens there are; 0: the tokenizer's")
       .at_least(0)
       .at_most(2147483647);
   section
       .field(
-          "token_bytes",
-          options.token_bytes,
+          "token_bytes", options.token_bytes,
           "text: bytes of a token in a .bin without .idx: 2 or 4; 0: 2")
       .at_least(0)
       .at_most(4);
@@ -49,18 +42,15 @@ void bind_text(config::Section& section, DataOptions& options) {
       .at_least(1)
       .at_most(1 << 24);
   section.field(
-      "documents",
-      options.documents,
+      "documents", options.documents,
       "text: respected: tokens attend within their document alone",
       {{"packed", Documents::packed}, {"respected", Documents::respected}});
   section.field(
-      "document_separator",
-      options.document_separator,
+      "document_separator", options.document_separator,
       "text: what parts text files into documents; empty: a file is one");
   section
       .field(
-          "end_of_text_id",
-          options.end_of_text_id,
+          "end_of_text_id", options.end_of_text_id,
           "text: the token that ends a document; -1: the tokenizer's own")
       .at_least(-1);
 }
@@ -70,42 +60,36 @@ void bind_text(config::Section& section, DataOptions& options) {
 void bind(config::Section& section, DataOptions& options) {
   section
       .field(
-          "name",
-          options.name,
+          "name", options.name,
           "digits: 1,797 handwritten digits; dummy: random images; "
           "tensors: a safetensors file; images: a folder of class folders; "
           "text: text files, or files of tokens")
       .one_of({"digits", "dummy", "tensors", "images", "text"});
   section.field(
-      "path",
-      options.path,
+      "path", options.path,
       "tensors: a .safetensors file with inputs and targets; images: "
       "a folder of class folders; text: a single source");
   section.field(
-      "shuffle",
-      options.shuffle,
+      "shuffle", options.shuffle,
       "a new order of samples each epoch, from train.seed");
   section
       .field(
-          "holdout",
-          options.holdout,
+          "holdout", options.holdout,
           "part of the samples that is held out to measure accuracy; 0 "
           "holds nothing out")
       .at_least(0)
       .below(1);
   section.field(
-      "holdout_path",
-      options.holdout_path,
+      "holdout_path", options.holdout_path,
       "a file or folder of held-out samples instead");
   section.field(
-      "drop_last",
-      options.drop_last,
+      "drop_last", options.drop_last,
       "leave out the last batch of an epoch, in training, if it is not full");
   section
       .field(
-          "workers",
-          options.workers,
-          "threads per rank that prepare batches; data in memory of which a batch "
+          "workers", options.workers,
+          "threads per rank that prepare batches; data in memory of which a "
+          "batch "
           "takes less than 50 us needs none")
       .at_least(1)
       .at_most(256);
@@ -123,45 +107,40 @@ void bind(config::Section& section, DataOptions& options) {
       .at_most(1 << 24);
   section
       .field(
-          "image_size",
-          options.image_size,
+          "image_size", options.image_size,
           "images: height and width after the crop")
       .at_least(1)
       .at_most(16384);
   section.field(
-      "crop",
-      options.crop,
+      "crop", options.crop,
       "images: how they get their size in training; held-out images "
       "use center",
       {{"center", Crop::center}, {"random_resized", Crop::random_resized}});
   section.field(
-      "flip",
-      options.flip,
+      "flip", options.flip,
       "images: flipped left to right half of the time, in training");
   section
       .field(
-          "mean",
-          options.mean,
+          "mean", options.mean,
           "images: subtracted per channel, from values in [0, 1]")
       .length(3, 3);
   section.field("std", options.std, "images: divided by, per channel")
       .length(3, 3)
       .above(0);
   section.field(
-      "bad_image",
-      options.bad_image,
+      "bad_image", options.bad_image,
       "images: what a broken one does; skip counts it",
       {{"error", BadImage::error}, {"skip", BadImage::skip}});
   section
       .field(
-          "max_image_pixels",
-          options.max_image_pixels,
+          "max_image_pixels", options.max_image_pixels,
           "images: one with more pixels is refused before it is decoded")
       .at_least(1);
   bind_text(section, options);
 }
 
-int64_t batches_per_epoch(int64_t samples, int64_t global_batch, bool drop_last) {
+int64_t
+batches_per_epoch(int64_t samples, int64_t global_batch, bool drop_last) {
   const bool rest = samples % global_batch != 0 && !drop_last;
   return samples / global_batch + (rest ? 1 : 0);
 }

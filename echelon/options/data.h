@@ -7,29 +7,31 @@
 
 namespace echelon {
 
-namespace config { class Section; }
+namespace config {
+class Section;
+}
 
-enum class BadImage { error, skip };       // what a broken image does
+enum class BadImage { error, skip };         // what a broken image does
 enum class Crop { center, random_resized };  // how an image gets its size
 enum class Documents { packed, respected };  // whether their borders count
 enum class TextFormat { by_suffix, text, tokens, indexed };
 
-/// Waking a thread for a batch, and its work beside a model's, takes as long: no
-/// threads prepare what takes less.
+/// Waking a thread for a batch, and its work beside a model's, takes as long:
+/// no threads prepare what takes less.
 inline constexpr double kQuickBatchSeconds = 50e-6;
 
 struct DataOptions {
   std::string name = "digits";  // digits | dummy | tensors | images | text
-  std::string path;             // tensors: a .safetensors file; images: a folder;
-                                // text: a single source
-  bool shuffle = true;          // a new order each epoch, from train.seed
+  std::string path;     // tensors: a .safetensors file; images: a folder;
+                        // text: a single source
+  bool shuffle = true;  // a new order each epoch, from train.seed
   /// Part of the samples that is held out to measure accuracy, the last of the
   /// seeded order; 0 holds nothing out.
   double holdout = 0.2;
-  std::string holdout_path;     // a file or folder of its own instead
-  bool drop_last = false;       // leave out an epoch's last batch if it is not full
-  int64_t workers = 2;          // threads per rank that prepare batches
-  int64_t prefetch = 2;         // batches ready ahead
+  std::string holdout_path;  // a file or folder of its own instead
+  bool drop_last = false;  // leave out an epoch's last batch if it is not full
+  int64_t workers = 2;     // threads per rank that prepare batches
+  int64_t prefetch = 2;    // batches ready ahead
 
   // dummy
   int64_t samples = 10000;
@@ -37,9 +39,9 @@ struct DataOptions {
   int64_t classes = 10;
 
   // images
-  int64_t image_size = 224;     // height and width after the crop
-  Crop crop = Crop::center;     // in training; held-out images use center
-  bool flip = false;            // left-right, half of the time, in training
+  int64_t image_size = 224;  // height and width after the crop
+  Crop crop = Crop::center;  // in training; held-out images use center
+  bool flip = false;         // left-right, half of the time, in training
   std::vector<double> mean = {0.485, 0.456, 0.406};
   std::vector<double> std = {0.229, 0.224, 0.225};
   BadImage bad_image = BadImage::error;
@@ -51,19 +53,20 @@ struct DataOptions {
   std::vector<std::string> sources;
   std::vector<double> weights;  // one per source; empty: by their sizes
   TextFormat format = TextFormat::by_suffix;  // of all sources
-  std::string tokenizer;        // bytes, a tokenizer.json, a .model; "": bytes
-                                // for text, none for tokens
-  int64_t vocab_size = 0;       // 0: the tokenizer's
-  int64_t token_bytes = 0;      // of plain .bin files: 2 or 4; 0: 2
-  int64_t sequence = 256;       // tokens of a sample
+  std::string tokenizer;    // bytes, a tokenizer.json, a .model; "": bytes
+                            // for text, none for tokens
+  int64_t vocab_size = 0;   // 0: the tokenizer's
+  int64_t token_bytes = 0;  // of plain .bin files: 2 or 4; 0: 2
+  int64_t sequence = 256;   // tokens of a sample
   Documents documents = Documents::packed;
   std::string document_separator;  // within text files; "": a file is one
-  int64_t end_of_text_id = -1;  // ends a document; -1: the tokenizer's own
+  int64_t end_of_text_id = -1;     // ends a document; -1: the tokenizer's own
 };
 
 void bind(config::Section& section, DataOptions& options);  // [data]
 
 /// What one epoch of `samples` has; its last batch may not be full.
-int64_t batches_per_epoch(int64_t samples, int64_t global_batch, bool drop_last);
+int64_t
+batches_per_epoch(int64_t samples, int64_t global_batch, bool drop_last);
 
 }  // namespace echelon

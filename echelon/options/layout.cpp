@@ -12,7 +12,8 @@ void bind_order(config::Section& section, Layout& layout) {
   section
       .field(
           "order", names,
-          "of the axes, outermost first: ranks that differ in the last one alone "
+          "of the axes, outermost first: ranks that differ in the last one "
+          "alone "
           "are neighbours; axes of degree 1 may be left out")
       .rule([&] { return set_order(layout, names); });
 }
@@ -28,16 +29,14 @@ const std::vector<std::string>& degree_keys() {
 void bind(config::Section& section, Layout& layout) {
   section
       .field(
-          "dp",
-          layout.dp_replicate,
+          "dp", layout.dp_replicate,
           "copies of the model, each with its own samples")
       .also("dp_replicate")
       .at_least(1)
       .at_most(kLargestDegree);
   section
       .field(
-          "fsdp",
-          layout.dp_shard,
+          "fsdp", layout.dp_shard,
           "ranks that share out the parameters, each with its own samples")
       .also("dp_shard")
       .at_least(1)

@@ -7,7 +7,9 @@
 
 namespace echelon {
 
-namespace config { class Section; }
+namespace config {
+class Section;
+}
 
 struct MemoryOptions {
   /// What backward computes again instead of keeping it.

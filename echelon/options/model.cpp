@@ -15,81 +15,70 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
   };
   section
       .field(
-          "layers",
-          options.layers,
-          "gpt, llama: blocks; 0, here and below: that of the size, as gpt2 has "
+          "layers", options.layers,
+          "gpt, llama: blocks; 0, here and below: that of the size, as gpt2 "
+          "has "
           "it")
       .at_least(0)
       .at_most(1 << 16);
   count("hidden_size", options.hidden_size, "gpt, llama: features of a token");
   count("heads", options.heads, "gpt, llama: of attention");
   count(
-      "kv_heads",
-      options.kv_heads,
+      "kv_heads", options.kv_heads,
       "llama: heads of keys and values, shared by groups of heads; 0: heads");
   count(
-      "intermediate_size",
-      options.intermediate_size,
+      "intermediate_size", options.intermediate_size,
       "gpt, llama: features within the MLP; gpt, 0: 4 * hidden_size");
   count(
-      "vocab_size",
-      options.vocab_size,
+      "vocab_size", options.vocab_size,
       "gpt, llama: words; 0: the size's, or as many as the data has");
   count(
-      "max_positions",
-      options.max_positions,
+      "max_positions", options.max_positions,
       "gpt, llama: tokens of the longest sequence");
   section
       .field(
-          "rope_theta",
-          options.rope_theta,
+          "rope_theta", options.rope_theta,
           "llama: base of the rotary positions; 0: the size's, or 10000")
       .at_least(0);
   section
       .field(
-          "rope_factor",
-          options.rope_factor,
-          "llama: slows rotary positions for longer texts, as Llama 3.1 does (8; "
+          "rope_factor", options.rope_factor,
+          "llama: slows rotary positions for longer texts, as Llama 3.1 does "
+          "(8; "
           "3.2: 32); 0: the size's, or none")
       .at_least(0);
   section
       .field(
-          "rope_low_freq_factor",
-          options.rope_low_freq_factor,
+          "rope_low_freq_factor", options.rope_low_freq_factor,
           "with rope_factor: fewest turns within rope_original_positions that "
           "are not slowed in full")
       .above(0);
   section
       .field(
-          "rope_high_freq_factor",
-          options.rope_high_freq_factor,
+          "rope_high_freq_factor", options.rope_high_freq_factor,
           "with rope_factor: turns from which on nothing is slowed")
       .above(0);
   section
       .field(
-          "rope_original_positions",
-          options.rope_original_positions,
+          "rope_original_positions", options.rope_original_positions,
           "with rope_factor: tokens of the texts before")
       .at_least(1)
       .at_most(kMost);
   section
       .field(
-          "norm_eps",
-          options.norm_eps,
+          "norm_eps", options.norm_eps,
           "gpt, llama: added to variances in norms; 0: 1e-5")
       .at_least(0)
       .below(1);
   section
       .field(
-          "dropout",
-          options.dropout,
+          "dropout", options.dropout,
           "gpt, llama: part of embeddings, attention weights and branches that "
           "is dropped in training")
       .at_least(0)
       .below(1);
   section.field(
-      "tie_embeddings",
-      options.tie_embeddings,
+      "tie_embeddings", options.tie_embeddings,
       "llama: one matrix for words in and out; gpt and llama-1b always have "
       "one");
 }
@@ -98,23 +87,10 @@ void bind_language_model(config::Section& section, ModelOptions& options) {
 
 const std::vector<std::string>& model_names() {
   static const std::vector<std::string> names = {
-      "simple_cnn",
-      "mlp",
-      "resnet18",
-      "resnet34",
-      "resnet50",
-      "resnet101",
-      "resnet152",
-      "gpt",
-      "gpt2",
-      "gpt2-medium",
-      "gpt2-large",
-      "gpt2-xl",
-      "llama",
-      "llama-160m",
-      "llama-1b",
-      "llama-8b",
-      "llama-70b"};
+      "simple_cnn", "mlp",       "resnet18", "resnet34",   "resnet50",
+      "resnet101",  "resnet152", "gpt",      "gpt2",       "gpt2-medium",
+      "gpt2-large", "gpt2-xl",   "llama",    "llama-160m", "llama-1b",
+      "llama-8b",   "llama-70b"};
   return names;
 }
 
@@ -122,8 +98,7 @@ void bind(config::Section& section, ModelOptions& options) {
   section.field("name", options.name, "which model").one_of(model_names());
   section
       .field(
-          "classes",
-          options.classes,
+          "classes", options.classes,
           "how many classes it tells apart; 0: as many as the data has")
       .at_least(0)
       .at_most(1 << 24);
@@ -132,40 +107,35 @@ void bind(config::Section& section, ModelOptions& options) {
       .at_most(1 << 24)
       .length(0, 1024);
   section.field(
-      "weights",
-      options.weights,
+      "weights", options.weights,
       "start from this .safetensors file, Hugging Face folder, run (its newest "
       "checkpoint) or checkpoint; empty: from train.seed");
   section.field("dtype", options.dtype, "type of the parameters")
       .one_of({"float32", "float64"});
   section.field(
-      "sync_batch_norm",
-      options.sync_batch_norm,
+      "sync_batch_norm", options.sync_batch_norm,
       "batch normalization takes its statistics over all ranks");
   bind_language_model(section, options);
   section.field(
-      "cut",
-      options.cut,
+      "cut", options.cut,
       "layers that begin a new pipeline stage or device; empty: by balance");
   section
       .field(
-          "balance",
-          options.balance,
+          "balance", options.balance,
           "what the stages or devices share out evenly: floating-point "
           "operations, memory, or the time of a few timed microbatches")
       .one_of({"time", "memory", "measured"});
   section
       .field(
-          "devices",
-          options.devices,
+          "devices", options.devices,
           "model parallel: devices of each process that share out the layers, "
           "such as \"cuda:0\", \"cuda:1\"; empty: one device")
       .length(0, 1024);
   section
       .field(
-          "device_bytes",
-          options.device_bytes,
-          "memory of each of the devices, or of each pipeline rank; empty: what "
+          "device_bytes", options.device_bytes,
+          "memory of each of the devices, or of each pipeline rank; empty: "
+          "what "
           "a GPU has, no limit on CPUs")
       .at_least(1)
       .length(0, 1024);

@@ -7,41 +7,43 @@
 
 namespace echelon {
 
-namespace config { class Section; }
+namespace config {
+class Section;
+}
 
 struct ModelOptions {
-  std::string name = "simple_cnn";  // one of model_names()
-  int64_t classes = 0;              // 0: as many as the data has
+  std::string name = "simple_cnn";           // one of model_names()
+  int64_t classes = 0;                       // 0: as many as the data has
   std::vector<int64_t> hidden = {512, 512};  // mlp: widths of the hidden layers
-  std::string weights;              // start from this .safetensors file, or
-                                    // Hugging Face folder
-  std::string dtype = "float32";    // float32 | float64
-  bool sync_batch_norm = false;     // batch statistics over all ranks
+  std::string weights;            // start from this .safetensors file, or
+                                  // Hugging Face folder
+  std::string dtype = "float32";  // float32 | float64
+  bool sync_batch_norm = false;   // batch statistics over all ranks
 
   // Language models. 0 takes the value of the size that `name` names ("gpt2",
   // "llama-1b"); "gpt" and "llama" have none, so each number must be set.
-  int64_t layers = 0;               // transformer blocks
-  int64_t hidden_size = 0;          // features of a token
-  int64_t heads = 0;                // of attention
-  int64_t kv_heads = 0;             // llama: of keys and values; 0: heads
-  int64_t intermediate_size = 0;    // of the MLP; gpt, 0: 4 * hidden_size
-  int64_t vocab_size = 0;           // 0: the size's, or the data's
-  int64_t max_positions = 0;        // longest sequence
-  double rope_theta = 0;            // llama: base of the rotations; 0: 10000
-  double rope_factor = 0;           // llama: frequencies are stretched as Llama
-                                    // 3.1 does; 0: the size's, or not
+  int64_t layers = 0;             // transformer blocks
+  int64_t hidden_size = 0;        // features of a token
+  int64_t heads = 0;              // of attention
+  int64_t kv_heads = 0;           // llama: of keys and values; 0: heads
+  int64_t intermediate_size = 0;  // of the MLP; gpt, 0: 4 * hidden_size
+  int64_t vocab_size = 0;         // 0: the size's, or the data's
+  int64_t max_positions = 0;      // longest sequence
+  double rope_theta = 0;          // llama: base of the rotations; 0: 10000
+  double rope_factor = 0;         // llama: frequencies are stretched as Llama
+                                  // 3.1 does; 0: the size's, or not
   double rope_low_freq_factor = 1;
   double rope_high_freq_factor = 4;
   int64_t rope_original_positions = 8192;
-  double norm_eps = 0;              // 0: 1e-5
-  double dropout = 0;               // of embeddings, attention, residuals
-  bool tie_embeddings = false;      // llama: one matrix for words in and out
-                                    // (gpt and llama-1b always have one)
+  double norm_eps = 0;          // 0: 1e-5
+  double dropout = 0;           // of embeddings, attention, residuals
+  bool tie_embeddings = false;  // llama: one matrix for words in and out
+                                // (gpt and llama-1b always have one)
 
   // How the list of layers is cut into pipeline stages, or over devices.
   /// The layers that begin a new slice; empty: by `balance`.
   std::vector<std::string> cut;
-  std::string balance = "time";     // time | memory | measured
+  std::string balance = "time";  // time | memory | measured
   /// Devices of one process that share out the layers: "cpu", "cuda:1". Empty:
   /// the rank's one device.
   std::vector<std::string> devices;

@@ -6,18 +6,20 @@
 
 namespace echelon {
 
-namespace config { class Section; }
+namespace config {
+class Section;
+}
 
 struct OptimizerOptions {
-  std::string name = "adamw";    // sgd | adam | adamw
+  std::string name = "adamw";  // sgd | adam | adamw
   double learning_rate = 1e-3;
-  double weight_decay = 0.01;    // not applied to biases and norm parameters
-  double momentum = 0.0;         // sgd
-  bool nesterov = false;         // sgd
-  double beta1 = 0.9;            // adam, adamw
+  double weight_decay = 0.01;  // not applied to biases and norm parameters
+  double momentum = 0.0;       // sgd
+  bool nesterov = false;       // sgd
+  double beta1 = 0.9;          // adam, adamw
   double beta2 = 0.999;
   double epsilon = 1e-8;
-  double clip_norm = 0.0;        // largest global gradient norm; 0: no clipping
+  double clip_norm = 0.0;  // largest global gradient norm; 0: no clipping
 
   std::string schedule = "constant";  // constant | cosine | linear | step
   int64_t warmup_steps = 0;           // linear, from 0 to learning_rate

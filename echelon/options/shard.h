@@ -1,5 +1,5 @@
-// Settings of sharded data parallelism. Free of LibTorch: the command line checks
-// them.
+// Settings of sharded data parallelism. Free of LibTorch: the command line
+// checks them.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,12 @@
 
 namespace echelon {
 
-namespace config { class Section; }
+namespace config {
+class Section;
+}
 
-/// Read when layout.dp_shard > 1. Stages as ZeRO counts them: Rajbhandari et al.,
-/// 2020, arXiv:1910.02054.
+/// Read when layout.dp_shard > 1. Stages as ZeRO counts them: Rajbhandari et
+/// al., 2020, arXiv:1910.02054.
 struct ShardOptions {
   /// What of a model is cut over the ranks of dp_shard:
   ///   1  the optimizer's state

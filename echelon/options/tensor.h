@@ -5,7 +5,9 @@
 
 namespace echelon {
 
-namespace config { class Section; }
+namespace config {
+class Section;
+}
 
 struct TensorParallelOptions {
   /// Norms, dropout and residual sums each on a part of the tokens: all-gather
@@ -20,6 +22,7 @@ struct TensorParallelOptions {
 };
 
 /// sequence_parallel, overlap_chunks.
-void bind(config::Section& section, TensorParallelOptions& options);  // [layout]
+void bind(
+    config::Section& section, TensorParallelOptions& options);  // [layout]
 
 }  // namespace echelon

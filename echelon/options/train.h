@@ -1,4 +1,5 @@
-// Settings of the training loop. Free of LibTorch: the command line checks them.
+// Settings of the training loop. Free of LibTorch: the command line checks
+// them.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +8,14 @@
 
 namespace echelon {
 
-namespace config { class Section; }
+namespace config {
+class Section;
+}
 
 struct TrainOptions {
-  int64_t steps = 0;             // exactly one of steps and epochs is set
+  int64_t steps = 0;  // exactly one of steps and epochs is set
   int64_t epochs = 0;
-  int64_t batch = 64;            // global: all ranks, all microbatches
+  int64_t batch = 64;  // global: all ranks, all microbatches
   /// Samples per data-parallel rank instead of an equal share; sums to `batch`.
   std::vector<int64_t> rank_batch;
   int64_t accumulate = 1;        // backward passes per optimizer step
@@ -22,13 +25,13 @@ struct TrainOptions {
   int64_t log_every = 10;        // steps between two lines
   int64_t eval_every = 0;        // steps between two evaluations; 0: each epoch
   bool layer_norms = false;      // gradient norms of each layer, with each line
-  int64_t threads = 0;           // compute threads per rank; 0: the job's cores / ranks
-  std::string compress = "none"; // gradients: none | bf16 | fp16 | powersgd
-  int64_t powersgd_rank = 1;     // rank of the approximation
+  int64_t threads = 0;  // compute threads per rank; 0: the job's cores / ranks
+  std::string compress = "none";    // gradients: none | bf16 | fp16 | powersgd
+  int64_t powersgd_rank = 1;        // rank of the approximation
   int64_t bucket_bytes = 25 << 20;  // gradients reduced by one collective
   bool find_unused_parameters = false;
   std::string ranks = "processes";  // processes | threads of one process
-  int64_t timeline_steps = 20;   // steps that the timeline records; 0: none
+  int64_t timeline_steps = 20;      // steps that the timeline records; 0: none
 };
 
 void bind(config::Section& section, TrainOptions& options);  // [train]

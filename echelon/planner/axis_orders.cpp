@@ -53,7 +53,8 @@ const std::vector<AxisOrder>& axis_orders() {
 }
 
 std::vector<int> orders_that_differ(
-    const Layout& layout, const std::vector<int>& allowed, const Cluster& cluster) {
+    const Layout& layout, const std::vector<int>& allowed,
+    const Cluster& cluster) {
   std::vector<int> kept;
   std::vector<Layout> layouts;
   std::vector<Places> places;

@@ -19,8 +19,8 @@ struct Candidate {
 /// By the time of a step, then by memory.
 bool faster(const Candidate& one, const Candidate& other);
 
-/// The fastest of each layout (degrees, dp and fsdp taken together), of the `keep`
-/// fastest layouts.
+/// The fastest of each layout (degrees, dp and fsdp taken together), of the
+/// `keep` fastest layouts.
 class Ranking {
  public:
   explicit Ranking(int64_t keep) : keep_(static_cast<size_t>(keep)) {}

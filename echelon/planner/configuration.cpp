@@ -11,8 +11,8 @@
 namespace echelon {
 namespace {
 
-// Sizes that the trainer knows under a name of its own, with all that a shape does
-// not say (rotary positions).
+// Sizes that the trainer knows under a name of its own, with all that a shape
+// does not say (rotary positions).
 struct KnownSize {
   const char* shape;
   const char* model;
@@ -29,8 +29,8 @@ constexpr std::array kKnownSizes = {
     KnownSize{"llama3.1-8b", "llama-8b"},
     KnownSize{"llama3.1-70b", "llama-70b"},
 };
-constexpr std::array kImageModels = {
-    "simple_cnn", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"};
+constexpr std::array kImageModels = {"simple_cnn", "resnet18",  "resnet34",
+                                     "resnet50",   "resnet101", "resnet152"};
 
 bool is_plain(const TransformerShape& shape) {
   return shape.experts.experts == 0 && !shape.latent && shape.causal &&
@@ -138,9 +138,11 @@ std::vector<std::string> first_layers(
 }
 
 // Of each pipeline rank, the smallest that it has in any pipeline.
-std::vector<int64_t> device_bytes(const Strategy& strategy, const Cluster& cluster) {
+std::vector<int64_t>
+device_bytes(const Strategy& strategy, const Cluster& cluster) {
   std::vector<int64_t> bytes(
-      static_cast<size_t>(strategy.layout.pp), std::numeric_limits<int64_t>::max());
+      static_cast<size_t>(strategy.layout.pp),
+      std::numeric_limits<int64_t>::max());
   for (const auto& pipeline : distinct_pipelines(strategy, cluster)) {
     for (size_t rank = 0; rank < bytes.size(); ++rank) {
       const auto group = static_cast<size_t>(pipeline.groups[rank]);
@@ -151,7 +153,8 @@ std::vector<int64_t> device_bytes(const Strategy& strategy, const Cluster& clust
   return bytes;
 }
 
-void put_cut(Table& table, const Strategy& strategy, const PlanRequest& request) {
+void put_cut(
+    Table& table, const Strategy& strategy, const PlanRequest& request) {
   if (strategy.stage_layers.empty()) return;
   table.words("cut", first_layers(request.model, strategy.stage_layers));
   table.numbers("device_bytes", device_bytes(strategy, request.cluster));

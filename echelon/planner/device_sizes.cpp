@@ -16,7 +16,8 @@ namespace {
 constexpr double kAlike = 0.005;  // speeds that differ by less are one
 
 bool all_alike(const std::vector<double>& numbers) {
-  const auto [least, most] = std::minmax_element(numbers.begin(), numbers.end());
+  const auto [least, most] =
+      std::minmax_element(numbers.begin(), numbers.end());
   return *least >= (1 - kAlike) * *most;
 }
 
@@ -60,8 +61,8 @@ std::vector<double> beside_blocks(const ModelShape& model, size_t stages) {
   return taken;
 }
 
-std::vector<int64_t> cut_by(
-    const ModelShape& model, const std::vector<double>& weights, bool time) {
+std::vector<int64_t>
+cut_by(const ModelShape& model, const std::vector<double>& weights, bool time) {
   if (!model.transformer) {
     return layers_by_weight(flops_of_layers(model), weights);
   }

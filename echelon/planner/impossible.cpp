@@ -12,7 +12,9 @@ namespace {
 
 constexpr size_t kMostValues = 24;
 
-bool has_strategy(const SearchJob& job) { return !list_groups(job).empty(); }
+bool has_strategy(const SearchJob& job) {
+  return !list_groups(job).empty();
+}
 
 // Leaves out what is not needed for there to be no strategy.
 Constraints smallest_conflict(SearchJob job) {
@@ -54,7 +56,9 @@ std::string conflict_text(const SearchJob& job) {
   const Constraints conflict = smallest_conflict(job);
   std::string names;
   for (size_t i = 0; i < conflict.size(); ++i) {
-    const char* between = i == 0 ? "" : i + 1 == conflict.size() ? " and " : ", ";
+    const char* between = i == 0                     ? ""
+                          : i + 1 == conflict.size() ? " and "
+                                                     : ", ";
     names += between + conflict.text(i);
   }
   SearchJob without = job;
@@ -64,8 +68,9 @@ std::string conflict_text(const SearchJob& job) {
   const auto values = values_of(without, key);
   std::string text =
       conflict.size() == 1
-          ? "no strategy of " + job.model.name + " on " + format_count(job.devices) +
-                " devices with batch " + format_count(job.global_batch) + " has " + names
+          ? "no strategy of " + job.model.name + " on " +
+                format_count(job.devices) + " devices with batch " +
+                format_count(job.global_batch) + " has " + names
           : names + " contradict each other for " + job.model.name + " on " +
                 format_count(job.devices) + " devices with batch " +
                 format_count(job.global_batch);
@@ -97,8 +102,8 @@ std::string explain_impossible(const SearchJob& job) {
   const std::string nearest = nearest_batches(free);
   if (!nearest.empty()) {
     return "--batch " + std::to_string(job.global_batch) + ": no layout of " +
-           format_count(job.devices) + " devices divides it for " + job.model.name +
-           nearest;
+           format_count(job.devices) + " devices divides it for " +
+           job.model.name + nearest;
   }
   const std::string why = complaint(free);
   return job.model.name + " has no strategy on " + format_count(job.devices) +
@@ -129,7 +134,8 @@ std::string why_none(const SearchJob& job) {
   const SearchKey& key = find_search_key(last.substr(0, last.find('=')));
   const auto values = values_of(without, key);
   return "is not possible here" +
-         (values.empty() ? "" : "; " + key.name + " may be " + listed(key, values));
+         (values.empty() ? ""
+                         : "; " + key.name + " may be " + listed(key, values));
 }
 
 std::vector<int64_t> values_of(const SearchJob& job, const SearchKey& key) {

@@ -10,7 +10,8 @@ namespace {
 
 constexpr double kHostShare = 0.8;  // of the host's memory, for offloading
 
-// Of the host's memory, what each device may use; where it is not known, anything.
+// Of the host's memory, what each device may use; where it is not known,
+// anything.
 double least_host_bytes(const Cluster& cluster) {
   double least = std::numeric_limits<double>::infinity();
   for (const auto& group : cluster.groups) {
@@ -22,9 +23,10 @@ double least_host_bytes(const Cluster& cluster) {
   return least;
 }
 
-// Those that the search leaves to who knows what fits: all but the first on equal
-// nodes, where memory is the same in each.
-std::vector<AxisOrder> other_orders(const SearchJob& job, const Layout& layout) {
+// Those that the search leaves to who knows what fits: all but the first on
+// equal nodes, where memory is the same in each.
+std::vector<AxisOrder>
+other_orders(const SearchJob& job, const Layout& layout) {
   if (job.cluster.mixed()) return {};
   std::vector<AxisOrder> others;
   const auto orders = orders_of(job, layout);
@@ -35,8 +37,8 @@ std::vector<AxisOrder> other_orders(const SearchJob& job, const Layout& layout) 
 }
 
 bool is_plain(const Strategy& strategy) {
-  return strategy.recompute == Recompute::none &&
-         !strategy.offload_optimizer && !strategy.offload_activations;
+  return strategy.recompute == Recompute::none && !strategy.offload_optimizer &&
+         !strategy.offload_activations;
 }
 
 template <class Saves>  // a strategy or a saver
@@ -62,8 +64,8 @@ MemoryFitter::MemoryFitter(const SearchJob& job, bool offload)
       host_bytes_(least_host_bytes(job.cluster)),
       usable_bytes_(most_usable_bytes(job.cluster)) {}
 
-std::vector<MemoryFitter::Saver> MemoryFitter::list_savers(
-    const SearchJob& job, bool offload) {
+std::vector<MemoryFitter::Saver>
+MemoryFitter::list_savers(const SearchJob& job, bool offload) {
   std::vector<Saver> savers;
   for (int64_t optimizer = 0; optimizer <= 1; ++optimizer) {
     for (int64_t activations = 0; activations <= 1; ++activations) {
@@ -75,7 +77,8 @@ std::vector<MemoryFitter::Saver> MemoryFitter::list_savers(
         if (none && !job.constraints.allow("recompute_layers", -1)) continue;
         // What lies on the host need not be computed again.
         if (activations == 1 && recompute == Recompute::selective) continue;
-        if (!job.constraints.allow("recompute", static_cast<int64_t>(recompute))) {
+        if (!job.constraints.allow(
+                "recompute", static_cast<int64_t>(recompute))) {
           continue;
         }
         savers.push_back({optimizer == 1, activations == 1, recompute});
@@ -87,7 +90,8 @@ std::vector<MemoryFitter::Saver> MemoryFitter::list_savers(
 
 // What does not fit need not be timed, and most does not.
 std::optional<Candidate> MemoryFitter::fit(
-    const Strategy& strategy, const PipelineBound& bound, double limit_seconds) {
+    const Strategy& strategy, const PipelineBound& bound,
+    double limit_seconds) {
   best_.reset();
   plain_.reset();
   unsaved_.reset();
@@ -100,16 +104,18 @@ std::optional<Candidate> MemoryFitter::fit(
   return best_;
 }
 
-// Those that fit and may be below the limit, less those that do more than another.
-std::vector<MemoryFitter::Way> MemoryFitter::list_ways(
-    const Strategy& strategy) {
+// Those that fit and may be below the limit, less those that do more than
+// another.
+std::vector<MemoryFitter::Way>
+MemoryFitter::list_ways(const Strategy& strategy) {
   std::vector<Saver> fitted;
   std::vector<Way> ways;
   for (auto begin = savers_.begin(); begin != savers_.end();) {
     const auto end = std::find_if(begin, savers_.end(), [&](const Saver& one) {
       return !same_host(one, *begin);
     });
-    // Of those that leave the same to the host the last one takes the least memory.
+    // Of those that leave the same to the host the last one takes the least
+    // memory.
     const Saver& last = *(end - 1);
     const auto least =
         needless(last, fitted) ? std::nullopt : weigh_with(last, strategy);
@@ -150,10 +156,11 @@ bool MemoryFitter::needless(
 
 // Whether it is before memory is saved, which only adds time.
 bool MemoryFitter::too_slow(const Strategy& strategy) {
-  const bool asked = std::any_of(savers_.begin(), savers_.end(), [](const Saver& one) {
-    return one.recompute == Recompute::none && !one.offload_optimizer &&
-           !one.offload_activations;
-  });
+  const bool asked =
+      std::any_of(savers_.begin(), savers_.end(), [](const Saver& one) {
+        return one.recompute == Recompute::none && !one.offload_optimizer &&
+               !one.offload_activations;
+      });
   if (!asked) return false;
   if (!unsaved_) unsaved_ = weigh(strategy);
   plain_ = time(*unsaved_);
@@ -171,14 +178,15 @@ void MemoryFitter::enter(const Way& way) {
       is_plain(strategy) && plain_ ? *plain_ : time(way.whole);
   if (way.fewest) enter(whole);
   enter_in_orders(way.fewest ? time(*way.fewest) : whole);
-  if (partial(strategy.recompute) && job_.constraints.says("recompute_layers")) {
+  if (partial(strategy.recompute) &&
+      job_.constraints.says("recompute_layers")) {
     enter_asked_layers(strategy);
   }
 }
 
 // Of what fits when all layers compute again; empty when no fewer will do.
-std::optional<MemoryFitter::Weighed> MemoryFitter::with_fewest_layers(
-    const Weighed& all) const {
+std::optional<MemoryFitter::Weighed>
+MemoryFitter::with_fewest_layers(const Weighed& all) const {
   Strategy strategy = all.strategy;
   const int64_t most = layers_of_stage(strategy);
   int64_t low = 0;  // does not fit
@@ -232,20 +240,20 @@ int64_t MemoryFitter::layers_of_stage(const Strategy& strategy) const {
   return (blocks + stages - 1) / stages;
 }
 
-std::optional<MemoryFitter::Weighed> MemoryFitter::weigh_with(
-    const Saver& saver, Strategy strategy) const {
+std::optional<MemoryFitter::Weighed>
+MemoryFitter::weigh_with(const Saver& saver, Strategy strategy) const {
   strategy.offload_optimizer = saver.offload_optimizer;
   strategy.offload_activations = saver.offload_activations;
   strategy.recompute = saver.recompute;
   return weigh(strategy);
 }
 
-std::optional<MemoryFitter::Weighed> MemoryFitter::weigh(
-    const Strategy& strategy) const {
+std::optional<MemoryFitter::Weighed>
+MemoryFitter::weigh(const Strategy& strategy) const {
   if (!check_strategy(job_.model, strategy, job_.cluster).empty()) return {};
   Weighed weighed{
-      strategy, fullest_memory(
-                    job_.model, strategy, job_.cluster, bound_->places())};
+      strategy,
+      fullest_memory(job_.model, strategy, job_.cluster, bound_->places())};
   weighed.fits = weighed.memory.fullness() <= 1 &&
                  weighed.memory.host_bytes <= host_bytes_;
   return weighed;
@@ -293,8 +301,8 @@ void MemoryFitter::enter_in_orders(const Candidate& candidate) {
   }
 }
 
-// In any order: the first one has the pipelines' fastest, so that the others have
-// nothing to win but what data-parallel ranks are waited for.
+// In any order: the first one has the pipelines' fastest, so that the others
+// have nothing to win but what data-parallel ranks are waited for.
 double MemoryFitter::least_seconds(const Candidate& candidate) const {
   const StepEstimate& step = candidate.step;
   if (other_orders_.empty()) return step.step_seconds;

@@ -1,6 +1,6 @@
-// The fastest way to make one strategy fit: what is computed again, in as few layers
-// as will do, and what lies in the host's memory. On equal nodes all orders of the
-// axes need the same memory: what fits is tried in each.
+// The fastest way to make one strategy fit: what is computed again, in as few
+// layers as will do, and what lies in the host's memory. On equal nodes all
+// orders of the axes need the same memory: what fits is tried in each.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +22,19 @@ class MemoryFitter {
   /// `offload`: whether the host's memory may be used.
   MemoryFitter(const SearchJob& job, bool offload);
 
-  /// Empty when it does not fit or is not below `limit_seconds`. `bound`: of the
-  /// strategy's group.
-  std::optional<Candidate> fit(
-      const Strategy& strategy, const PipelineBound& bound, double limit_seconds);
+  /// Empty when it does not fit or is not below `limit_seconds`. `bound`: of
+  /// the strategy's group.
+  std::optional<Candidate>
+  fit(const Strategy& strategy, const PipelineBound& bound,
+      double limit_seconds);
 
-  /// Of the last strategy before memory was saved; empty when that was not timed.
+  /// Of the last strategy before memory was saved; empty when that was not
+  /// timed.
   const std::optional<Candidate>& plain() const { return plain_; }
   /// Of all that did not fit, the one that needs the least.
   std::optional<Candidate> closest() const;
-  /// Steps that were timed. Most strategies are too large, which takes less to tell.
+  /// Steps that were timed. Most strategies are too large, which takes less to
+  /// tell.
   int64_t estimated() const { return estimated_; }
 
  private:
@@ -57,14 +60,16 @@ class MemoryFitter {
   };
 
   std::vector<Way> list_ways(const Strategy& strategy);
-  std::optional<Weighed> weigh_with(const Saver& saver, Strategy strategy) const;
+  std::optional<Weighed>
+  weigh_with(const Saver& saver, Strategy strategy) const;
   bool needless(const Saver& saver, const std::vector<Saver>& fitted) const;
   bool partial(Recompute recompute) const;
   bool too_slow(const Strategy& strategy);
   void enter(const Way& way);
   void enter_asked_layers(Strategy strategy);
   std::optional<Weighed> with_fewest_layers(const Weighed& all) const;
-  int64_t guess_layers(const Weighed& none, const Weighed& all, int64_t most) const;
+  int64_t
+  guess_layers(const Weighed& none, const Weighed& all, int64_t most) const;
   int64_t layers_of_stage(const Strategy& strategy) const;
   std::optional<Weighed> weigh(const Strategy& strategy) const;
   Candidate time(const Weighed& weighed);

@@ -20,8 +20,8 @@ bool splits_backward(const std::string& schedule) {
   return std::find(whole.begin(), whole.end(), schedule) == whole.end();
 }
 
-// Which part of a stage's layers counts as done before a rank's first action and after
-// its last.
+// Which part of a stage's layers counts as done before a rank's first action
+// and after its last.
 enum class Around { nothing, forward, both };
 
 Around around_ranks(const Strategy& strategy) {
@@ -31,9 +31,9 @@ Around around_ranks(const Strategy& strategy) {
                                                          : Around::forward;
 }
 
-double part(
-    const std::vector<double>& sums, int64_t begin, int64_t count) {
-  return sums[static_cast<size_t>(begin + count)] - sums[static_cast<size_t>(begin)];
+double part(const std::vector<double>& sums, int64_t begin, int64_t count) {
+  return sums[static_cast<size_t>(begin + count)] -
+         sums[static_cast<size_t>(begin)];
 }
 
 // Of the first layers of a stage.
@@ -44,14 +44,15 @@ double again_seconds(
   if (strategy.recompute_layers >= 0) {
     count = std::min(count, strategy.recompute_layers);
   }
-  return part(sums.again[static_cast<size_t>(strategy.recompute)], begin, count);
+  return part(
+      sums.again[static_cast<size_t>(strategy.recompute)], begin, count);
 }
 
 // The largest over ranks of what is around them and of their own work.
 double slowest_rank(
-    const std::vector<const LayerTimes::Sums*>& of_rank, const Strategy& strategy,
-    const std::vector<int64_t>& counts, const std::vector<int32_t>& rank_of_stage,
-    double microbatches) {
+    const std::vector<const LayerTimes::Sums*>& of_rank,
+    const Strategy& strategy, const std::vector<int64_t>& counts,
+    const std::vector<int32_t>& rank_of_stage, double microbatches) {
   const Around around = around_ranks(strategy);
   const size_t stages = counts.size();
   struct Rank {
@@ -85,7 +86,8 @@ double slowest_rank(
   return most;
 }
 
-// Of a part of the layers on each kind of device, the least of its share of the whole.
+// Of a part of the layers on each kind of device, the least of its share of the
+// whole.
 template <class Part>
 double least_share(
     const std::vector<const LayerTimes::Sums*>& of_rank, const Part& part) {
@@ -121,8 +123,8 @@ double busiest(const std::vector<const LayerTimes::Sums*>& of_rank) {
 }
 
 // Between the embedding and the head; of counted models, all layers.
-std::span<const LayerWork> blocks_of(
-    const ModelShape& model, const std::vector<LayerWork>& layers) {
+std::span<const LayerWork>
+blocks_of(const ModelShape& model, const std::vector<LayerWork>& layers) {
   const std::span<const LayerWork> all(layers);
   return model.transformer ? all.subspan(1, all.size() - 2) : all;
 }
@@ -141,21 +143,21 @@ const LayerTimes::Sums& LayerTimes::of(
   // Gradients of counted layers add up over microbatches.
   const int64_t microbatches =
       job_.model.transformer ? 0 : group.num_microbatches();
-  const Key key = {layout.tp, layout.cp, layout.ep, group.sequence_parallel,
-                   samples, microbatches, kind, processor};
+  const Key key = {layout.tp, layout.cp,    layout.ep, group.sequence_parallel,
+                   samples,   microbatches, kind,      processor};
   const auto [at, is_new] = sums_.try_emplace(key);
   if (is_new) at->second = compute(group, samples, first_rank, rank);
   return at->second;
 }
 
-// tp, cp and ep are innermost in every order, so that their groups lie alike on equal
-// nodes, wherever these are.
+// tp, cp and ep are innermost in every order, so that their groups lie alike on
+// equal nodes, wherever these are.
 LayerTimes::Sums LayerTimes::compute(
     const Strategy& group, int64_t samples, int64_t first_rank,
     int64_t rank) const {
   Strategy own = with_microbatch(group, samples);
-  const Stack stack = stack_on(
-      find_stack(own.stack), job_.cluster.node_of(first_rank).device);
+  const Stack stack =
+      stack_on(find_stack(own.stack), job_.cluster.node_of(first_rank).device);
   const auto seconds = [&](const Operations& pass) {
     return pass_seconds(pass, own, job_.cluster, stack, rank).total();
   };
@@ -199,11 +201,13 @@ PipelineBound::PipelineBound(
     Ranks ranks;
     int64_t rank = pipeline.first_rank;
     for (const int64_t kind : pipeline.groups) {
-      ranks.push_back(&times.of(group, samples, pipeline.first_rank, rank, kind));
+      ranks.push_back(
+          &times.of(group, samples, pipeline.first_rank, rank, kind));
       rank += stride;
     }
     any_cut_ = std::max(any_cut_, kRounding * microbatches_ * busiest(ranks));
-    if (std::find(pipelines_.begin(), pipelines_.end(), ranks) == pipelines_.end()) {
+    if (std::find(pipelines_.begin(), pipelines_.end(), ranks) ==
+        pipelines_.end()) {
       pipelines_.push_back(std::move(ranks));
     }
   }
@@ -216,9 +220,9 @@ double PipelineBound::of(const Strategy& variant) const {
   double most = any_cut_;
   for (const Ranks& ranks : pipelines_) {
     most = std::max(
-        most, kRounding * slowest_rank(
-                              ranks, variant, counts, rank_of_stage,
-                              microbatches_));
+        most,
+        kRounding *
+            slowest_rank(ranks, variant, counts, rank_of_stage, microbatches_));
   }
   return most;
 }

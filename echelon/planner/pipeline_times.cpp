@@ -13,16 +13,17 @@ void PipelineTimes::learn(const Candidate& plain) {
     return step.parts.exposed[static_cast<size_t>(axis)];
   };
   seconds_.emplace(
-      key_of(plain.strategy),
-      step.step_seconds - exposed(Axis::dp_replicate) - exposed(Axis::dp_shard) -
-          step.parts.optimizer - step.parts.other);
+      key_of(plain.strategy), step.step_seconds - exposed(Axis::dp_replicate) -
+                                  exposed(Axis::dp_shard) -
+                                  step.parts.optimizer - step.parts.other);
 }
 
 PipelineTimes::Key PipelineTimes::key_of(const Strategy& strategy) {
   const Layout& layout = strategy.layout;
   return {
-      .numbers = {layout.data_degree(), layout.tp, layout.pp, layout.cp, layout.ep,
-                  strategy.microbatch_size, strategy.stages_per_rank},
+      .numbers =
+          {layout.data_degree(), layout.tp, layout.pp, layout.cp, layout.ep,
+           strategy.microbatch_size, strategy.stages_per_rank},
       .sequence_parallel = strategy.sequence_parallel,
       .order = layout.order,
       .schedule = strategy.schedule,

@@ -11,8 +11,8 @@
 
 namespace echelon {
 
-/// The pipeline's part of a step, which strategies share that differ in what the
-/// data-parallel ranks do alone: learned from the first of them.
+/// The pipeline's part of a step, which strategies share that differ in what
+/// the data-parallel ranks do alone: learned from the first of them.
 class PipelineTimes {
  public:
   /// 0 before any was learned.

@@ -53,7 +53,8 @@ SearchJob job_of(const PlanRequest& request, int64_t devices) {
       .coarse = request.coarse};
 }
 
-// Numbers of devices that a job may take, ascending: parts of a node, then nodes.
+// Numbers of devices that a job may take, ascending: parts of a node, then
+// nodes.
 std::vector<int64_t> device_counts(const Cluster& cluster) {
   const int64_t all = cluster.num_devices();
   const int64_t node = cluster.groups.front().node.num_devices;
@@ -103,13 +104,14 @@ double cost_of(const Plan& plan) {
 }
 
 void rank(std::vector<Plan>& plans, Objective objective) {
-  std::stable_sort(plans.begin(), plans.end(), [&](const Plan& a, const Plan& b) {
-    if (objective == Objective::cost) return cost_of(a) < cost_of(b);
-    if (objective == Objective::devices && a.devices != b.devices) {
-      return a.devices < b.devices;
-    }
-    return a.step.step_seconds < b.step.step_seconds;
-  });
+  std::stable_sort(
+      plans.begin(), plans.end(), [&](const Plan& a, const Plan& b) {
+        if (objective == Objective::cost) return cost_of(a) < cost_of(b);
+        if (objective == Objective::devices && a.devices != b.devices) {
+          return a.devices < b.devices;
+        }
+        return a.step.step_seconds < b.step.step_seconds;
+      });
 }
 
 void search_all(const PlanRequest& request, PlanResult& result) {
@@ -230,8 +232,8 @@ void compare_with_textbook(const PlanRequest& request, PlanResult& result) {
   if (best.devices == 1) return;
   compare_with(request, "pure data parallelism", {{"dp", all}}, result);
   compare_with(
-      request, "pure sharded data parallelism",
-      {{"fsdp", all}, {"stage", "3"}}, result);
+      request, "pure sharded data parallelism", {{"fsdp", all}, {"stage", "3"}},
+      result);
   const int64_t node = request.cluster.groups.front().node.num_devices;
   if (best.devices > node && node > 1) {
     compare_with(
@@ -263,10 +265,12 @@ void check_request(const PlanRequest& request) {
   const auto trains = {
       Precision::bf16, Precision::fp16, Precision::fp32, Precision::fp64};
   if (request.stack == "echelon" &&
-      std::find(trains.begin(), trains.end(), request.precision) == trains.end()) {
+      std::find(trains.begin(), trains.end(), request.precision) ==
+          trains.end()) {
     throw ConfigError(
         "--precision " + std::string(to_string(request.precision)) +
-        ": echelon train computes in bf16, fp16, fp32 or fp64; take one of these, "
+        ": echelon train computes in bf16, fp16, fp32 or fp64; take one of "
+        "these, "
         "or another --stack");
   }
   for (const auto& group : request.cluster.groups) {
@@ -281,11 +285,15 @@ void check_request(const PlanRequest& request) {
 }
 
 std::string bound_text(const PlanRequest& request) {
-  return "A strategy is left out when weights, gradients and optimizer state of "
+  return "A strategy is left out when weights, gradients and optimizer state "
+         "of "
          "its fullest rank alone are above the " +
-         format_bytes(static_cast<int64_t>(usable_device_bytes(request.cluster))) +
-         " that a job may use of a device, or when its slowest rank computes longer, "
-         "with what the pipeline must do before and after it, than the plans that "
+         format_bytes(
+             static_cast<int64_t>(usable_device_bytes(request.cluster))) +
+         " that a job may use of a device, or when its slowest rank computes "
+         "longer, "
+         "with what the pipeline must do before and after it, than the plans "
+         "that "
          "were found take.";
 }
 
@@ -294,7 +302,8 @@ std::string bound_text(const PlanRequest& request) {
 Precision usual_precision(const Cluster& cluster) {
   for (const Precision precision : {Precision::bf16, Precision::fp16}) {
     const bool all = std::all_of(
-        cluster.groups.begin(), cluster.groups.end(), [&](const NodeGroup& group) {
+        cluster.groups.begin(), cluster.groups.end(),
+        [&](const NodeGroup& group) {
           return group.node.device.peak(precision) > 0;
         });
     if (all) return precision;
@@ -340,7 +349,8 @@ namespace {
 
 // For one value of a setting; `because` is there where none fits.
 Alternative alternative(
-    const PlanRequest& request, const SearchJob& job, const std::string& value) {
+    const PlanRequest& request, const SearchJob& job,
+    const std::string& value) {
   Alternative row{.value = value, .plan = {}, .because = {}};
   const SearchResult found = search(job, request.keep);
   std::vector<Plan> plans;
@@ -367,11 +377,12 @@ explain_key(const PlanRequest& request, const std::string& key) {
   check_request(request);
   const SearchKey& setting = find_search_key(key);
   PlanRequest open = request;
-  std::erase_if(open.fixed, [&](const auto& fixed) { return fixed.first == key; });
+  std::erase_if(
+      open.fixed, [&](const auto& fixed) { return fixed.first == key; });
   open.compare = false;
   const PlanResult free = plan(open);
-  const int64_t devices =
-      free.plans.empty() ? request.cluster.num_devices() : free.plans[0].devices;
+  const int64_t devices = free.plans.empty() ? request.cluster.num_devices()
+                                             : free.plans[0].devices;
   const SearchJob job = job_of(open, devices);
   std::vector<Alternative> rows;
   const Plan* best = nullptr;

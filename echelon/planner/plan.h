@@ -11,7 +11,11 @@
 
 namespace echelon {
 
-enum class Objective { time, cost, devices };  // devices: the smallest that fits
+enum class Objective {
+  time,
+  cost,
+  devices
+};  // devices: the smallest that fits
 
 /// What is given; the rest is searched. Contradictions are ConfigErrors.
 struct PlanRequest {
@@ -26,7 +30,8 @@ struct PlanRequest {
   Precision precision = Precision::bf16;
   std::string stack = "echelon";
   int64_t keep = 5;  // plans to return, each with a layout of its own
-  /// Whether the best few are simulated, event by event, before they are ranked.
+  /// Whether the best few are simulated, event by event, before they are
+  /// ranked.
   bool simulate = true;
   /// A search through fewer schedules and microbatch sizes: for pictures.
   bool coarse = false;
@@ -49,8 +54,9 @@ struct Reason {
 };
 
 struct Rejected {
-  std::string name;     // "pure data parallelism", "the runner-up"
-  std::string because;  // "needs 2.6 TiB of 79 GiB a device: weights alone 1.3 TiB"
+  std::string name;  // "pure data parallelism", "the runner-up"
+  std::string
+      because;  // "needs 2.6 TiB of 79 GiB a device: weights alone 1.3 TiB"
   std::optional<Plan> plan;  // the best of its kind; empty when there is none
 };
 
@@ -62,18 +68,19 @@ struct PlanResult {
   std::optional<Plan> smallest;  // on that cluster
   Reason reason;
   std::vector<Rejected> others;
-  int64_t considered = 0;    // strategies, before memory is saved
-  int64_t pruned = 0;        // of those, by the bound on memory
-  int64_t pruned_slow = 0;   // and by the bound on time
-  int64_t estimated = 0;     // steps
-  std::string bound;         // both, in words
+  int64_t considered = 0;   // strategies, before memory is saved
+  int64_t pruned = 0;       // of those, by the bound on memory
+  int64_t pruned_slow = 0;  // and by the bound on time
+  int64_t estimated = 0;    // steps
+  std::string bound;        // both, in words
 };
 
 /// bf16, else fp16 where all devices have it, else fp32.
 Precision usual_precision(const Cluster& cluster);
 
-/// 1,024 devices of one kind in about 1 s, of two in 2 to 3. Throws ConfigError for a
-/// batch that no layout divides and for contradictory constraints, both named.
+/// 1,024 devices of one kind in about 1 s, of two in 2 to 3. Throws ConfigError
+/// for a batch that no layout divides and for contradictory constraints, both
+/// named.
 PlanResult plan(const PlanRequest& request);
 
 /// The fastest plans of so many devices, as the cluster's last nodes are; the
@@ -81,7 +88,8 @@ PlanResult plan(const PlanRequest& request);
 std::vector<Plan>
 plans_on(const PlanRequest& request, int64_t devices, int64_t keep);
 
-/// The best plan for each value of one setting ("tp"), as `--explain` shows them.
+/// The best plan for each value of one setting ("tp"), as `--explain` shows
+/// them.
 struct Alternative {
   std::string value;
   std::optional<Plan> plan;

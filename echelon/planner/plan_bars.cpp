@@ -11,15 +11,15 @@ namespace echelon {
 namespace {
 
 constexpr double kMostOverLimit = 1.6;  // longer bars are cut off
-constexpr size_t kMostRanks = 8;  // of a pipeline that are shown
+constexpr size_t kMostRanks = 8;        // of a pipeline that are shown
 
 // One pipeline rank's.
 StackedRow memory_row(
     const std::string& name, const MemoryEstimate& estimate, size_t rank) {
   const MemoryByKind& memory = estimate.ranks[rank];
   const double reserved = estimate.reserved_bytes;
-  constexpr std::array<const char*, 7> colors = {
-      "mp", "mg", "mo", "ma", "mu", "mc", "mw"};
+  constexpr std::array<const char*, 7> colors = {"mp", "mg", "mo", "ma",
+                                                 "mu", "mc", "mw"};
   StackedRow row{name, {}, {}, estimate.limit(rank)};
   for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
     const double bytes = static_cast<double>(memory[kMemoryKinds[i]]);
@@ -37,7 +37,9 @@ StackedRow fullest_row(const std::string& name, const Plan& plan) {
   return memory_row(name, memory, static_cast<size_t>(memory.fullest()));
 }
 
-std::string short_name(const Plan& plan) { return to_string(plan.strategy.layout); }
+std::string short_name(const Plan& plan) {
+  return to_string(plan.strategy.layout);
+}
 
 // Each pipeline rank, or some of many.
 void add_pipeline_rows(
@@ -110,7 +112,8 @@ void draw_part_bars(
     double communication = 0;
     for (const double seconds : parts.exposed) communication += seconds;
     StackedRow row{
-        short_name(plan), format_seconds(plan.step.step_seconds),
+        short_name(plan),
+        format_seconds(plan.step.step_seconds),
         {{"bw", "matrix products", parts.matrix, {}},
          {"fw", "memory-bound operators", parts.memory, {}},
          {"da", "computed again", parts.recompute, {}},

@@ -6,9 +6,9 @@
 
 namespace echelon {
 
-/// The best plan's pipeline ranks (when nothing fits: the closest one's), then the
-/// fullest device of the other plans, of the textbook choices and of the smallest
-/// cluster that would do, each against what a job may use.
+/// The best plan's pipeline ranks (when nothing fits: the closest one's), then
+/// the fullest device of the other plans, of the textbook choices and of the
+/// smallest cluster that would do, each against what a job may use.
 void draw_memory_bars(
     Markup& page, const PlanRequest& request, const PlanResult& result);
 

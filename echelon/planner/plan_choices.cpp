@@ -22,7 +22,8 @@ std::string devices_text(int64_t number) {
 std::string plan_title(const Plan& plan) {
   return devices_text(plan.devices) + ": " + to_string(plan.strategy) + "\n" +
          format_seconds(plan.step.step_seconds) + " a step, " +
-         format_bytes(plan.step.memory.peak_bytes()) + " a device, utilisation " +
+         format_bytes(plan.step.memory.peak_bytes()) +
+         " a device, utilisation " +
          format_percent(plan.step.model_flops_utilisation);
 }
 
@@ -41,8 +42,8 @@ std::vector<int64_t> device_counts(const std::vector<Plan>& plans) {
   return counts;
 }
 
-// Between the least and the most that a layout takes: powers of 2, or where these
-// are too few, so many GiB apart.
+// Between the least and the most that a layout takes: powers of 2, or where
+// these are too few, so many GiB apart.
 std::vector<double> memory_ticks(const std::vector<Plan>& plans, double limit) {
   double least = limit, most = limit;
   for (const auto& plan : plans) {
@@ -53,7 +54,8 @@ std::vector<double> memory_ticks(const std::vector<Plan>& plans, double limit) {
   double step = kGib / 8;
   while (kMostTicks * step < most - least) step *= 2;
   const bool wide = most > kWide * least;
-  for (double bytes = step; bytes <= most; bytes = wide ? 2 * bytes : bytes + step) {
+  for (double bytes = step; bytes <= most;
+       bytes = wide ? 2 * bytes : bytes + step) {
     if (bytes >= least) ticks.push_back(bytes);
   }
   return ticks;
@@ -74,9 +76,11 @@ Plane choices_plane(const PlanPage& input) {
   return {
       .id = "choices",
       .title = "Time against memory against devices",
-      .headline = format_count(static_cast<int64_t>(input.choices.size())) + " layouts",
-      .description = "Each layout's time of a step over the memory of its fullest "
-                     "device, coloured by the number of devices.",
+      .headline =
+          format_count(static_cast<int64_t>(input.choices.size())) + " layouts",
+      .description =
+          "Each layout's time of a step over the memory of its fullest "
+          "device, coloured by the number of devices.",
       .x_name = "memory of the fullest device",
       .y_name = "time of a step",
       .x_text = [](double bytes) { return format_bytes(bytes); },
@@ -92,8 +96,11 @@ Plane choices_plane(const PlanPage& input) {
 
 void draw_table(Markup& page, const std::vector<Plan>& plans) {
   page.open("details").leaf("summary", {}, "All of them as a table");
-  page.open("div", {{"class", "scroll"}, {"tabindex", "0"}, {"role", "region"},
-                    {"aria-label", "The layouts in figures"}});
+  page.open(
+      "div", {{"class", "scroll"},
+              {"tabindex", "0"},
+              {"role", "region"},
+              {"aria-label", "The layouts in figures"}});
   page.open("table").open("thead").open("tr");
   for (const char* head :
        {"Strategy", "Devices", "Step", "Utilisation", "Memory of a device"}) {
@@ -127,9 +134,11 @@ Plane growth_plane(const PlanPage& input) {
   Plane plane{
       .id = "growth",
       .title = "Time from 8 to 16,384 devices",
-      .headline = "the best layout of each number; dashed: as if nothing were lost",
-      .description = "The time of a step over the number of devices, for the best "
-                     "layout of each number.",
+      .headline =
+          "the best layout of each number; dashed: as if nothing were lost",
+      .description =
+          "The time of a step over the number of devices, for the best "
+          "layout of each number.",
       .x_name = "devices",
       .y_name = "time of a step",
       .x_text = [](double devices) { return format_count(devices); },

@@ -1,5 +1,5 @@
-// What else there is, as pictures of a plan's page: other layouts, other numbers of
-// devices.
+// What else there is, as pictures of a plan's page: other layouts, other
+// numbers of devices.
 #pragma once
 
 #include "echelon/planner/plan_page.h"
@@ -7,12 +7,12 @@
 
 namespace echelon {
 
-/// Time against memory against devices, a point for each layout; and the same as a
-/// table. Nothing without choices.
+/// Time against memory against devices, a point for each layout; and the same
+/// as a table. Nothing without choices.
 void draw_choices(Markup& page, const PlanPage& input);
 
-/// How the time of a step changes with the number of devices. Nothing when none of
-/// them does.
+/// How the time of a step changes with the number of devices. Nothing when none
+/// of them does.
 void draw_growth(Markup& page, const PlanPage& input);
 
 }  // namespace echelon

@@ -26,7 +26,8 @@ void draw_tile(
   page.leaf("div", {{"class", "sub"}}, sub).close().close();
 }
 
-// What is drawn in detail: the best, or what is nearest to it when nothing fits.
+// What is drawn in detail: the best, or what is nearest to it when nothing
+// fits.
 const Plan& shown_plan(const PlanResult& result) {
   return result.plans.empty() ? *result.closest : result.plans.front();
 }
@@ -59,13 +60,14 @@ void draw_tiles(Markup& page, const PlanPage& input) {
 void draw_what_is_missing(Markup& page, const PlanPage& input) {
   const auto& smallest = input.result.smallest;
   const double needed = input.result.closest->step.memory.peak_bytes();
-  const double limit = usable_fullest_bytes(input.request, *input.result.closest);
+  const double limit =
+      usable_fullest_bytes(input.request, *input.result.closest);
   page.open("dl", {{"class", "tiles"}});
-  draw_tile(
-      page, "The closest needs", format_bytes(needed), "of each device");
+  draw_tile(page, "The closest needs", format_bytes(needed), "of each device");
   draw_tile(page, "A device has", format_bytes(limit), "for a job");
   draw_tile(
-      page, "Devices", format_count(input.request.cluster.num_devices()), "are here");
+      page, "Devices", format_count(input.request.cluster.num_devices()),
+      "are here");
   draw_tile(
       page, "Would do", smallest ? format_count(smallest->devices) : "none",
       smallest ? "such devices" : "number of such devices");
@@ -76,7 +78,8 @@ void draw_reason(Markup& page, const PlanPage& input) {
   const PlanResult& result = input.result;
   const bool fits = !result.plans.empty();
   const Reason& reason = result.reason;
-  page.leaf("h2", {}, "Diagnosis").leaf("p", {{"class", "lead"}}, reason.diagnosis);
+  page.leaf("h2", {}, "Diagnosis")
+      .leaf("p", {{"class", "lead"}}, reason.diagnosis);
   page.leaf("h2", {}, fits ? "Fix" : "The closest");
   page.leaf("p", {{"class", "lead"}}, reason.fix);
   if (fits) {
@@ -111,7 +114,10 @@ bool is_known(const std::vector<Plan>& plans, const Plan& plan) {
 
 PlanPage make_plan_page(const PlanRequest& request, const PlanResult& result) {
   PlanPage page{
-      .request = request, .result = result, .choices = result.plans, .growth = {}};
+      .request = request,
+      .result = result,
+      .choices = result.plans,
+      .growth = {}};
   page.request.coarse = true;
   std::erase_if(page.request.fixed, [](const auto& fixed) {
     return fixed.first == "devices";

@@ -16,8 +16,8 @@ struct PlanPage {
 };
 
 /// Searches what the page shows beside the plan: the layouts of a quarter, half
-/// and twice the devices (where nothing fits: of the smallest cluster that would
-/// do), and the best of 8 to 16,384.
+/// and twice the devices (where nothing fits: of the smallest cluster that
+/// would do), and the best of 8 to 16,384.
 PlanPage make_plan_page(const PlanRequest& request, const PlanResult& result);
 
 std::string to_html(const PlanPage& page);

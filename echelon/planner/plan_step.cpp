@@ -3,19 +3,20 @@
 #include <algorithm>
 #include <utility>
 
-#include "echelon/simulator/simulate.h"
 #include "echelon/report/lanes.h"
-#include "echelon/timeline/overlap.h"
-#include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/report/pipeline_section.h"
 #include "echelon/report/report_time.h"
+#include "echelon/simulator/simulate.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/overlap.h"
+#include "echelon/timeline/pipeline_blocks.h"
 
 namespace echelon {
 namespace {
 
-// Drawn of one pipeline. With more, the last ones would have nothing in the stretch of
-// time that a picture holds, which is the shorter the more rows there are.
+// Drawn of one pipeline. With more, the last ones would have nothing in the
+// stretch of time that a picture holds, which is the shorter the more rows
+// there are.
 constexpr int64_t kMostRows = 16;
 
 // Which ranks are drawn, and what the others do.
@@ -26,13 +27,14 @@ std::string drawn_text(
   std::string text = pipeline ? "Drawn is one pipeline, that of rank 0"
                               : "Drawn is one rank, number 0";
   if (layout.pp > kMostRows) {
-    text += " (the first " + format_count(kMostRows) + " of its " + format_count(layout.pp) +
-            " ranks)";
+    text += " (the first " + format_count(kMostRows) + " of its " +
+            format_count(layout.pp) + " ranks)";
   }
   if (others == 0) return text + ".";
   const char* noun = pipeline ? " pipeline" : " rank";
-  const std::string rest = others == 1 ? "the other" + std::string(noun)
-                                       : "the other " + format_count(others) + noun + "s";
+  const std::string rest =
+      others == 1 ? "the other" + std::string(noun)
+                  : "the other " + format_count(others) + noun + "s";
   const char* each = others == 1 ? " does" : " do";
   // One simulated rank for each that is drawn: they do not differ.
   if (run.simulated_ranks <= layout.pp) {
@@ -46,7 +48,8 @@ std::string drawn_text(
            " the same work, in times that differ by the measured jitter.";
   }
   if (request.cluster.mixed()) {
-    return text + "; " + rest + each + " the same work, on devices of other kinds "
+    return text + "; " + rest + each +
+           " the same work, on devices of other kinds "
            "in other times.";
   }
   return text + "; " + rest + each +
@@ -58,9 +61,10 @@ std::string idle_text(const StagePictures& stages) {
   if (!stages.ideal_idle) return idle + " of the devices' time is idle.";
   return "Filling and emptying the pipeline leaves " +
          format_percent(*stages.ideal_idle) +
-         " of the devices' time idle in this schedule, even with equal stages and "
-         "free transfers; simulated with all that is computed and sent, " + idle +
-         " of it is.";
+         " of the devices' time idle in this schedule, even with equal stages "
+         "and "
+         "free transfers; simulated with all that is computed and sent, " +
+         idle + " of it is.";
 }
 
 // Figures stay those of all rows.
@@ -75,7 +79,8 @@ void keep_first_rows(PipelinePicture& picture) {
   });
 }
 
-void draw_pipeline(Markup& page, StagePictures stages, const std::string& drawn) {
+void draw_pipeline(
+    Markup& page, StagePictures stages, const std::string& drawn) {
   for (auto& picture : stages.pictures) keep_first_rows(picture);
   stages.pictures.back().title = "The step, simulated";
   stages.pictures.back().player_name = "the simulated step";

@@ -6,8 +6,8 @@
 
 namespace echelon {
 
-/// Rows of microbatches for one pipeline; else what one rank computes and sends; and
-/// what the others do, in words.
+/// Rows of microbatches for one pipeline; else what one rank computes and
+/// sends; and what the others do, in words.
 void draw_step(Markup& page, const PlanRequest& request, const Plan& plan);
 
 }  // namespace echelon

@@ -73,7 +73,9 @@ class Drawer {
   }
 
  private:
-  std::string at_x(double x) const { return coordinate(100 * x_.share(x)) + "%"; }
+  std::string at_x(double x) const {
+    return coordinate(100 * x_.share(x)) + "%";
+  }
   std::string at_y(double y, double below = 0) const {
     return coordinate(plane_.height * (1 - y_.share(y)) + below);
   }
@@ -103,25 +105,33 @@ class Drawer {
   void axes() {
     for (const double tick : ticks_of(y_)) {
       page_.empty(
-          "line",
-          {{"class", "grid"}, {"x1", "0"}, {"x2", "100%"},
-           {"y1", at_y(tick)}, {"y2", at_y(tick)}});
+          "line", {{"class", "grid"},
+                   {"x1", "0"},
+                   {"x2", "100%"},
+                   {"y1", at_y(tick)},
+                   {"y2", at_y(tick)}});
       page_.leaf(
           "text",
-          {{"class", "tick"}, {"x", "-8"}, {"y", at_y(tick, 4)},
+          {{"class", "tick"},
+           {"x", "-8"},
+           {"y", at_y(tick, 4)},
            {"text-anchor", "end"}},
           plane_.y_text(tick));
     }
     const std::string bottom = std::to_string(plane_.height);
     page_.empty(
-        "line",
-        {{"class", "axis"}, {"x1", "0"}, {"x2", "100%"}, {"y1", bottom},
-         {"y2", bottom}});
+        "line", {{"class", "axis"},
+                 {"x1", "0"},
+                 {"x2", "100%"},
+                 {"y1", bottom},
+                 {"y2", bottom}});
     x_ticks();
     page_.leaf(
         "text",
-        {{"class", "tick"}, {"x", "100%"},
-         {"y", std::to_string(plane_.height + 36)}, {"text-anchor", "end"}},
+        {{"class", "tick"},
+         {"x", "100%"},
+         {"y", std::to_string(plane_.height + 36)},
+         {"text-anchor", "end"}},
         plane_.x_name);
     page_.leaf(
         "text", {{"class", "tick"}, {"x", "4"}, {"y", "12"}}, plane_.y_name);
@@ -132,11 +142,15 @@ class Drawer {
     bool minor = false;
     for (const double tick : ticks) {
       const double share = x_.share(tick);
-      const char* anchor = share < 0.03 ? "start" : share > 0.97 ? "end" : "middle";
+      const char* anchor = share < 0.03   ? "start"
+                           : share > 0.97 ? "end"
+                                          : "middle";
       page_.leaf(
           "text",
-          {{"class", minor ? "tick minor" : "tick"}, {"x", at_x(tick)},
-           {"y", std::to_string(plane_.height + 18)}, {"text-anchor", anchor}},
+          {{"class", minor ? "tick minor" : "tick"},
+           {"x", at_x(tick)},
+           {"y", std::to_string(plane_.height + 18)},
+           {"text-anchor", anchor}},
           plane_.x_text(tick));
       minor = !minor;
     }
@@ -144,14 +158,18 @@ class Drawer {
 
   void limit() {
     page_.empty(
-        "line",
-        {{"class", "level limit"}, {"x1", at_x(plane_.x_limit)},
-         {"x2", at_x(plane_.x_limit)}, {"y1", "0"},
-         {"y2", std::to_string(plane_.height)}});
+        "line", {{"class", "level limit"},
+                 {"x1", at_x(plane_.x_limit)},
+                 {"x2", at_x(plane_.x_limit)},
+                 {"y1", "0"},
+                 {"y2", std::to_string(plane_.height)}});
     page_.leaf(
         "text",
-        {{"class", "level-name"}, {"x", at_x(plane_.x_limit)}, {"y", "12"},
-         {"dx", "-6"}, {"text-anchor", "end"}},
+        {{"class", "level-name"},
+         {"x", at_x(plane_.x_limit)},
+         {"y", "12"},
+         {"dx", "-6"},
+         {"text-anchor", "end"}},
         plane_.x_limit_name);
   }
 
@@ -160,9 +178,11 @@ class Drawer {
       const auto& [x1, y1] = line.points[i];
       const auto& [x2, y2] = line.points[i + 1];
       page_.empty(
-          "line",
-          {{"class", line.css}, {"x1", at_x(x1)}, {"y1", at_y(y1)},
-           {"x2", at_x(x2)}, {"y2", at_y(y2)}});
+          "line", {{"class", line.css},
+                   {"x1", at_x(x1)},
+                   {"y1", at_y(y1)},
+                   {"x2", at_x(x2)},
+                   {"y2", at_y(y2)}});
     }
   }
 
@@ -171,12 +191,12 @@ class Drawer {
   }
 
   // A text below the axis, as wide as the plot.
-  void below(
-      const char* css, const std::string& id, const std::string& text) {
+  void below(const char* css, const std::string& id, const std::string& text) {
     page_.open(
-        "foreignObject",
-        {{"x", "0"}, {"y", std::to_string(plane_.height + kAxisHeight)},
-         {"width", "100%"}, {"height", std::to_string(kSaysHeight)}});
+        "foreignObject", {{"x", "0"},
+                          {"y", std::to_string(plane_.height + kAxisHeight)},
+                          {"width", "100%"},
+                          {"height", std::to_string(kSaysHeight)}});
     if (id.empty()) {
       page_.leaf("p", {{"class", css}}, text);
     } else {
@@ -188,14 +208,16 @@ class Drawer {
   void draw(const PlanePoint& point, size_t index) {
     const std::string id = plane_.id + "-" + std::to_string(index);
     page_.open(
-        "g",
-        {{"class", point.ring ? "point ring" : "point"}, {"tabindex", "0"},
-         {"role", "img"}, {"aria-labelledby", id}});
+        "g", {{"class", point.ring ? "point ring" : "point"},
+              {"tabindex", "0"},
+              {"role", "img"},
+              {"aria-labelledby", id}});
     page_.empty(
-        "circle",
-        {{"class", point.color}, {"cx", at_x(point.x)}, {"cy", at_y(point.y)},
-         {"r", point.ring ? "7" : "5"},
-         {"fill-opacity", point.ring ? "1" : "0.75"}});
+        "circle", {{"class", point.color},
+                   {"cx", at_x(point.x)},
+                   {"cy", at_y(point.y)},
+                   {"r", point.ring ? "7" : "5"},
+                   {"fill-opacity", point.ring ? "1" : "0.75"}});
     below("says", id, point.title);
     page_.close();
     if (!point.label.empty()) label(point);
@@ -205,8 +227,11 @@ class Drawer {
     const bool left = x_.share(point.x) > 0.5;
     page_.leaf(
         "text",
-        {{"class", "level-name"}, {"x", at_x(point.x)}, {"y", at_y(point.y, 4)},
-         {"dx", left ? "-12" : "12"}, {"text-anchor", left ? "end" : "start"}},
+        {{"class", "level-name"},
+         {"x", at_x(point.x)},
+         {"y", at_y(point.y, 4)},
+         {"dx", left ? "-12" : "12"},
+         {"text-anchor", left ? "end" : "start"}},
         point.label);
   }
 

@@ -1,9 +1,9 @@
 // Points over two logarithmic axes, as a figure with inline SVG.
 //
 // Widths are percentages and texts are in fixed sizes, so one drawing serves a
-// phone, a wide screen and paper. A point says what it is below the picture while
-// it is pointed at, reached by the keyboard or tapped. The page needs kPlaneStyle
-// (plane_style.h).
+// phone, a wide screen and paper. A point says what it is below the picture
+// while it is pointed at, reached by the keyboard or tapped. The page needs
+// kPlaneStyle (plane_style.h).
 #pragma once
 
 #include <functional>
@@ -15,8 +15,8 @@
 namespace echelon {
 
 struct PlanePoint {
-  double x = 0;  // above 0
-  double y = 0;  // above 0
+  double x = 0;       // above 0
+  double y = 0;       // above 0
   std::string color;  // class: "bw", "ex", "da", "op", "ot"
   std::string title;  // what it says; may have several lines
   std::string label;  // beside it; may be empty
@@ -29,7 +29,7 @@ struct PlaneLine {
 };
 
 struct Plane {
-  std::string id;     // unique in the page
+  std::string id;  // unique in the page
   std::string title;
   std::string headline;     // what to take away
   std::string description;  // for those who do not see it

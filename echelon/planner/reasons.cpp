@@ -16,7 +16,9 @@ std::string rate_text(double bytes_per_second) {
   return format_number(bytes_per_second / 1e9) + " GB/s";
 }
 
-std::string axis_name(Axis axis) { return std::string(short_name(axis)); }
+std::string axis_name(Axis axis) {
+  return std::string(short_name(axis));
+}
 
 struct NamedSeconds {
   std::string name;
@@ -76,8 +78,9 @@ std::string state_sentence(const PlanRequest& request, const Plan& plan) {
   std::string text = "Weights, gradients and optimizer state of " +
                      request.model.name + " are " + format_bytes(state);
   if (state > usable) {
-    text += ", and a device has " + format_bytes(usable) + " for a job: they have to " +
-            "lie on " + format_count(static_cast<int64_t>(std::ceil(state / usable))) +
+    text += ", and a device has " + format_bytes(usable) +
+            " for a job: they have to " + "lie on " +
+            format_count(static_cast<int64_t>(std::ceil(state / usable))) +
             " devices at least, before any activation" +
             (uses_host(plan.strategy)
                  ? ", unless a part of it waits in the hosts' memory, as here."
@@ -108,7 +111,8 @@ const Node& largest_group(const Cluster& cluster) {
   return std::max_element(
              cluster.groups.begin(), cluster.groups.end(),
              [](const auto& a, const auto& b) {
-               return a.count * a.node.num_devices < b.count * b.node.num_devices;
+               return a.count * a.node.num_devices <
+                      b.count * b.node.num_devices;
              })
       ->node;
 }
@@ -126,7 +130,8 @@ std::string why_tensor(const PlanRequest& request, const Plan& best) {
     text += " within a node, where a device sends " +
             rate_text(node.inside.bytes_per_second);
     if (request.cluster.num_nodes() > 1) {
-      text += " (" + rate_text(node.network.bytes_per_second) + " between nodes)";
+      text +=
+          " (" + rate_text(node.network.bytes_per_second) + " between nodes)";
     }
   } else {
     text += " across nodes, at " + rate_text(node.network.bytes_per_second);
@@ -141,14 +146,15 @@ std::string why_pipeline(const PlanRequest& request, const Plan& best) {
   if (strategy.layout.pp == 1) return "";
   const int64_t stages =
       strategy.layout.pp * std::max<int64_t>(1, strategy.stages_per_rank);
-  std::string text =
-      "pp=" + std::to_string(strategy.layout.pp) + " cuts the " +
-      format_count(num_layers(request.model)) + " layers into " + format_count(stages) +
-      " stages, which send their outputs alone; with " +
-      format_count(strategy.num_microbatches()) + " microbatches and " +
-      strategy.schedule;
+  std::string text = "pp=" + std::to_string(strategy.layout.pp) + " cuts the " +
+                     format_count(num_layers(request.model)) + " layers into " +
+                     format_count(stages) +
+                     " stages, which send their outputs alone; with " +
+                     format_count(strategy.num_microbatches()) +
+                     " microbatches and " + strategy.schedule;
   if (strategy.stages_per_rank > 1) {
-    text += " over " + std::to_string(strategy.stages_per_rank) + " stages a rank";
+    text +=
+        " over " + std::to_string(strategy.stages_per_rank) + " stages a rank";
   }
   return text + " a rank waits " +
          share_text(best.step.parts.bubble, best.step.step_seconds) +
@@ -171,8 +177,8 @@ std::string why_order(const PlanRequest& request, const Plan& best) {
     const int64_t before =
         place_of(usual, request.cluster, axis).ranks_per_node;
     if (here.ranks_per_node <= before) continue;
-    text += ": " + format_count(here.ranks_per_node) + " of the " + format_count(here.ranks) +
-            " ranks of " + axis_name(axis) +
+    text += ": " + format_count(here.ranks_per_node) + " of the " +
+            format_count(here.ranks) + " ranks of " + axis_name(axis) +
             " share a node, in the usual order " + format_count(before);
     break;
   }
@@ -185,11 +191,12 @@ std::string why_data(const Plan& best) {
   if (layout.data_degree() == 1) return "";
   std::string text;
   if (layout.dp_shard > 1) {
-    const char* what = strategy.zero_stage >= 3
-                           ? "parameters, gradients and optimizer state"
-                       : strategy.zero_stage == 2 ? "gradients and optimizer state"
-                                                  : "the optimizer state";
-    text += "fsdp=" + std::to_string(layout.dp_shard) + " shares out " + what + ". ";
+    const char* what =
+        strategy.zero_stage >= 3   ? "parameters, gradients and optimizer state"
+        : strategy.zero_stage == 2 ? "gradients and optimizer state"
+                                   : "the optimizer state";
+    text += "fsdp=" + std::to_string(layout.dp_shard) + " shares out " + what +
+            ". ";
   }
   if (layout.dp_replicate > 1) {
     text += std::to_string(layout.dp_replicate) +
@@ -216,8 +223,8 @@ std::string why_sizes(const PlanRequest& request, const Plan& best) {
   if (speeds.empty()) return "";
   std::string text = "The devices differ: ";
   for (size_t group = 0; group < groups.size(); ++group) {
-    text += (group == 0 ? "" : ", ") + groups[group].node.device.name + " does " +
-            format_percent(speeds[group]);
+    text += (group == 0 ? "" : ", ") + groups[group].node.device.name +
+            " does " + format_percent(speeds[group]);
   }
   text += " of what the fastest does. ";
   const bool stages = !strategy.stage_layers.empty();
@@ -237,8 +244,7 @@ std::string why_memory(const PlanRequest& request, const Plan& best) {
   const double peak = best.step.memory.peak_bytes();
   std::string text = (request.cluster.mixed() ? "The fullest device holds "
                                               : "A device holds ") +
-                     format_bytes(peak) + " of " +
-                     format_bytes(usable);
+                     format_bytes(peak) + " of " + format_bytes(usable);
   if (strategy.recompute == Recompute::none && !uses_host(strategy)) {
     return text + ", so nothing is computed twice.";
   }
@@ -272,7 +278,9 @@ double computing_share(const StepEstimate& step) {
 double usable_fullest_bytes(const PlanRequest& request, const Plan& plan) {
   const auto& memory = plan.step.memory;
   const double limit =
-      memory.ranks.empty() ? 0 : memory.limit(static_cast<size_t>(memory.fullest()));
+      memory.ranks.empty()
+          ? 0
+          : memory.limit(static_cast<size_t>(memory.fullest()));
   return limit > 0 ? limit : usable_device_bytes(request.cluster);
 }
 
@@ -289,7 +297,8 @@ Reason explain_best(const PlanRequest& request, const Plan& best) {
   reason.diagnosis = state_sentence(request, best) + limits_sentence(best);
   reason.fix = to_string(best.strategy);
   reason.why = why_tensor(request, best) + why_pipeline(request, best) +
-               why_order(request, best) + why_sizes(request, best) + why_data(best) + why_memory(request, best);
+               why_order(request, best) + why_sizes(request, best) +
+               why_data(best) + why_memory(request, best);
   return reason;
 }
 
@@ -346,13 +355,15 @@ Reason explain_nothing_fits(
   reason.fix = "The closest, " + to_string(closest.strategy) + ", " +
                explain_unfit(request, closest) + ".";
   if (smallest) {
-    reason.why = format_count(smallest->devices) + " such devices would do, with " +
-                 to_string(smallest->strategy) + ": " +
-                 format_bytes(smallest->step.memory.peak_bytes()) + " a device, " +
-                 format_seconds(smallest->step.step_seconds) + " a step.";
+    reason.why =
+        format_count(smallest->devices) + " such devices would do, with " +
+        to_string(smallest->strategy) + ": " +
+        format_bytes(smallest->step.memory.peak_bytes()) + " a device, " +
+        format_seconds(smallest->step.step_seconds) + " a step.";
   } else {
     reason.why =
-        "More of these devices would not help: a larger batch, other constraints "
+        "More of these devices would not help: a larger batch, other "
+        "constraints "
         "(--fix) or devices with more memory would.";
   }
   return reason;

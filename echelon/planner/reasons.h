@@ -10,8 +10,8 @@ namespace echelon {
 /// Why `best` is as it is.
 Reason explain_best(const PlanRequest& request, const Plan& best);
 
-/// What `closest` lacks; `smallest` is on the smallest cluster that would do, when
-/// there is one.
+/// What `closest` lacks; `smallest` is on the smallest cluster that would do,
+/// when there is one.
 Reason explain_nothing_fits(
     const PlanRequest& request, const Plan& closest,
     const std::optional<Plan>& smallest);

@@ -15,14 +15,16 @@ struct BoundedGroup {
   PipelineBound bound;
 };
 
-std::vector<BoundedGroup> bounded_groups(const SearchJob& job, LayerTimes& times) {
+std::vector<BoundedGroup>
+bounded_groups(const SearchJob& job, LayerTimes& times) {
   std::vector<BoundedGroup> groups;
   for (const Strategy& group : list_groups(job)) {
     groups.push_back({group, PipelineBound(job, times, group)});
   }
-  std::stable_sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
-    return a.bound.any_cut() < b.bound.any_cut();
-  });
+  std::stable_sort(
+      groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+        return a.bound.any_cut() < b.bound.any_cut();
+      });
   return groups;
 }
 
@@ -37,8 +39,8 @@ bool same_pipeline(const Strategy& one, const Strategy& other) {
          one.stage_layers == other.stage_layers;
 }
 
-std::vector<BoundedVariant> bounded_variants(
-    const PipelineBound& bound, std::vector<Strategy> strategies) {
+std::vector<BoundedVariant>
+bounded_variants(const PipelineBound& bound, std::vector<Strategy> strategies) {
   std::vector<BoundedVariant> variants;
   for (Strategy& strategy : strategies) {
     const bool known =
@@ -53,8 +55,8 @@ std::vector<BoundedVariant> bounded_variants(
 }
 
 // Of the rank's state alone, with what may be offloaded on the host.
-double least_state_bytes(
-    const SearchJob& job, const Strategy& variant, bool offload) {
+double
+least_state_bytes(const SearchJob& job, const Strategy& variant, bool offload) {
   if (!offload || !job.constraints.allow("offload", 1)) {
     return least_bytes(job.model, variant);
   }
@@ -74,8 +76,7 @@ SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
   LayerTimes times(job);
   VariantLists lists(job);
   for (const auto& group : bounded_groups(job, times)) {
-    const auto number =
-        static_cast<int64_t>(lists.like(group.strategy).size());
+    const auto number = static_cast<int64_t>(lists.like(group.strategy).size());
     result.considered += number;
     if (group.bound.any_cut() >= ranking.limit_seconds(group.strategy.layout)) {
       result.pruned_time += number;
@@ -84,12 +85,12 @@ SearchResult search(const SearchJob& job, int64_t keep, bool offload) {
     for (const auto& variant :
          bounded_variants(group.bound, lists.of(group.strategy))) {
       const double limit = ranking.limit_seconds(variant.strategy.layout);
-      if (std::max(variant.bound, pipelines.at_least(variant.strategy)) >= limit) {
+      if (std::max(variant.bound, pipelines.at_least(variant.strategy)) >=
+          limit) {
         ++result.pruned_time;
         continue;
       }
-      const double bytes =
-          least_state_bytes(job, variant.strategy, offload);
+      const double bytes = least_state_bytes(job, variant.strategy, offload);
       if (bytes > usable) {
         ++result.pruned_memory;
         if (bytes < smallest_bytes) {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <charconv>
 
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 #include "echelon/planner/axis_orders.h"
 #include "echelon/schedule/options.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
@@ -46,37 +46,61 @@ std::vector<SearchKey> make_keys() {
   using S = const Strategy&;
   return {
       {"dp", "copies of the model", {}, degree<Axis::dp_replicate>},
-      {"fsdp", "ranks that share out the parameters", {}, degree<Axis::dp_shard>},
-      {"data", "ranks with different samples: dp * fsdp", {},
+      {"fsdp",
+       "ranks that share out the parameters",
+       {},
+       degree<Axis::dp_shard>},
+      {"data",
+       "ranks with different samples: dp * fsdp",
+       {},
        [](S s) { return s.layout.data_degree(); }},
       {"tp", "ranks that share each layer's matrices", {}, degree<Axis::tp>},
       {"pp", "ranks that share the list of layers", {}, degree<Axis::pp>},
       {"cp", "ranks that share the sequence", {}, degree<Axis::cp>},
       {"ep", "ranks that share the experts", {}, degree<Axis::ep>},
-      {"microbatch", "samples of a microbatch", {},
+      {"microbatch",
+       "samples of a microbatch",
+       {},
        [](S s) { return s.microbatch_size; }},
-      {"microbatches", "of a data-parallel rank in a step", {},
+      {"microbatches",
+       "of a data-parallel rank in a step",
+       {},
        [](S s) { return s.num_microbatches(); }},
       {"schedule", "order in which pipeline ranks compute", schedule_kinds(),
        [](S s) { return index_in(schedule_kinds(), s.schedule); }},
       {"stages_per_rank", "pipeline stages that a rank holds", {}, stages_of},
-      {"stage", "what fsdp cuts (ZeRO): 1 optimizer state, 2 gradients, 3 "
-       "parameters", {}, [](S s) { return s.zero_stage; }},
-      {"gather", "stage 3: parameters stay whole while used, or for the step",
-       {"use", "step"}, [](S s) { return int64_t{s.gather_once}; }},
-      {"recompute", "what backward computes again", {"none", "selective", "all"},
+      {"stage",
+       "what fsdp cuts (ZeRO): 1 optimizer state, 2 gradients, 3 "
+       "parameters",
+       {},
+       [](S s) { return s.zero_stage; }},
+      {"gather",
+       "stage 3: parameters stay whole while used, or for the step",
+       {"use", "step"},
+       [](S s) { return int64_t{s.gather_once}; }},
+      {"recompute",
+       "what backward computes again",
+       {"none", "selective", "all"},
        [](S s) { return static_cast<int64_t>(s.recompute); }},
-      {"recompute_layers", "of a stage; -1: all", {},
+      {"recompute_layers",
+       "of a stage; -1: all",
+       {},
        [](S s) { return s.recompute_layers; }},
       {"sequence_parallel", "of tensor parallelism", switches,
        [](S s) { return int64_t{s.sequence_parallel}; }},
-      {"offload", "optimizer state in the host's memory", {"none", "optimizer"},
+      {"offload",
+       "optimizer state in the host's memory",
+       {"none", "optimizer"},
        [](S s) { return int64_t{s.offload_optimizer}; }},
-      {"activations", "kept for backward on the device, or in the host's memory",
-       {"keep", "offload"}, [](S s) { return int64_t{s.offload_activations}; }},
+      {"activations",
+       "kept for backward on the device, or in the host's memory",
+       {"keep", "offload"},
+       [](S s) { return int64_t{s.offload_activations}; }},
       {"order", "of the axes, outermost first", order_names(),
        [](S s) { return index_in(axis_orders(), s.layout.order); }},
-      {"devices", "that the job takes", {},
+      {"devices",
+       "that the job takes",
+       {},
        [](S s) { return s.layout.num_ranks(); }},
   };
 }
@@ -163,9 +187,9 @@ bool Constraints::allow(const std::string& key, int64_t value) const {
 bool Constraints::allow(
     const Strategy& strategy, std::initializer_list<const char*> keys) const {
   return std::all_of(fixed_.begin(), fixed_.end(), [&](const Fixed& fixed) {
-    const bool asked = std::any_of(keys.begin(), keys.end(), [&](const char* key) {
-      return fixed.key->name == key;
-    });
+    const bool asked = std::any_of(
+        keys.begin(), keys.end(),
+        [&](const char* key) { return fixed.key->name == key; });
     return !asked || fixed.key->value(strategy) == fixed.value;
   });
 }

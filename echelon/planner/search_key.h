@@ -14,8 +14,8 @@ namespace echelon {
 
 /// One setting of a strategy, as a whole number: words count from 0.
 struct SearchKey {
-  std::string name;     // "tp"
-  std::string meaning;  // a line
+  std::string name;                // "tp"
+  std::string meaning;             // a line
   std::vector<std::string> words;  // of its values; empty: it is a number
   int64_t (*value)(const Strategy&) = nullptr;
 

@@ -23,8 +23,8 @@ std::vector<int64_t> microbatch_sizes(int64_t rank_batch) {
   return sizes;
 }
 
-std::vector<int64_t>
-stages_per_rank(const ModelShape& model, const std::string& schedule, int64_t pp) {
+std::vector<int64_t> stages_per_rank(
+    const ModelShape& model, const std::string& schedule, int64_t pp) {
   if (schedule != "interleaved" && schedule != "breadth_first") {
     return {stages_per_rank_of(schedule)};
   }
@@ -50,20 +50,22 @@ class Lister {
       : job_(job), rules_(rules_of_stack(job.stack)), variants_(job) {}
 
   std::vector<Strategy> run() {
-    over("tp", rules_.tensor_parallel, job_.devices, [&](int64_t tp, int64_t left) {
-      layout_.tp = tp;
-      over("pp", rules_.pipelines, left, [&](int64_t pp, int64_t left) {
-        layout_.pp = pp;
-        if (pp > num_layers(job_.model)) return;
-        over("cp", with_context(), left, [&](int64_t cp, int64_t left) {
-          layout_.cp = cp;
-          over("ep", with_experts(), left, [&](int64_t ep, int64_t left) {
-            layout_.ep = ep;
-            data_axes(left);
+    over(
+        "tp", rules_.tensor_parallel, job_.devices,
+        [&](int64_t tp, int64_t left) {
+          layout_.tp = tp;
+          over("pp", rules_.pipelines, left, [&](int64_t pp, int64_t left) {
+            layout_.pp = pp;
+            if (pp > num_layers(job_.model)) return;
+            over("cp", with_context(), left, [&](int64_t cp, int64_t left) {
+              layout_.cp = cp;
+              over("ep", with_experts(), left, [&](int64_t ep, int64_t left) {
+                layout_.ep = ep;
+                data_axes(left);
+              });
+            });
           });
         });
-      });
-    });
     return std::move(groups_);
   }
 
@@ -88,12 +90,14 @@ class Lister {
     if (!job_.constraints.allow("data", data)) return;
     const bool sized = !job_.speeds.empty() && layout_.ep == 1;
     if (!sized && job_.global_batch % (data * layout_.ep) != 0) return;
-    over("fsdp", !rules_.zero_stages.empty(), data, [&](int64_t shard, int64_t rest) {
-      if (!job_.constraints.allow("dp", rest)) return;
-      layout_.dp_shard = shard;
-      layout_.dp_replicate = rest;
-      layout();
-    });
+    over(
+        "fsdp", !rules_.zero_stages.empty(), data,
+        [&](int64_t shard, int64_t rest) {
+          if (!job_.constraints.allow("dp", rest)) return;
+          layout_.dp_shard = shard;
+          layout_.dp_replicate = rest;
+          layout();
+        });
   }
 
   void layout() {
@@ -132,7 +136,8 @@ class Lister {
   }
 
   // In proportion to what the ranks' devices do.
-  void sized_microbatches(Strategy strategy, const std::vector<double>& speeds) {
+  void
+  sized_microbatches(Strategy strategy, const std::vector<double>& speeds) {
     const auto ranks = static_cast<int64_t>(speeds.size());
     for (const int64_t count : divisors(job_.global_batch)) {
       const int64_t round = job_.global_batch / count;
@@ -182,8 +187,8 @@ class Lister {
   std::vector<Strategy> groups_;
 };
 
-std::vector<Strategy>
-with_schedules(const SearchJob& job, const StackRules& rules, const Strategy& group) {
+std::vector<Strategy> with_schedules(
+    const SearchJob& job, const StackRules& rules, const Strategy& group) {
   if (group.layout.pp == 1) return {group};
   std::vector<Strategy> variants;
   for (const auto& schedule : rules.schedules) {
@@ -237,7 +242,8 @@ std::vector<Strategy> list_groups(const SearchJob& job) {
   return Lister(job).run();
 }
 
-std::vector<Strategy> list_variants(const SearchJob& job, const Strategy& group) {
+std::vector<Strategy>
+list_variants(const SearchJob& job, const Strategy& group) {
   const StackRules rules = rules_of_stack(job.stack);
   std::vector<Strategy> variants;
   for (Strategy variant : with_schedules(job, rules, group)) {
@@ -265,8 +271,9 @@ std::vector<Strategy> list_variants(const SearchJob& job, const Strategy& group)
 
 const std::vector<Strategy>& VariantLists::like(const Strategy& group) {
   const Layout& layout = group.layout;
-  const std::array<int64_t, 6> degrees = {
-      layout.dp_replicate, layout.dp_shard, layout.tp, layout.pp, layout.cp, layout.ep};
+  const std::array<int64_t, 6> degrees = {layout.dp_replicate, layout.dp_shard,
+                                          layout.tp,           layout.pp,
+                                          layout.cp,           layout.ep};
   const auto [at, is_new] = lists_.try_emplace({degrees, group.layout.order});
   if (is_new) {
     Strategy equal = group;

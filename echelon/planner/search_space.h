@@ -27,11 +27,11 @@ struct SearchJob {
   Precision precision = Precision::bf16;
   std::string stack = "echelon";
   Constraints constraints;
-  /// Of one device of each group of nodes (device_sizes.h). Empty: all alike; then
-  /// stages and batches have equal sizes.
+  /// Of one device of each group of nodes (device_sizes.h). Empty: all alike;
+  /// then stages and batches have equal sizes.
   std::vector<double> speeds;
-  /// 1F1B and interleaved schedules of 2 and 4 stages a rank, microbatches of powers
-  /// of 2, sequence parallelism wherever it can be, stages 1 and 3.
+  /// 1F1B and interleaved schedules of 2 and 4 stages a rank, microbatches of
+  /// powers of 2, sequence parallelism wherever it can be, stages 1 and 3.
   bool coarse = false;
 };
 
@@ -41,30 +41,31 @@ std::vector<int64_t> divisors(int64_t number);
 /// What pipeline stages share out: blocks, or counted layers.
 int64_t num_layers(const ModelShape& model);
 
-/// Numbers of axis_orders() that a layout may have: what the software takes, the
-/// constraints allow, and costs differ in.
+/// Numbers of axis_orders() that a layout may have: what the software takes,
+/// the constraints allow, and costs differ in.
 std::vector<int> orders_of(const SearchJob& job, const Layout& layout);
 
 /// Layout, sequence parallelism and size of microbatches; the rest as it is by
 /// default, with nothing done to save memory. Not sorted. Every one passes
-/// check_strategy with one of its variants. Empty when the constraints or the batch
-/// leave none.
+/// check_strategy with one of its variants. Empty when the constraints or the
+/// batch leave none.
 ///
-/// The order of axes is the first of orders_of(); on a mixed cluster, where what fits
-/// depends on it, each of them.
+/// The order of axes is the first of orders_of(); on a mixed cluster, where
+/// what fits depends on it, each of them.
 ///
-/// Sizes of microbatches: the divisors of a rank's batch up to 32, and its halves.
-/// Where data-parallel ranks have devices of different speed, batches in proportion
-/// to them too.
+/// Sizes of microbatches: the divisors of a rank's batch up to 32, and its
+/// halves. Where data-parallel ranks have devices of different speed, batches
+/// in proportion to them too.
 std::vector<Strategy> list_groups(const SearchJob& job);
 
 /// The variants of a group: schedule and stages of a rank, stage of ZeRO, when
-/// parameters are gathered. Not all of them pass check_strategy. Stages of a rank:
-/// 2 to 16 that leave each stage the same number of blocks, or 2.
-std::vector<Strategy> list_variants(const SearchJob& job, const Strategy& group);
+/// parameters are gathered. Not all of them pass check_strategy. Stages of a
+/// rank: 2 to 16 that leave each stage the same number of blocks, or 2.
+std::vector<Strategy>
+list_variants(const SearchJob& job, const Strategy& group);
 
-/// The same for many groups: those with one layout and one order have variants alike
-/// but for the microbatches.
+/// The same for many groups: those with one layout and one order have variants
+/// alike but for the microbatches.
 class VariantLists {
  public:
   explicit VariantLists(const SearchJob& job) : job_(job) {}

@@ -28,7 +28,9 @@ StackRules rules_of_stack(const std::string& stack) {
   }
   if (stack.rfind("megatron", 0) == 0) {
     return {
-        .schedules = {"1f1b", "interleaved"}, .zero_stages = {1}, .orders = {1}};
+        .schedules = {"1f1b", "interleaved"},
+        .zero_stages = {1},
+        .orders = {1}};
   }
   if (stack == "fsdp") {
     return {

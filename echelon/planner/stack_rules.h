@@ -20,8 +20,8 @@ struct StackRules {
   bool sequence_parallel = true;
 };
 
-/// The trainer of this project for "echelon": what check_job (train/check_job.h)
-/// accepts. Others as their documentation says.
+/// The trainer of this project for "echelon": what check_job
+/// (train/check_job.h) accepts. Others as their documentation says.
 StackRules rules_of_stack(const std::string& stack);
 
 }  // namespace echelon

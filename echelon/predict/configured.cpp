@@ -4,14 +4,14 @@
 #include <numeric>
 #include <utility>
 
+#include "echelon/architecture/language_model.h"
+#include "echelon/architecture/parameter_list.h"
 #include "echelon/cost/convolution_shapes.h"
 #include "echelon/cost/model_catalogue.h"
 #include "echelon/cost/stage_cut.h"
 #include "echelon/error.h"
-#include "echelon/layout/partition.h"
-#include "echelon/architecture/language_model.h"
-#include "echelon/architecture/parameter_list.h"
 #include "echelon/job/pipeline_schedule.h"
+#include "echelon/layout/partition.h"
 
 namespace echelon {
 namespace {
@@ -36,7 +36,8 @@ ModelShape transformer(const ModelOptions& options, const JobFacts& facts) {
   if (!model.transformer) {
     throw ConfigError(
         "[model] name = \"" + options.name +
-        "\": its cost is not known; simulate takes gpt, llama, their sizes, mlp, "
+        "\": its cost is not known; simulate takes gpt, llama, their sizes, "
+        "mlp, "
         "simple_cnn and the resnets");
   }
   TransformerShape& shape = *model.transformer;
@@ -70,7 +71,8 @@ ModelShape mlp(const ModelOptions& options, const JobFacts& facts) {
   std::vector<int64_t> widths = options.hidden;
   widths.push_back(facts.classes);
   for (const int64_t width : widths) {
-    const auto in = static_cast<double>(inner), out = static_cast<double>(width);
+    const auto in = static_cast<double>(inner),
+               out = static_cast<double>(width);
     CountedLayer layer;
     const bool first = model.layers.empty();
     const bool last = model.layers.size() + 1 == widths.size();
@@ -108,8 +110,8 @@ Precision precision_of(const Job& job) {
   return job.model.dtype == "float64" ? Precision::fp64 : Precision::fp32;
 }
 
-// Blocks of each stage where the configuration says where they begin; embeddings and
-// the last norm and head go with their neighbours.
+// Blocks of each stage where the configuration says where they begin;
+// embeddings and the last norm and head go with their neighbours.
 std::vector<int64_t> stage_layers_of(const Job& job, size_t stages) {
   if (job.layout.pp == 1 || job.model.cut.empty()) return {};
   const auto names = list_layers(job.model);
@@ -172,8 +174,8 @@ Strategy configured_strategy(const Job& job) {
   strategy.global_batch = job.train.batch;
   const int64_t passes =
       job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
-  strategy.microbatch_size = std::max<int64_t>(
-      1, job.train.batch / (strategy.data_ranks() * passes));
+  strategy.microbatch_size =
+      std::max<int64_t>(1, job.train.batch / (strategy.data_ranks() * passes));
   for (const int64_t batch : job.train.rank_batch) {
     strategy.rank_microbatch.push_back(std::max<int64_t>(1, batch / passes));
     strategy.microbatch_size = *std::max_element(

@@ -39,16 +39,19 @@ Configured configured_as_counted(
     const ModelShape& layers, const Job& counted_for, const Job& job) {
   if (computes_layers_together(job.layout)) {
     throw ConfigError(
-        to_string(job.layout) + ": what ranks that compute a layer together send "
+        to_string(job.layout) +
+        ": what ranks that compute a layer together send "
         "within it was not counted");
   }
   for (const char* table : {"model", "precision"}) {
     if (table_of(job, table) == table_of(counted_for, table)) continue;
     throw ConfigError(
-        "[" + std::string(table) + "]: its layers were counted with other values");
+        "[" + std::string(table) +
+        "]: its layers were counted with other values");
   }
   Configured made{.model = layers, .strategy = configured_strategy(job)};
-  if (num_stages(made.strategy) != num_stages(configured_strategy(counted_for))) {
+  if (num_stages(made.strategy) !=
+      num_stages(configured_strategy(counted_for))) {
     for (CountedLayer& layer : made.model.layers) layer.stage = -1;
   }
   return made;

@@ -22,8 +22,8 @@ std::string how_to_measure(int64_t ranks) {
          (ranks == 1 ? " rank." : " ranks.");
 }
 
-std::vector<PredictedMemory> memory_of(
-    const MemoryEstimate& estimate, const Layout& layout) {
+std::vector<PredictedMemory>
+memory_of(const MemoryEstimate& estimate, const Layout& layout) {
   std::vector<PredictedMemory> list;
   const Mesh mesh(layout);
   for (int64_t rank = 0; rank < std::min(mesh.size(), kMostRanks); ++rank) {
@@ -64,8 +64,8 @@ StepPrediction prediction_of(
   prediction.step_seconds = run.step.step_seconds;
   prediction.parts = timed_parts(run.timeline, diagnose(run.timeline));
   // What a software does beside has no spans.
-  prediction.parts.other += std::max(
-      0.0, prediction.step_seconds - prediction.parts.step_seconds());
+  prediction.parts.other +=
+      std::max(0.0, prediction.step_seconds - prediction.parts.step_seconds());
   prediction.memory = memory_of(run.step.memory, strategy.layout);
   return prediction;
 }

@@ -1,5 +1,5 @@
-// What the simulator says of a run's own configuration: the prediction beside what
-// was measured.
+// What the simulator says of a run's own configuration: the prediction beside
+// what was measured.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 #include <string>
 
 #include "echelon/cluster/cluster.h"
-#include "echelon/simulator/simulate.h"
-#include "echelon/report/prediction_section.h"
-#include "echelon/timeline/timeline.h"
 #include "echelon/predict/configured.h"
+#include "echelon/report/prediction_section.h"
+#include "echelon/simulator/simulate.h"
+#include "echelon/timeline/timeline.h"
 
 namespace echelon {
 
@@ -21,19 +21,19 @@ struct RunCluster {
 };
 
 /// This machine as `ranks` devices: as `echelon bench --save` measured it
-/// (cluster/saved_cluster.h), else its GPUs by the catalogue. A processor that was not
-/// measured is not known. `on_processor`: the run used no GPU.
+/// (cluster/saved_cluster.h), else its GPUs by the catalogue. A processor that
+/// was not measured is not known. `on_processor`: the run used no GPU.
 RunCluster cluster_of_run(int64_t ranks, bool on_processor);
 
-/// Whether the ranks of a measured timeline computed on the processor, as their names
-/// say ("rank 0 (cpu)"); false without names.
+/// Whether the ranks of a measured timeline computed on the processor, as their
+/// names say ("rank 0 (cpu)"); false without names.
 bool ran_on_processor(const Timeline& timeline);
 
 /// A step of `what`. Throws ConfigError as simulate does.
 StepPrediction predict_step(const Configured& what, const Cluster& cluster);
 
-/// The same of a simulation that was run already, with the spans of all ranks that
-/// are to be compared.
+/// The same of a simulation that was run already, with the spans of all ranks
+/// that are to be compared.
 StepPrediction prediction_of(
     const SimulatedRun& run, const Strategy& strategy, const Cluster& cluster);
 

@@ -1,9 +1,9 @@
-// Allocations are seen on the thread that makes them, by LibTorch's thread-local
-// debug information, which backward takes to its threads. CPU blocks come by way of
-// an allocator of ours around torch's own, which is put in front of it when the
-// first meter counts: torch's reporter prints a warning for each block that is older
-// than the count. Blocks that live are in one table for the process, so that frees
-// are seen on any thread.
+// Allocations are seen on the thread that makes them, by LibTorch's
+// thread-local debug information, which backward takes to its threads. CPU
+// blocks come by way of an allocator of ours around torch's own, which is put
+// in front of it when the first meter counts: torch's reporter prints a warning
+// for each block that is older than the count. Blocks that live are in one
+// table for the process, so that frees are seen on any thread.
 #include "echelon/profiling/memory_meter.h"
 
 #include <c10/core/Allocator.h>
@@ -47,8 +47,8 @@ struct MemoryMeter::Impl : c10::MemoryReportingInfoBase,
   // c10: of GPUs, and of CPU allocators that report by themselves.
   void reportMemoryUsage(
       void* data, int64_t bytes, size_t, size_t, c10::Device where) override;
-  void reportOutOfMemory(
-      int64_t bytes, size_t, size_t, c10::Device where) override;
+  void
+  reportOutOfMemory(int64_t bytes, size_t, size_t, c10::Device where) override;
   // False, or torch's CPU allocator warns of each block that it does not know.
   bool memoryProfilingEnabled() const override { return false; }
 
@@ -195,8 +195,7 @@ class CountingAllocator : public c10::Allocator {
     last_reported = nullptr;
     void* data = inner()->raw_allocate(bytes);
     if (counts && last_reported != data) {
-      table().add(
-          data, static_cast<int64_t>(bytes), meter->shared_from_this());
+      table().add(data, static_cast<int64_t>(bytes), meter->shared_from_this());
     }
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
@@ -223,9 +222,8 @@ class CountingAllocator : public c10::Allocator {
       return meter.total;
     });
     TORCH_CHECK_WITH(
-        OutOfMemoryError, total + bytes <= limit,
-        "out of memory: ", bytes, " bytes beside ", total,
-        " of the limit of ", limit);
+        OutOfMemoryError, total + bytes <= limit, "out of memory: ", bytes,
+        " bytes beside ", total, " of the limit of ", limit);
   }
   static c10::Allocator*& inner() {
     static c10::Allocator* allocator = nullptr;

@@ -7,9 +7,10 @@
 // Follows the allocators' reports of each block (of this thread and of what
 // backward runs for it), on CPUs and GPUs; a block's kind is what
 // MemoryKindScope says where it is made, or what set_memory_kind() and
-// keep_as_activations() say later. A block counts until it is freed, on whatever
-// thread. Not counted: what libraries allocate by themselves, what lay in a
-// caching allocator unused, and storages that were not made by torch's allocators.
+// keep_as_activations() say later. A block counts until it is freed, on
+// whatever thread. Not counted: what libraries allocate by themselves, what lay
+// in a caching allocator unused, and storages that were not made by torch's
+// allocators.
 #pragma once
 
 #include <torch/types.h>
@@ -24,8 +25,8 @@
 
 namespace echelon {
 
-/// While it lives, blocks that this thread makes are of `kind`; inner scopes win.
-/// Without one they are `working`.
+/// While it lives, blocks that this thread makes are of `kind`; inner scopes
+/// win. Without one they are `working`.
 class MemoryKindScope {
  public:
   explicit MemoryKindScope(MemoryKind kind);
@@ -37,11 +38,12 @@ class MemoryKindScope {
   MemoryKind outer_;
 };
 
-/// The storage of `tensor` is of `kind` from now on. Free when nothing is counted.
+/// The storage of `tensor` is of `kind` from now on. Free when nothing is
+/// counted.
 void set_memory_kind(const torch::Tensor& tensor, MemoryKind kind);
 
-/// Gradients that autograd leaves in these leaves are of kind `gradients` from then
-/// on. Hooks that the leaves have already run as before, after it.
+/// Gradients that autograd leaves in these leaves are of kind `gradients` from
+/// then on. Hooks that the leaves have already run as before, after it.
 void name_gradients(const std::vector<torch::Tensor>& parameters);
 
 /// Blocks of kind `working` that this thread's meter counts and that still live
@@ -57,7 +59,8 @@ class MemoryMeter {
   MemoryMeter& operator=(const MemoryMeter&) = delete;
 
   /// While it lives, blocks that this thread makes (and backward for it) are
-  /// counted until they are freed. Inner ones win. Destroyed on the same thread.
+  /// counted until they are freed. Inner ones win. Destroyed on the same
+  /// thread.
   class Counting;
   std::unique_ptr<Counting> count();
 
@@ -66,11 +69,12 @@ class MemoryMeter {
   MemoryByKind peak() const;
   void reset_peak();
 
-  /// A block that would bring the sum above this throws c10::OutOfMemoryError on
-  /// the thread that asks for it; 0: no limit. On CPUs alone: a GPU has its own.
+  /// A block that would bring the sum above this throws c10::OutOfMemoryError
+  /// on the thread that asks for it; 0: no limit. On CPUs alone: a GPU has its
+  /// own.
   void limit(int64_t bytes);
-  /// What was held when a block was refused for the last time, by the limit or by a
-  /// GPU; now(), if none was.
+  /// What was held when a block was refused for the last time, by the limit or
+  /// by a GPU; now(), if none was.
   MemoryByKind at_shortage() const;
 
   /// Samples (steady clock, nanoseconds) of each change by at least

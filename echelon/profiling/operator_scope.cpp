@@ -13,8 +13,7 @@ thread_local OperatorScope* innermost = nullptr;
 
 struct OperatorDoor {
   static void enter(
-      const c10::OperatorHandle& op,
-      c10::DispatchKeySet keys,
+      const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       torch::jit::Stack* stack) {
     OperatorCall(op, keys, *stack, innermost).run();
   }
@@ -30,10 +29,8 @@ struct OperatorDoor {
 };
 
 OperatorCall::OperatorCall(
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet keys,
-    torch::jit::Stack& stack,
-    OperatorScope* next)
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+    torch::jit::Stack& stack, OperatorScope* next)
     : op(op),
       keys(keys),
       stack(stack),
@@ -80,7 +77,6 @@ std::vector<at::Tensor> as_one_operator(
 }  // namespace echelon
 
 TORCH_LIBRARY_IMPL(_, Fake, library) {
-  library.fallback(
-      torch::CppFunction::makeFromBoxedFunction<
-          &echelon::OperatorDoor::enter>());
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<
+                   &echelon::OperatorDoor::enter>());
 }

@@ -1,9 +1,9 @@
 // The operators that a thread runs, seen below autograd by whoever asks.
 //
 // LibTorch lets a kernel stand in front of all operators of a thread, after
-// autograd and autocast (a boxed fallback of DispatchKey::Fake). There is one for
-// the process, and this is it; those who count operators and those who keep or
-// replace their results have a handler each, and see each other's.
+// autograd and autocast (a boxed fallback of DispatchKey::Fake). There is one
+// for the process, and this is it; those who count operators and those who keep
+// or replace their results have a handler each, and see each other's.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -41,10 +41,8 @@ class OperatorCall {
  private:
   friend struct OperatorDoor;
   OperatorCall(
-      const c10::OperatorHandle& op,
-      c10::DispatchKeySet keys,
-      torch::jit::Stack& stack,
-      OperatorScope* next);
+      const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+      torch::jit::Stack& stack, OperatorScope* next);
 
   size_t first_;
   OperatorScope* next_;
@@ -55,18 +53,20 @@ class OperatorHandler {
   using Results = std::vector<at::Tensor>;
   virtual ~OperatorHandler() = default;
 
-  /// Instead of each operator; calls call.run(), or leaves results on the stack.
-  /// What it computes itself comes here as well, unless it excludes kKey.
+  /// Instead of each operator; calls call.run(), or leaves results on the
+  /// stack. What it computes itself comes here as well, unless it excludes
+  /// kKey.
   virtual void run(OperatorCall& call) = 0;
   /// Instead of what as_one_operator was given.
-  virtual Results run_region(
-      const std::string& name, const std::function<Results()>& next) {
+  virtual Results
+  run_region(const std::string& name, const std::function<Results()>& next) {
     return next();
   }
 };
 
-/// From construction to destruction, on this thread, `handler` is the innermost.
-/// Backward passes that are started meanwhile and run on this thread come to it.
+/// From construction to destruction, on this thread, `handler` is the
+/// innermost. Backward passes that are started meanwhile and run on this thread
+/// come to it.
 class OperatorScope {
  public:
   static constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;

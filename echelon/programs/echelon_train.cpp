@@ -12,19 +12,19 @@
 #include <string>
 #include <vector>
 
+#include "echelon/bench/bench_collectives.h"
+#include "echelon/bench/bench_machine.h"
 #include "echelon/cluster/cluster_file.h"
 #include "echelon/comm/world.h"
 #include "echelon/cost/counted_model.h"
 #include "echelon/error.h"
 #include "echelon/error_report.h"
-#include "echelon/bench/bench_collectives.h"
-#include "echelon/bench/bench_machine.h"
-#include "echelon/train/strategies/count_memory.h"
-#include "echelon/train/strategies/counted_shape.h"
 #include "echelon/job/job.h"
+#include "echelon/job/trained_job.h"
 #include "echelon/memory_plan/memory_plan_text.h"
 #include "echelon/train/sample.h"
-#include "echelon/job/trained_job.h"
+#include "echelon/train/strategies/count_memory.h"
+#include "echelon/train/strategies/counted_shape.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 
@@ -37,7 +37,8 @@ constexpr const char* kUsage =
     "       echelon-train count CONFIG [--json | --save FILE]\n"
     "       echelon-train verify CONFIG [--steps K] [--tolerance T] [--json]\n"
     "                     [--save FOLDER | --resume FOLDER] [--threads N]\n"
-    "       echelon-train sample RUN [--tokens N] [--temperature T] [--top-k K]\n"
+    "       echelon-train sample RUN [--tokens N] [--temperature T] [--top-k "
+    "K]\n"
     "                     [--top-p P] [--seed S] --prompt TEXT\n"
     "       echelon-train bench machine --save FILE [--json] [--threads N]\n"
     "       echelon-train bench collectives [--backend local,gloo]\n"
@@ -56,8 +57,8 @@ class Arguments {
 
   std::string positional(const char* what) {
     if (next_ >= words_.size() || words_[next_].rfind("--", 0) == 0) {
-      throw ConfigError(std::string("echelon-train: ") + what +
-                        " is missing\n" + kUsage);
+      throw ConfigError(
+          std::string("echelon-train: ") + what + " is missing\n" + kUsage);
     }
     return words_[next_++];
   }
@@ -74,8 +75,9 @@ class Arguments {
     for (size_t i = next_; i + 1 < words_.size(); ++i) {
       if (words_[i] != name) continue;
       const std::string found = words_[i + 1];
-      words_.erase(words_.begin() + static_cast<long>(i),
-                   words_.begin() + static_cast<long>(i) + 2);
+      words_.erase(
+          words_.begin() + static_cast<long>(i),
+          words_.begin() + static_cast<long>(i) + 2);
       return found;
     }
     return otherwise;
@@ -88,8 +90,8 @@ class Arguments {
       if (used == text.size()) return parsed;
     } catch (const std::exception&) {
     }
-    throw ConfigError("echelon-train: " + name + " " + text +
-                      " is not a whole number");
+    throw ConfigError(
+        "echelon-train: " + name + " " + text + " is not a whole number");
   }
   double fraction(const std::string& name, double otherwise) {
     const std::string text = value(name, "");
@@ -102,8 +104,8 @@ class Arguments {
   }
   void end() const {
     if (next_ < words_.size()) {
-      throw ConfigError("echelon-train: unknown argument " + words_[next_] +
-                        "\n" + kUsage);
+      throw ConfigError(
+          "echelon-train: unknown argument " + words_[next_] + "\n" + kUsage);
     }
   }
 
@@ -149,23 +151,23 @@ int run_train(Arguments& arguments) {
     preempted = result.preempted;
     if (result.evaluation.samples > 0) {
       const auto& last = result.evaluation;
-      std::printf("%s %.2f%s after %lld steps\n",
-                  last.perplexity ? "perplexity" : "accuracy",
-                  last.perplexity.value_or(100 * last.accuracy),
-                  last.perplexity ? "" : " %",
-                  static_cast<long long>(result.steps));
+      std::printf(
+          "%s %.2f%s after %lld steps\n",
+          last.perplexity ? "perplexity" : "accuracy",
+          last.perplexity.value_or(100 * last.accuracy),
+          last.perplexity ? "" : " %", static_cast<long long>(result.steps));
     }
     if (result.interrupted) {
-      std::printf("stopped by %s after %lld steps\n",
-                  result.preempted ? "SIGTERM" : "the user",
-                  static_cast<long long>(result.steps));
+      std::printf(
+          "stopped by %s after %lld steps\n",
+          result.preempted ? "SIGTERM" : "the user",
+          static_cast<long long>(result.steps));
     }
     std::printf("report: %s\n", (folder / "report.html").c_str());
     std::fflush(stdout);
   });
   if (preempted) return static_cast<int>(ExitCode::preempted);
-  return static_cast<int>(interrupted ? ExitCode::interrupted
-                                      : ExitCode::done);
+  return static_cast<int>(interrupted ? ExitCode::interrupted : ExitCode::done);
 }
 
 int run_plan(Arguments& arguments) {
@@ -302,8 +304,9 @@ int run_bench(Arguments& arguments) {
     } else if (name == "nccl") {
       options.backends.push_back(BackendKind::nccl);
     } else {
-      throw ConfigError("bench: unknown backend \"" + name +
-                        "\"; there are local, gloo and nccl");
+      throw ConfigError(
+          "bench: unknown backend \"" + name +
+          "\"; there are local, gloo and nccl");
     }
   }
   const std::string bytes = arguments.value("--bytes", "");
@@ -348,8 +351,8 @@ int run(int argc, char** argv) {
     std::cout << "echelon-train, LibTorch " << TORCH_VERSION << "\n";
     return 0;
   }
-  throw ConfigError("echelon-train: unknown command " + command + "\n" +
-                    kUsage);
+  throw ConfigError(
+      "echelon-train: unknown command " + command + "\n" + kUsage);
 }
 
 }  // namespace

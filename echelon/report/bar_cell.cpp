@@ -12,11 +12,10 @@ void draw_bar_cell(
     const double width = longest > 0 ? 100 * seconds / longest : 0;
     if (width < 0.005) continue;
     page.empty(
-        "rect",
-        {{"class", color},
-         {"x", coordinate(x) + "%"},
-         {"width", coordinate(width) + "%"},
-         {"height", "12"}});
+        "rect", {{"class", color},
+                 {"x", coordinate(x) + "%"},
+                 {"width", coordinate(width) + "%"},
+                 {"height", "12"}});
     x += width;
   }
   page.close().close();

@@ -127,12 +127,11 @@ void draw_y_axis(Markup& page, const Chart& chart, const Axes& axes) {
     const double y = axes.at_y(ticks[i]);
     const auto at = coordinate(y);
     page.empty(
-        "line",
-        {{"class", "grid"},
-         {"x1", "0"},
-         {"x2", "100%"},
-         {"y1", at},
-         {"y2", at}});
+        "line", {{"class", "grid"},
+                 {"x1", "0"},
+                 {"x2", "100%"},
+                 {"y1", at},
+                 {"y2", at}});
     page.leaf(
         "text",
         {{"class", "tick"},
@@ -167,8 +166,7 @@ void draw_x_axis(Markup& page, const Chart& chart, const Axes& axes) {
 }
 
 std::string path_of(
-    const std::vector<Bucket>& buckets,
-    const Axes& axes,
+    const std::vector<Bucket>& buckets, const Axes& axes,
     double Bucket::*value) {
   std::string path;
   for (const auto& b : buckets) {
@@ -190,22 +188,17 @@ std::string band_of(const std::vector<Bucket>& buckets, const Axes& axes) {
 }
 
 void draw_path(
-    Markup& page,
-    const std::string& css,
-    const std::string& path,
+    Markup& page, const std::string& css, const std::string& path,
     size_t points) {
   page.empty(
-      "path",
-      {{"class", css},
-       {"d", path},
-       {"vector-effect", "non-scaling-stroke"},
-       {"data-points", std::to_string(points)}});
+      "path", {{"class", css},
+               {"d", path},
+               {"vector-effect", "non-scaling-stroke"},
+               {"data-points", std::to_string(points)}});
 }
 
 void draw_dots(
-    Markup& page,
-    const std::string& color,
-    const std::vector<Bucket>& buckets,
+    Markup& page, const std::string& color, const std::vector<Bucket>& buckets,
     const Axes& axes) {
   std::string path;
   for (const auto& b : buckets) {
@@ -275,22 +268,20 @@ void draw_chart(Markup& page, const Chart& chart) {
   draw_caption(page, chart, drawn);
   page.open("div", {{"class", "plot"}});
   page.open(
-      "svg",
-      {{"width", "100%"},
-       {"height", std::to_string(chart.height + 24)},
-       {"role", "img"},
-       {"aria-labelledby", chart.id + "-t " + chart.id + "-d"}});
+      "svg", {{"width", "100%"},
+              {"height", std::to_string(chart.height + 24)},
+              {"role", "img"},
+              {"aria-labelledby", chart.id + "-t " + chart.id + "-d"}});
   page.leaf("title", {{"id", chart.id + "-t"}}, chart.title);
   page.leaf("desc", {{"id", chart.id + "-d"}}, chart.description);
   draw_y_axis(page, chart, axes);
   draw_x_axis(page, chart, axes);
   page.open(
-      "svg",
-      {{"class", "curves"},
-       {"width", "100%"},
-       {"height", std::to_string(chart.height)},
-       {"viewBox", "0 0 1000 " + std::to_string(chart.height)},
-       {"preserveAspectRatio", "none"}});
+      "svg", {{"class", "curves"},
+              {"width", "100%"},
+              {"height", std::to_string(chart.height)},
+              {"viewBox", "0 0 1000 " + std::to_string(chart.height)},
+              {"preserveAspectRatio", "none"}});
   for (const auto& d : drawn) draw_curve(page, d, axes);
   page.close();
   page.close().close().close();

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "echelon/report/bar_cell.h"
-#include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/pipeline_blocks.h"
 
 namespace echelon {
 namespace {
@@ -78,9 +78,8 @@ RankSteps typical_steps(const Timeline& timeline, const Diagnosis& diagnosis) {
   }
   for (auto& [key, step] : steps) {
     std::stable_sort(
-        step.passes.begin(), step.passes.end(), [](auto& a, auto& b) {
-          return a.time.begin < b.time.begin;
-        });
+        step.passes.begin(), step.passes.end(),
+        [](auto& a, auto& b) { return a.time.begin < b.time.begin; });
   }
   return steps;
 }
@@ -112,8 +111,8 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-// A number that is a whole part of a name: in "h.12.attn" and "bucket 3", not in
-// "conv1".
+// A number that is a whole part of a name: in "h.12.attn" and "bucket 3", not
+// in "conv1".
 struct NumberedLabel {
   std::string pattern;  // with a '\1' for each number
   std::vector<int64_t> numbers;
@@ -181,8 +180,8 @@ std::string axis_name(const std::string& axis) {
 }
 
 int axis_order(const std::string& axis) {
-  constexpr std::array kOrder = {"tp", "cp", "ep", "pp", "dp_shard",
-                                 "dp_replicate"};
+  constexpr std::array kOrder = {"tp", "cp",       "ep",
+                                 "pp", "dp_shard", "dp_replicate"};
   const auto* it = std::find(kOrder.begin(), kOrder.end(), axis);
   return axis == "world" ? 100 : static_cast<int>(it - kOrder.begin());
 }
@@ -205,11 +204,8 @@ std::string calls_text(double calls) {
 }
 
 void draw_row(
-    Markup& page,
-    const std::string& name,
-    const CollectiveCost& cost,
-    double longest,
-    bool all) {
+    Markup& page, const std::string& name, const CollectiveCost& cost,
+    double longest, bool all) {
   page.open("tr", {{"class", all ? "all" : "one"}});
   page.leaf("th", {{"scope", "row"}, {"class", "where"}}, name);
   page.leaf("td", {{"class", "left"}}, words(cost.operation));
@@ -218,8 +214,7 @@ void draw_row(
   page.leaf("td", {}, format_bytes(static_cast<int64_t>(cost.bytes + 0.5)));
   page.leaf("td", {}, format_seconds(cost.seconds));
   page.leaf(
-      "td",
-      {},
+      "td", {},
       cost.seconds > 0 ? format_percent(cost.hidden_seconds / cost.seconds)
                        : "\u2013");
   draw_bar_cell(
@@ -232,17 +227,12 @@ void draw_row(
 
 // Rows after the first kMaxRows are one.
 void draw_axis(
-    Markup& page,
-    const std::vector<CollectiveCost>& rows,
-    const CollectiveCost& total,
-    double longest) {
+    Markup& page, const std::vector<CollectiveCost>& rows,
+    const CollectiveCost& total, double longest) {
   const std::string meaning = axis_meaning(total.axis);
   draw_row(
-      page,
-      axis_name(total.axis) + (meaning.empty() ? "" : ": " + meaning),
-      total,
-      longest,
-      true);
+      page, axis_name(total.axis) + (meaning.empty() ? "" : ": " + meaning),
+      total, longest, true);
   CollectiveCost rest;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (i < kMaxRows || rows.size() == kMaxRows + 1) {
@@ -253,15 +243,13 @@ void draw_axis(
   }
   if (rows.size() > kMaxRows + 1) {
     draw_row(
-        page,
-        std::to_string(rows.size() - kMaxRows) + " others",
-        rest,
-        longest,
+        page, std::to_string(rows.size() - kMaxRows) + " others", rest, longest,
         false);
   }
 }
 
-using ByAxis = std::map<std::pair<int, std::string>, std::vector<CollectiveCost>>;
+using ByAxis =
+    std::map<std::pair<int, std::string>, std::vector<CollectiveCost>>;
 
 std::string lead_of(const ByAxis& axes) {
   std::string text;
@@ -380,11 +368,10 @@ void draw_collectives(
   page.open("section").leaf("h2", {}, "Collectives");
   page.leaf("p", {{"class", "lead"}}, unbroken(lead_of(axes)));
   page.open(
-      "div",
-      {{"class", "scroll"},
-       {"tabindex", "0"},
-       {"role", "region"},
-       {"aria-label", "Collectives by axis"}});
+      "div", {{"class", "scroll"},
+              {"tabindex", "0"},
+              {"role", "region"},
+              {"aria-label", "Collectives by axis"}});
   page.open("table").leaf(
       "caption", {{"class", "hidden"}}, "Collectives of a step, by axis");
   page.open("thead").open("tr");
@@ -402,11 +389,11 @@ void draw_collectives(
   }
   page.close().close().close();
   page.leaf(
-      "p",
-      {{"class", "note"}},
+      "p", {{"class", "note"}},
       "Time: from a call's begin to its end, summed over the calls, with the "
       "wait for slower ranks. Hidden: the part of it during which the rank "
-      "computed. Bytes: the rank's own input. Means over the recorded steps and "
+      "computed. Bytes: the rank's own input. Means over the recorded steps "
+      "and "
       "the ranks that make the call.");
   page.close();
 }

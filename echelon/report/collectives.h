@@ -28,8 +28,8 @@ struct CollectiveCost {
   double hidden_seconds = 0;  // of `seconds`, while something computed
 };
 
-/// Sorted by axis, label, operation and pass. Spans without an axis are no calls
-/// (they are waits, or of a file of an older version).
+/// Sorted by axis, label, operation and pass. Spans without an axis are no
+/// calls (they are waits, or of a file of an older version).
 std::vector<CollectiveCost>
 collective_costs(const Timeline& timeline, const Diagnosis& diagnosis);
 

@@ -10,7 +10,7 @@
 namespace echelon::detail {
 namespace {
 
-constexpr double kGroupText = 15;  // above a matrix with several ranges
+constexpr double kGroupText = 15;   // above a matrix with several ranges
 constexpr double kCharWidth = 6.6;  // of 11 px text, at most
 
 // A stretch of the side that is cut, and the ranks that have it.
@@ -51,25 +51,18 @@ void draw_text(
     Markup& page, const char* kind, double x, double y, const std::string& t) {
   page.leaf(
       "text",
-      {{"class", kind}, {"x", coordinate(x, 1)}, {"y", coordinate(y, 1)}},
-      t);
+      {{"class", kind}, {"x", coordinate(x, 1)}, {"y", coordinate(y, 1)}}, t);
 }
 
 void draw_box(
-    Markup& page,
-    const std::string& color,
-    double x,
-    double y,
-    double width,
-    double height,
-    const std::string& title) {
+    Markup& page, const std::string& color, double x, double y, double width,
+    double height, const std::string& title) {
   page.open(
-      "rect",
-      {{"class", color},
-       {"x", coordinate(x)},
-       {"y", coordinate(y)},
-       {"width", coordinate(width)},
-       {"height", coordinate(height)}});
+      "rect", {{"class", color},
+               {"x", coordinate(x)},
+               {"y", coordinate(y)},
+               {"width", coordinate(width)},
+               {"height", coordinate(height)}});
   page.leaf("title", {}, title).close();
 }
 
@@ -151,13 +144,12 @@ void draw_rectangle(Markup& page, const Rectangle& r) {
   const double top = r.groups.empty() ? 0 : kGroupText;
   const double height = r.height + top;
   page.open(
-      "svg",
-      {{"role", "img"},
-       {"aria-labelledby", r.id + "-t " + r.id + "-d"},
-       {"width", coordinate(r.width, 0)},
-       {"height", coordinate(height, 0)},
-       {"viewBox",
-        "0 0 " + coordinate(r.width, 0) + " " + coordinate(height, 0)}});
+      "svg", {{"role", "img"},
+              {"aria-labelledby", r.id + "-t " + r.id + "-d"},
+              {"width", coordinate(r.width, 0)},
+              {"height", coordinate(height, 0)},
+              {"viewBox",
+               "0 0 " + coordinate(r.width, 0) + " " + coordinate(height, 0)}});
   page.leaf("title", {{"id", r.id + "-t"}}, r.title);
   page.leaf("desc", {{"id", r.id + "-d"}}, r.description);
   if (r.pieces.empty()) {

@@ -24,7 +24,8 @@ std::string size_text(int64_t rows, int64_t columns);
 
 using Pieces = std::vector<std::vector<IndexRange>>;  // by rank
 
-/// `width` and `height` in pixels; parts along the side that is cut are to scale.
+/// `width` and `height` in pixels; parts along the side that is cut are to
+/// scale.
 struct Rectangle {
   std::string id;  // unique in the page
   std::string title;

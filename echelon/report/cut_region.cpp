@@ -53,8 +53,9 @@ Place place_of(
   }
   for (const auto& m : region.columns) {
     if (m.name == name) {
-      const bool outputs = region.rows.empty() &&
-                           (what == "loss" || (what == "gather" && !cuts_tokens));
+      const bool outputs =
+          region.rows.empty() &&
+          (what == "loss" || (what == "gather" && !cuts_tokens));
       return outputs ? Place::leave : Place::enter;
     }
   }
@@ -70,8 +71,7 @@ RegionCosts costs_of(const RegionContext& context, const CutRegion& region) {
   RegionCosts result;
   const auto layers = static_cast<double>(context.block.layers.size());
   for (const auto& cost : context.costs) {
-    const Place place =
-        place_of(region, cost.label, context.cut.cuts_tokens);
+    const Place place = place_of(region, cost.label, context.cut.cuts_tokens);
     if (place == Place::elsewhere) continue;
     const bool backward = cost.pass == "backward";
     Cost& to = place == Place::enter
@@ -110,8 +110,7 @@ void draw_pass(Markup& page, const char* arrow, const Transfer& transfer) {
 
 void draw_transfers(
     Markup& page, const Transfer& forward, const Transfer& backward) {
-  const bool sends =
-      !forward.operation.empty() || !backward.operation.empty();
+  const bool sends = !forward.operation.empty() || !backward.operation.empty();
   page.open("div", {{"class", sends ? "cut-op sends" : "cut-op"}});
   draw_pass(page, "forward \u2192", forward);
   draw_pass(page, "backward \u2190", backward);
@@ -131,16 +130,13 @@ void draw_enter(
     Markup& page, const RegionContext& context, const RegionCosts& costs) {
   if (context.cut.cuts_tokens) {
     draw_transfers(
-        page,
-        {"all-gather", "of the tokens", costs.enter_forward},
+        page, {"all-gather", "of the tokens", costs.enter_forward},
         {"all-gather, reduce-scatter",
-         "of the tokens again, of X\u2019s gradient",
-         costs.enter_backward});
+         "of the tokens again, of X\u2019s gradient", costs.enter_backward});
   } else {
     const Transfer nothing = {"", "nothing: X is data", {}};
     draw_transfers(
-        page,
-        {"", "nothing is sent", {}},
+        page, {"", "nothing is sent", {}},
         context.input_is_data
             ? nothing
             : Transfer{
@@ -149,37 +145,32 @@ void draw_enter(
 }
 
 void draw_leave(
-    Markup& page,
-    const RegionContext& context,
-    const CutRegion& region,
+    Markup& page, const RegionContext& context, const CutRegion& region,
     const RegionCosts& costs) {
   if (only_columns(&region) && only_rows(context.after)) {
     draw_transfers(
         page, {"", "nothing: Y stays cut", {}}, {"", "nothing is sent", {}});
   } else if (region.rows.empty() && context.is_last) {
     draw_transfers(
-        page,
-        {"all-gather", "of three numbers a token", costs.leave_forward},
+        page, {"all-gather", "of three numbers a token", costs.leave_forward},
         {"", "nothing is sent", {}});
   } else if (region.rows.empty()) {
     draw_transfers(
-        page,
-        {"all-gather", "of Y", costs.leave_forward},
+        page, {"all-gather", "of Y", costs.leave_forward},
         {"", "each rank takes its part", {}});
   } else if (context.cut.cuts_tokens) {
     draw_transfers(
-        page,
-        {"reduce-scatter", "of the sums", costs.leave_forward},
+        page, {"reduce-scatter", "of the sums", costs.leave_forward},
         {"all-gather", "of Z\u2019s gradient", costs.leave_backward});
   } else {
     draw_transfers(
-        page,
-        {"all-reduce", "of the sums", costs.leave_forward},
+        page, {"all-reduce", "of the sums", costs.leave_forward},
         {"", "nothing is sent", {}});
   }
 }
 
-// --- X, A, Y, B, Z ------------------------------------------------------------
+// --- X, A, Y, B, Z
+// ------------------------------------------------------------
 
 void draw_sign(Markup& page, const char* sign) {
   if (*sign == '\0') return;
@@ -188,11 +179,8 @@ void draw_sign(Markup& page, const char* sign) {
 
 // `sign` stands before it, and stays with it where lines break.
 void draw_item(
-    Markup& page,
-    const char* sign,
-    const Rectangle& rectangle,
-    const std::string& name,
-    const std::vector<std::string>& lines) {
+    Markup& page, const char* sign, const Rectangle& rectangle,
+    const std::string& name, const std::vector<std::string>& lines) {
   page.open("div", {{"class", "cut-signed"}});
   draw_sign(page, sign);
   page.open("div", {{"class", "cut-item"}});
@@ -204,11 +192,8 @@ void draw_item(
 
 // Tokens and features of X or Z, which are whole or cut by tokens.
 void draw_state(
-    Markup& page,
-    const RegionContext& context,
-    const std::string& id,
-    const std::string& name,
-    const std::string& features,
+    Markup& page, const RegionContext& context, const std::string& id,
+    const std::string& name, const std::string& features,
     bool may_be_cut = true) {
   const TensorCut& cut = context.cut;
   Rectangle r{
@@ -233,12 +218,8 @@ void draw_state(
 
 // The features of Y that each rank has, all tokens.
 void draw_features(
-    Markup& page,
-    const char* sign,
-    const std::string& id,
-    const std::string& name,
-    const Pieces& pieces,
-    int64_t size,
+    Markup& page, const char* sign, const std::string& id,
+    const std::string& name, const Pieces& pieces, int64_t size,
     const std::string& line) {
   Rectangle r{
       .id = id,
@@ -282,11 +263,10 @@ bool on_several_ranks(const CutMatrix& m) {
 
 // Three ranges a rank: a fused matrix of queries, keys and values.
 std::vector<std::string> group_names(const CutMatrix& m) {
-  const bool fused =
-      m.cut == MatrixCut::columns &&
-      std::all_of(m.pieces.begin(), m.pieces.end(), [](const auto& pieces) {
-        return pieces.size() == 3;
-      });
+  const bool fused = m.cut == MatrixCut::columns &&
+                     std::all_of(
+                         m.pieces.begin(), m.pieces.end(),
+                         [](const auto& pieces) { return pieces.size() == 3; });
   return fused ? std::vector<std::string>{"Q", "K", "V"}
                : std::vector<std::string>{};
 }
@@ -323,13 +303,8 @@ Scale scale_of(const CutRegion& region) {
 }
 
 void draw_matrix(
-    Markup& page,
-    const char* sign,
-    const CutMatrix& m,
-    const std::string& name,
-    const std::string& letter,
-    const std::string& id,
-    const Scale& scale) {
+    Markup& page, const char* sign, const CutMatrix& m, const std::string& name,
+    const std::string& letter, const std::string& id, const Scale& scale) {
   Rectangle r{.id = id, .title = name + ", " + cut_text(m)};
   r.vertical = m.cut == MatrixCut::columns;
   r.size = m.cut_size();
@@ -348,9 +323,9 @@ void draw_matrix(
 }
 
 std::string subscripted(const char* letter, int64_t index) {
-  constexpr const char* kDigits[] = {
-      "\u2080", "\u2081", "\u2082", "\u2083", "\u2084",
-      "\u2085", "\u2086", "\u2087", "\u2088", "\u2089"};
+  constexpr const char* kDigits[] = {"\u2080", "\u2081", "\u2082", "\u2083",
+                                     "\u2084", "\u2085", "\u2086", "\u2087",
+                                     "\u2088", "\u2089"};
   std::string text = letter;
   for (const char c : std::to_string(index)) text += kDigits[c - '0'];
   return text;
@@ -400,8 +375,8 @@ std::string formula(const CutRegion& region, int64_t ranks) {
   return text;
 }
 
-std::string own_name(const CutMatrix& m, const CutRegion& region,
-                     const CutBlock& block) {
+std::string
+own_name(const CutMatrix& m, const CutRegion& region, const CutBlock& block) {
   if (m.name.empty()) {
     const auto& layer = block.layers.front();
     return layer.substr(layer.rfind('.') + 1);
@@ -411,15 +386,13 @@ std::string own_name(const CutMatrix& m, const CutRegion& region,
 }
 
 std::string features_text(const CutMatrix& m) {
-  return format_count(m.inputs) + (m.kernel.empty() ? " features" : " channels");
+  return format_count(m.inputs) +
+         (m.kernel.empty() ? " features" : " channels");
 }
 
 void draw_columns(
-    Markup& page,
-    const RegionContext& context,
-    const CutRegion& region,
-    const RegionCosts& costs,
-    const std::string& id) {
+    Markup& page, const RegionContext& context, const CutRegion& region,
+    const RegionCosts& costs, const std::string& id) {
   const Scale scale = scale_of(region);
   draw_state(
       page, context, id + "-x", "X", features_text(region.columns.front()));
@@ -427,8 +400,8 @@ void draw_columns(
   for (size_t i = 0; i < region.columns.size(); ++i) {
     const CutMatrix& m = region.columns[i];
     draw_matrix(
-        page, i == 0 ? "\u00d7" : "", m, own_name(m, region, context.block), "A",
-        id + "-a" + std::to_string(i), scale);
+        page, i == 0 ? "\u00d7" : "", m, own_name(m, region, context.block),
+        "A", id + "-a" + std::to_string(i), scale);
   }
   if (region.rows.empty()) {
     const CutMatrix& m = region.columns.front();
@@ -439,18 +412,14 @@ void draw_columns(
 }
 
 void draw_rows(
-    Markup& page,
-    const RegionContext& context,
-    const CutRegion& region,
-    const RegionCosts& costs,
-    const std::string& id) {
+    Markup& page, const RegionContext& context, const CutRegion& region,
+    const RegionCosts& costs, const std::string& id) {
   const Scale scale = scale_of(region);
   if (only_rows(&region) && !only_columns(context.before)) {
     draw_state(
         page, context, id + "-w", "X", features_text(region.rows.front()));
     draw_transfers(
-        page,
-        {"", "each rank takes its part", {}},
+        page, {"", "each rank takes its part", {}},
         {"all-gather", "of X\u2019s gradient", costs.leave_backward});
   }
   for (size_t i = 0; i < region.rows.size(); ++i) {
@@ -466,8 +435,8 @@ void draw_rows(
           features_text(m));
     }
     draw_matrix(
-        page, "\u00d7", m, own_name(m, region, context.block), words ? "E" : "B", own,
-        scale);
+        page, "\u00d7", m, own_name(m, region, context.block),
+        words ? "E" : "B", own, scale);
   }
 }
 
@@ -496,7 +465,8 @@ void draw_region(
     const CutMatrix& m = region.rows.back();
     draw_state(
         page, context, id + "-z", "Z",
-        format_count(m.outputs) + (m.kernel.empty() ? " features" : " channels"));
+        format_count(m.outputs) +
+            (m.kernel.empty() ? " features" : " channels"));
   }
   page.close().close().close();
 }

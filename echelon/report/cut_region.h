@@ -15,12 +15,13 @@ namespace echelon::detail {
 struct RegionContext {
   const TensorCut& cut;
   const CutBlock& block;
-  std::string id;  // unique in the page
+  std::string id;                     // unique in the page
   const CutRegion* before = nullptr;  // in the order of computation
   const CutRegion* after = nullptr;
   bool input_is_data = false;  // which has no gradient
   bool is_last = false;        // its output goes into the loss
-  /// Calls of the block's layers, with labels within a layer: "attn.c_attn sum".
+  /// Calls of the block's layers, with labels within a layer: "attn.c_attn
+  /// sum".
   const std::vector<CollectiveCost>& costs;
 };
 

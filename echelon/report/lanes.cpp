@@ -54,10 +54,9 @@ Rows rows_for(const std::vector<StepActivity>& ranks) {
   } else if (ranks.size() > 8) {
     rows = {12, 8, 1, 8};
   }
-  rows.has_communication =
-      std::any_of(ranks.begin(), ranks.end(), [](const StepActivity& a) {
-        return !a.communication.empty();
-      });
+  rows.has_communication = std::any_of(
+      ranks.begin(), ranks.end(),
+      [](const StepActivity& a) { return !a.communication.empty(); });
   return rows;
 }
 
@@ -72,10 +71,7 @@ std::string bar_title(const Span& span, const Interval& time) {
 }
 
 void add_intervals(
-    std::vector<Bar>& bars,
-    int row,
-    const char* color,
-    const char* name,
+    std::vector<Bar>& bars, int row, const char* color, const char* name,
     const Intervals& times) {
   for (const auto& time : times) {
     bars.push_back(
@@ -92,9 +88,7 @@ std::vector<Bar> bars_of(const std::vector<StepActivity>& ranks) {
       const SpanKind kind = piece.span->kind;
       if (kind == SpanKind::communication || kind == SpanKind::data) continue;
       bars.push_back(
-          {row,
-           color_of(kind),
-           piece.time,
+          {row, color_of(kind), piece.time,
            bar_title(*piece.span, piece.time)});
     }
     add_intervals(bars, row, "da", "waiting for data", rank.data);
@@ -203,28 +197,25 @@ class Drawing {
       const double share = ticks[i] / seconds;
       const auto x = coordinate(100 * share, 3) + "%";
       page_.empty(
-          "line",
-          {{"class", "grid"},
-           {"x1", x},
-           {"x2", x},
-           {"y1", "-4"},
-           {"y2", bottom}});
+          "line", {{"class", "grid"},
+                   {"x1", x},
+                   {"x2", x},
+                   {"y1", "-4"},
+                   {"y2", bottom}});
       page_.leaf(
           "text",
           {{"class", i % 2 == 1 ? "tick minor" : "tick"},
            {"x", x},
            {"y", std::to_string(height() + 16)},
-           {"text-anchor",
-            share < 0.04   ? "start"
-            : share > 0.96 ? "end"
-                           : "middle"}},
+           {"text-anchor", share < 0.04   ? "start"
+                           : share > 0.96 ? "end"
+                                          : "middle"}},
           ticks[i] == 0 ? "0" : format_seconds(ticks[i]));
     }
   }
 
   void draw_rank(
-      int index,
-      const std::vector<Bar>& bars,
+      int index, const std::vector<Bar>& bars,
       const std::vector<Bar>& collectives) {
     const auto& rank = picture_.ranks[index];
     const int y = index * rows_.rank();
@@ -273,12 +264,11 @@ class Drawing {
     const int y = bar.row / 2 * rows_.rank() + rows_.compute + rows_.between;
     const auto x = percent(bar.time.begin);
     page_.empty(
-        "line",
-        {{"class", "cut"},
-         {"x1", x},
-         {"x2", x},
-         {"y1", std::to_string(y)},
-         {"y2", std::to_string(y + rows_.communication)}});
+        "line", {{"class", "cut"},
+                 {"x1", x},
+                 {"x2", x},
+                 {"y1", std::to_string(y)},
+                 {"y2", std::to_string(y + rows_.communication)}});
   }
 
   void draw_bar(const Bar& bar, bool titled) {
@@ -301,8 +291,7 @@ class Drawing {
     }
     page_.open("rect", attributes);
     page_.leaf(
-        "title",
-        {},
+        "title", {},
         bar.joined == 1
             ? bar.title
             : std::to_string(bar.joined) + " spans, " + length_text(bar.time));
@@ -324,11 +313,10 @@ void draw_lanes(Markup& page, const LanesPicture& picture) {
   page.open("figcaption").leaf("h3", {}, picture.title).close();
   page.open("div", {{"class", "plot"}});
   page.open(
-      "svg",
-      {{"width", "100%"},
-       {"height", std::to_string(drawing.height() + 22)},
-       {"role", "img"},
-       {"aria-labelledby", picture.id + "-t " + picture.id + "-d"}});
+      "svg", {{"width", "100%"},
+              {"height", std::to_string(drawing.height() + 22)},
+              {"role", "img"},
+              {"aria-labelledby", picture.id + "-t " + picture.id + "-d"}});
   page.leaf("title", {{"id", picture.id + "-t"}}, picture.title);
   page.leaf("desc", {{"id", picture.id + "-d"}}, picture.description);
   drawing.draw();
@@ -337,18 +325,16 @@ void draw_lanes(Markup& page, const LanesPicture& picture) {
 
 void draw_lanes_pattern(Markup& page) {
   page.open(
-      "svg",
-      {{"class", "defs"},
-       {"width", "0"},
-       {"height", "0"},
-       {"aria-hidden", "true"}});
+      "svg", {{"class", "defs"},
+              {"width", "0"},
+              {"height", "0"},
+              {"aria-hidden", "true"}});
   page.open("defs").open(
-      "pattern",
-      {{"id", "hatch"},
-       {"width", "5"},
-       {"height", "5"},
-       {"patternUnits", "userSpaceOnUse"},
-       {"patternTransform", "rotate(45)"}});
+      "pattern", {{"id", "hatch"},
+                  {"width", "5"},
+                  {"height", "5"},
+                  {"patternUnits", "userSpaceOnUse"},
+                  {"patternTransform", "rotate(45)"}});
   page.empty(
       "rect", {{"class", "hatch-ground"}, {"width", "5"}, {"height", "5"}});
   page.empty(

@@ -14,8 +14,9 @@
 namespace echelon {
 namespace {
 
-constexpr int kHeight = 200;         // of the plot, in pixels
-constexpr double kPlotWidth = 1000;      // of the stretched drawing, in its own units
+constexpr int kHeight = 200;  // of the plot, in pixels
+constexpr double kPlotWidth =
+    1000;  // of the stretched drawing, in its own units
 constexpr size_t kMaxColumns = 240;  // of one picture
 
 // From the bottom up: what stays, then what comes and goes.
@@ -26,8 +27,8 @@ constexpr std::array<MemoryKind, 7> kOrder = {
     MemoryKind::working};
 
 const char* css_of(MemoryKind kind) {
-  constexpr std::array<const char*, 7> kClasses = {
-      "mp", "mg", "mo", "ma", "mu", "mc", "mw"};
+  constexpr std::array<const char*, 7> kClasses = {"mp", "mg", "mo", "ma",
+                                                   "mu", "mc", "mw"};
   return kClasses[static_cast<size_t>(kind)];
 }
 
@@ -46,8 +47,7 @@ struct Picture {
 // What a typical step of the rank looked like: the last recorded one that is no
 // outlier.
 std::optional<Interval> step_of(
-    const std::vector<StepActivity>& steps,
-    const Diagnosis& diagnosis,
+    const std::vector<StepActivity>& steps, const Diagnosis& diagnosis,
     int32_t rank) {
   std::optional<Interval> window;
   for (const auto& step : steps) {
@@ -146,16 +146,15 @@ class MemoryDrawing {
     page_.close();
     page_.open("div", {{"class", "plot"}});
     page_.open(
-        "svg",
-        {{"width", "100%"},
-         {"height", std::to_string(kHeight + 24)},
-         {"role", "img"},
-         {"aria-labelledby", id + "-t " + id + "-d"}});
+        "svg", {{"width", "100%"},
+                {"height", std::to_string(kHeight + 24)},
+                {"role", "img"},
+                {"aria-labelledby", id + "-t " + id + "-d"}});
     page_.leaf("title", {{"id", id + "-t"}}, name + ": memory over a step");
     page_.leaf("desc", {{"id", id + "-d"}}, description());
     draw_axes();
     draw_areas();
-    draw_line(rank.planned_bytes, "plan", "plan " );
+    draw_line(rank.planned_bytes, "plan", "plan ");
     draw_line(rank.limit_bytes, "limit", "limit ");
     page_.close().close().close();
   }
@@ -166,15 +165,16 @@ class MemoryDrawing {
     const int64_t peak = picture_.peak.memory.total();
     std::string text = "peak " + unbroken(format_bytes(peak));
     if (rank.planned_bytes > 0) {
-      const double ratio = static_cast<double>(peak) /
-                           static_cast<double>(rank.planned_bytes);
+      const double ratio =
+          static_cast<double>(peak) / static_cast<double>(rank.planned_bytes);
       text += ", " + unbroken(format_percent(ratio)) + " of the plan\u2019s";
     }
     return text;
   }
 
   std::string description() const {
-    std::string text = "At its fullest moment, " +
+    std::string text =
+        "At its fullest moment, " +
         format_seconds(
             1e-9 * static_cast<double>(
                        picture_.peak.begin_ns - picture_.window.begin)) +
@@ -183,22 +183,24 @@ class MemoryDrawing {
     for (const MemoryKind kind : kOrder) {
       const int64_t bytes = picture_.peak.memory[kind];
       if (bytes <= 0) continue;
-      text += " " + std::string(to_string(kind)) + " " + format_bytes(bytes) +
-              ",";
+      text +=
+          " " + std::string(to_string(kind)) + " " + format_bytes(bytes) + ",";
     }
     text.back() = '.';
     return text;
   }
 
   double y_of(int64_t bytes) const {
-    return kHeight * (1 - static_cast<double>(bytes) /
-                              static_cast<double>(top_));
+    return kHeight *
+           (1 - static_cast<double>(bytes) / static_cast<double>(top_));
   }
   double x_of(int64_t time) const {
     const auto length = static_cast<double>(
         std::max<int64_t>(1, picture_.window.end - picture_.window.begin));
-    return kPlotWidth * std::clamp(
-        static_cast<double>(time - picture_.window.begin) / length, 0.0, 1.0);
+    return kPlotWidth *
+           std::clamp(
+               static_cast<double>(time - picture_.window.begin) / length, 0.0,
+               1.0);
   }
 
   void draw_axes() {
@@ -206,22 +208,25 @@ class MemoryDrawing {
     while (top_ / unit >= 1024) unit *= 1024;
     for (const double tick : linear_ticks(
              0, static_cast<double>(top_) / static_cast<double>(unit), 4)) {
-      const auto bytes =
-          static_cast<int64_t>(tick * static_cast<double>(unit));
+      const auto bytes = static_cast<int64_t>(tick * static_cast<double>(unit));
       const double y = y_of(bytes);
       const auto at = coordinate(y);
       page_.empty(
-          "line",
-          {{"class", "grid"}, {"x1", "0"}, {"x2", "100%"}, {"y1", at},
-           {"y2", at}});
+          "line", {{"class", "grid"},
+                   {"x1", "0"},
+                   {"x2", "100%"},
+                   {"y1", at},
+                   {"y2", at}});
       page_.leaf(
           "text",
-          {{"class", "tick"}, {"x", "-8"}, {"y", coordinate(y + 4)},
+          {{"class", "tick"},
+           {"x", "-8"},
+           {"y", coordinate(y + 4)},
            {"text-anchor", "end"}},
           bytes == 0 ? "0" : format_bytes(bytes));
     }
-    const double seconds = 1e-9 * static_cast<double>(
-        picture_.window.end - picture_.window.begin);
+    const double seconds =
+        1e-9 * static_cast<double>(picture_.window.end - picture_.window.begin);
     const auto ticks = linear_ticks(0, seconds, 4);
     for (size_t i = 0; i < ticks.size(); ++i) {
       const double share = seconds > 0 ? ticks[i] / seconds : 0;
@@ -230,10 +235,9 @@ class MemoryDrawing {
           {{"class", i % 2 == 1 ? "tick minor" : "tick"},
            {"x", coordinate(100 * share) + "%"},
            {"y", std::to_string(kHeight + 18)},
-           {"text-anchor",
-            share < 0.04   ? "start"
-            : share > 0.96 ? "end"
-                           : "middle"}},
+           {"text-anchor", share < 0.04   ? "start"
+                           : share > 0.96 ? "end"
+                                          : "middle"}},
           ticks[i] == 0 ? "0" : format_seconds(ticks[i]));
     }
   }
@@ -241,12 +245,11 @@ class MemoryDrawing {
   // The top of the stack up to each kind, as steps from left to right.
   void draw_areas() {
     page_.open(
-        "svg",
-        {{"class", "areas"},
-         {"width", "100%"},
-         {"height", std::to_string(kHeight)},
-         {"viewBox", "0 0 1000 " + std::to_string(kHeight)},
-         {"preserveAspectRatio", "none"}});
+        "svg", {{"class", "areas"},
+                {"width", "100%"},
+                {"height", std::to_string(kHeight)},
+                {"viewBox", "0 0 1000 " + std::to_string(kHeight)},
+                {"preserveAspectRatio", "none"}});
     std::vector<int64_t> below(picture_.columns.size());
     for (const MemoryKind kind : kOrder) {
       std::vector<int64_t> above = below;
@@ -257,9 +260,8 @@ class MemoryDrawing {
       }
       if (any) {
         page_.open(
-            "path",
-            {{"class", css_of(kind)},
-             {"d", outline(above) + reversed(below) + "Z"}});
+            "path", {{"class", css_of(kind)},
+                     {"d", outline(above) + reversed(below) + "Z"}});
         page_.leaf("title", {}, std::string(to_string(kind))).close();
       }
       below = std::move(above);
@@ -290,13 +292,17 @@ class MemoryDrawing {
     const double y = y_of(bytes);
     const auto at = coordinate(y);
     page_.empty(
-        "line",
-        {{"class", "level " + css}, {"x1", "0"}, {"x2", "100%"}, {"y1", at},
-         {"y2", at}});
+        "line", {{"class", "level " + css},
+                 {"x1", "0"},
+                 {"x2", "100%"},
+                 {"y1", at},
+                 {"y2", at}});
     page_.leaf(
         "text",
-        {{"class", "level-name " + css}, {"x", "100%"},
-         {"y", coordinate(y - 5)}, {"text-anchor", "end"}},
+        {{"class", "level-name " + css},
+         {"x", "100%"},
+         {"y", coordinate(y - 5)},
+         {"text-anchor", "end"}},
         name + format_bytes(bytes));
   }
 
@@ -327,10 +333,10 @@ std::string sentence_of(const std::vector<Picture>& pictures) {
       });
   const auto& memory = fullest.peak.memory;
   const auto kind = *std::max_element(
-      kOrder.begin(), kOrder.end(), [&](MemoryKind a, MemoryKind b) {
-        return memory[a] < memory[b];
-      });
-  const double share = static_cast<double>(memory[kind]) /
+      kOrder.begin(), kOrder.end(),
+      [&](MemoryKind a, MemoryKind b) { return memory[a] < memory[b]; });
+  const double share =
+      static_cast<double>(memory[kind]) /
       static_cast<double>(std::max<int64_t>(1, memory.total()));
   return "Rank " + std::to_string(fullest.rank->rank) + " holds most, " +
          format_bytes(memory.total()) + "; " + format_percent(share) +
@@ -359,9 +365,8 @@ void draw_memory_section(
       "Tensors, as the allocator reports them, in one typical step; what "
       "libraries allocate by themselves is not among them.";
   if (timeline.memory.size() > pictures.size()) {
-    note += " Shown are the " + std::to_string(pictures.size()) +
-            " ranks of " + std::to_string(timeline.memory.size()) +
-            " that hold most.";
+    note += " Shown are the " + std::to_string(pictures.size()) + " ranks of " +
+            std::to_string(timeline.memory.size()) + " that hold most.";
   }
   page.leaf("p", {{"class", "note"}}, note);
   page.close();

@@ -1,5 +1,5 @@
-// What each rank held over one step, by kind: stacked areas, with the plan's peak and
-// the limit as lines.
+// What each rank held over one step, by kind: stacked areas, with the plan's
+// peak and the limit as lines.
 #pragma once
 
 #include "echelon/report/markup.h"
@@ -8,8 +8,8 @@
 
 namespace echelon {
 
-/// A typical step of at most kMemoryPictures ranks, those with the largest peaks.
-/// Nothing when no rank was measured.
+/// A typical step of at most kMemoryPictures ranks, those with the largest
+/// peaks. Nothing when no rank was measured.
 inline constexpr size_t kMemoryPictures = 4;
 void draw_memory_section(
     Markup& page, const Timeline& timeline, const Diagnosis& diagnosis);

@@ -26,8 +26,7 @@ void open_page(
       "<meta name=\"viewport\" content=\"width=device-width, "
       "initial-scale=1\">\n");
   page.leaf("title", {}, title + " \u00b7 Echelon");
-  page.open("style").raw(detail::kReportStyle).raw(
-      detail::kTensorStyle);
+  page.open("style").raw(detail::kReportStyle).raw(detail::kTensorStyle);
   if (plays) page.raw(detail::kPipelineStyle);
   page.raw(style).close().close();
   page.open("body").open("main");
@@ -46,11 +45,10 @@ std::string finish_page(Markup page, PageScript script) {
 void draw_key(Markup& page, const char* color, const char* text) {
   page.open("span", {{"class", "key"}});
   page.open(
-      "svg",
-      {{"class", "swatch"},
-       {"width", "18"},
-       {"height", "12"},
-       {"aria-hidden", "true"}});
+      "svg", {{"class", "swatch"},
+              {"width", "18"},
+              {"height", "12"},
+              {"aria-hidden", "true"}});
   page.empty("rect", {{"class", color}, {"width", "18"}, {"height", "12"}});
   page.close().text(text).close();
 }

@@ -166,12 +166,11 @@ class Drawing {
       draw_row(row, next);
     }
     page_.empty(
-        "line",
-        {{"class", "cursor"},
-         {"x1", "0"},
-         {"x2", "0"},
-         {"y1", "-5"},
-         {"y2", std::to_string(bottom_)}});
+        "line", {{"class", "cursor"},
+                 {"x1", "0"},
+                 {"x2", "0"},
+                 {"y1", "-5"},
+                 {"y2", std::to_string(bottom_)}});
   }
 
  private:
@@ -197,22 +196,20 @@ class Drawing {
     for (const double tick : linear_ticks(0, range_, 8)) {
       const double share = tick / range_;
       page_.empty(
-          "line",
-          {{"class", "grid"},
-           {"x1", percent(tick)},
-           {"x2", percent(tick)},
-           {"y1", "-4"},
-           {"y2", std::to_string(bottom_)}});
+          "line", {{"class", "grid"},
+                   {"x1", percent(tick)},
+                   {"x2", percent(tick)},
+                   {"y1", "-4"},
+                   {"y2", std::to_string(bottom_)}});
       const auto index = std::llround(tick / linear_step());
       page_.leaf(
           "text",
           {{"class", index % 2 == 1 ? "tick minor" : "tick"},
            {"x", percent(tick)},
            {"y", std::to_string(bottom_ + 14)},
-           {"text-anchor",
-            share < 0.04   ? "start"
-            : share > 0.93 ? "end"
-                           : "middle"}},
+           {"text-anchor", share < 0.04   ? "start"
+                           : share > 0.93 ? "end"
+                                          : "middle"}},
           tick == 0               ? "0"
           : picture_.unit.empty() ? format_seconds(tick)
                                   : format_number(tick));
@@ -276,10 +273,9 @@ class Drawing {
          {"transform", "translate(0 " + std::to_string(tops_[row]) + ")"}});
     draw_name(row);
     page_.empty(
-        "rect",
-        {{"class", "gap"},
-         {"width", percent(end_)},
-         {"height", std::to_string(sizes_.row)}});
+        "rect", {{"class", "gap"},
+                 {"width", percent(end_)},
+                 {"height", std::to_string(sizes_.row)}});
     for (; next < picture_.blocks.size() &&
            static_cast<size_t>(picture_.blocks[next].row) == row;
          ++next) {
@@ -402,14 +398,13 @@ void draw_picture(Markup& page, const Drawn& drawn, double range, bool titled) {
   Drawing drawing(page, drawn, range, titled);
   page.open("div", {{"class", "plot"}});
   page.open(
-      "svg",
-      {{"width", "100%"},
-       {"height", std::to_string(drawing.height() + 20)},
-       {"role", "img"},
-       {"aria-labelledby", picture.id + "-t " + picture.id + "-d"},
-       {"data-steps", steps_text(drawn, range)},
-       {"data-range", coordinate(range, 9)},
-       {"data-unit", picture.unit}});
+      "svg", {{"width", "100%"},
+              {"height", std::to_string(drawing.height() + 20)},
+              {"role", "img"},
+              {"aria-labelledby", picture.id + "-t " + picture.id + "-d"},
+              {"data-steps", steps_text(drawn, range)},
+              {"data-range", coordinate(range, 9)},
+              {"data-unit", picture.unit}});
   page.leaf("title", {{"id", picture.id + "-t"}}, picture.title);
   page.leaf("desc", {{"id", picture.id + "-d"}}, description_of(drawn));
   drawing.draw();
@@ -428,12 +423,11 @@ void draw_picture(Markup& page, const Drawn& drawn, double range, bool titled) {
 void draw_pattern(
     Markup& page, const std::string& id, const std::string& ground, bool dots) {
   page.open(
-      "pattern",
-      {{"id", id},
-       {"width", "6"},
-       {"height", "6"},
-       {"patternUnits", "userSpaceOnUse"},
-       {"patternTransform", dots ? "rotate(0)" : "rotate(45)"}});
+      "pattern", {{"id", id},
+                  {"width", "6"},
+                  {"height", "6"},
+                  {"patternUnits", "userSpaceOnUse"},
+                  {"patternTransform", dots ? "rotate(0)" : "rotate(45)"}});
   page.empty("rect", {{"class", ground}, {"width", "6"}, {"height", "6"}});
   if (dots) {
     page.empty(
@@ -489,8 +483,7 @@ void draw_player(
                               : std::string(name) == "next" ? "Next step"
                                                             : "Previous step";
     page.leaf(
-        "button",
-        {{"type", "button"}, {"class", name}, {"aria-label", label}},
+        "button", {{"type", "button"}, {"class", name}, {"aria-label", label}},
         text);
   }
   page.raw(
@@ -511,11 +504,10 @@ void draw_player(
   }
   page.close();
   page.open(
-      "div",
-      {{"class", "scene"},
-       {"tabindex", "0"},
-       {"role", "region"},
-       {"aria-label", "The devices at this step"}});
+      "div", {{"class", "scene"},
+              {"tabindex", "0"},
+              {"role", "region"},
+              {"aria-label", "The devices at this step"}});
   page.close();
   page.raw("</div>");
 }
@@ -574,11 +566,10 @@ PlayerSteps player_steps(const std::vector<PipelineBlock>& blocks) {
 
 void draw_pipeline_patterns(Markup& page) {
   page.open(
-      "svg",
-      {{"class", "defs"},
-       {"width", "0"},
-       {"height", "0"},
-       {"aria-hidden", "true"}});
+      "svg", {{"class", "defs"},
+              {"width", "0"},
+              {"height", "0"},
+              {"aria-hidden", "true"}});
   page.open("defs");
   for (int shade = 0; shade < kNumShades; ++shade) {
     const auto number = std::to_string(shade);
@@ -590,10 +581,8 @@ void draw_pipeline_patterns(Markup& page) {
 }
 
 void draw_pipelines(
-    Markup& page,
-    const std::vector<PipelinePicture>& pictures,
-    size_t plays_first,
-    size_t max_blocks) {
+    Markup& page, const std::vector<PipelinePicture>& pictures,
+    size_t plays_first, size_t max_blocks) {
   std::vector<Drawn> all;
   double until = std::numeric_limits<double>::infinity();
   for (const auto& picture : pictures) {

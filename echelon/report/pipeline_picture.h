@@ -46,10 +46,8 @@ inline constexpr size_t kMaxPipelineBlocks = 1000;  // of a picture
 /// units are the same. `plays_first` is the one that
 /// the player shows at first.
 void draw_pipelines(
-    Markup& page,
-    const std::vector<PipelinePicture>& pictures,
-    size_t plays_first = 0,
-    size_t max_blocks = kMaxPipelineBlocks);
+    Markup& page, const std::vector<PipelinePicture>& pictures,
+    size_t plays_first = 0, size_t max_blocks = kMaxPipelineBlocks);
 
 /// The patterns of the blocks; once in a page, before pictures.
 void draw_pipeline_patterns(Markup& page);

@@ -120,8 +120,8 @@ PipelinePicture step_picture(
     PipelineRows rows, int64_t step, const std::string& id, bool simulated) {
   PipelinePicture picture;
   picture.id = id;
-  picture.title =
-      (simulated ? "Simulated: step " : "Measured: step ") + std::to_string(step);
+  picture.title = (simulated ? "Simulated: step " : "Measured: step ") +
+                  std::to_string(step);
   picture.player_name = simulated ? "the simulated step" : "the real step";
   picture.rows = std::move(rows.rows);
   picture.blocks = std::move(rows.blocks);
@@ -151,8 +151,7 @@ std::string placement_sentence(const PipelineRows& rows, double idle) {
 }  // namespace
 
 std::optional<StagePictures> pipeline_pictures(
-    const Timeline& timeline,
-    const std::optional<PipelineRows>& given,
+    const Timeline& timeline, const std::optional<PipelineRows>& given,
     const std::string& id) {
   const auto step = typical_pipeline_step(timeline);
   if (!step) return {};
@@ -200,8 +199,7 @@ placement_pictures(const Timeline& timeline, const std::string& id) {
 }
 
 std::optional<StagePictures> stage_pictures(
-    const Timeline& timeline,
-    const std::optional<PipelineRows>& ideal,
+    const Timeline& timeline, const std::optional<PipelineRows>& ideal,
     const std::string& id) {
   auto result = pipeline_pictures(timeline, ideal, id);
   return result ? std::move(result) : placement_pictures(timeline, id);

@@ -25,8 +25,7 @@ struct StagePictures {
 /// unit: they are scaled so that a row works as long as in the measured step.
 /// Nothing when the timeline holds no actions (pipeline_blocks.h).
 std::optional<StagePictures> pipeline_pictures(
-    const Timeline& timeline,
-    const std::optional<PipelineRows>& ideal,
+    const Timeline& timeline, const std::optional<PipelineRows>& ideal,
     const std::string& id);
 
 /// Which device of a rank worked when. Nothing when no track is a device's.
@@ -35,8 +34,7 @@ placement_pictures(const Timeline& timeline, const std::string& id);
 
 /// The one of both that the timeline has, if any.
 std::optional<StagePictures> stage_pictures(
-    const Timeline& timeline,
-    const std::optional<PipelineRows>& ideal,
+    const Timeline& timeline, const std::optional<PipelineRows>& ideal,
     const std::string& id);
 
 /// The pictures; heading and sentence are the caller's to write.

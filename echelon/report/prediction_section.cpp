@@ -29,8 +29,7 @@ std::string ratio_text(double predicted, double measured) {
 // --- Time -------------------------------------------------------------------
 
 StackedRow row_of(
-    const std::string& name,
-    const std::vector<ComparedPart>& parts,
+    const std::string& name, const std::vector<ComparedPart>& parts,
     double ComparedPart::*side) {
   StackedRow row{.name = name, .total = {}, .parts = {}};
   for (const auto& part : parts) {
@@ -40,8 +39,10 @@ StackedRow row_of(
     }
     const bool axis = part.color == std::string("ex");
     row.parts.push_back(
-        {part.color, axis ? "communication, not hidden" : part.name,
-         part.*side, {}});
+        {part.color,
+         axis ? "communication, not hidden" : part.name,
+         part.*side,
+         {}});
   }
   for (auto& part : row.parts) part.text = format_seconds(part.value);
   row.total = format_seconds(row.sum());
@@ -71,12 +72,12 @@ void draw_bars(
 
 void open_table(Markup& page, const char* label) {
   page.open(
-      "div",
-      {{"class", "scroll"},
-       {"tabindex", "0"},
-       {"role", "region"},
-       {"aria-label", label}});
-  page.open("table", {{"class", "compared"}}).leaf("caption", {{"class", "hidden"}}, label);
+      "div", {{"class", "scroll"},
+              {"tabindex", "0"},
+              {"role", "region"},
+              {"aria-label", label}});
+  page.open("table", {{"class", "compared"}})
+      .leaf("caption", {{"class", "hidden"}}, label);
 }
 
 void draw_heads(Markup& page, const char* first, bool measured) {
@@ -113,8 +114,9 @@ void draw_times(
     step.predicted += part.predicted;
     step.measured += part.measured;
   }
-  open_table(page, measured ? "Predicted and measured time of a step"
-                            : "Predicted time of a step");
+  open_table(
+      page, measured ? "Predicted and measured time of a step"
+                     : "Predicted time of a step");
   draw_heads(page, "Time", measured);
   page.open("tbody");
   draw_time_row(page, step, step.predicted, measured, "all");
@@ -128,7 +130,8 @@ void draw_times(
 
 struct RankRow {
   int32_t rank = 0;
-  int64_t others = 0;  // ranks of which the same was predicted, nothing measured
+  int64_t others =
+      0;  // ranks of which the same was predicted, nothing measured
   MemoryByKind predicted;
   std::optional<MemoryByKind> measured;
 
@@ -138,8 +141,8 @@ struct RankRow {
   }
 };
 
-std::vector<RankRow> rank_rows(
-    const StepPrediction& prediction, const Timeline& timeline) {
+std::vector<RankRow>
+rank_rows(const StepPrediction& prediction, const Timeline& timeline) {
   const auto measured = fullest_moments(timeline);
   std::vector<RankRow> rows;
   for (const auto& one : prediction.memory) {
@@ -184,7 +187,8 @@ void draw_memory_row(
             static_cast<double>(predicted),
             static_cast<double>(measured.value_or(0))));
   } else {
-    page.leaf("td", {}, whole > 0 ? format_percent(share(predicted, whole)) : "");
+    page.leaf(
+        "td", {}, whole > 0 ? format_percent(share(predicted, whole)) : "");
   }
   page.close();
 }
@@ -203,9 +207,9 @@ void draw_memory(
     Markup& page, const StepPrediction& prediction, const Timeline& timeline) {
   auto rows = rank_rows(prediction, timeline);
   if (rows.empty()) return;
-  const bool any = std::any_of(rows.begin(), rows.end(), [](const RankRow& row) {
-    return row.measured.has_value();
-  });
+  const bool any = std::any_of(
+      rows.begin(), rows.end(),
+      [](const RankRow& row) { return row.measured.has_value(); });
   std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
     return a.size() > b.size();
   });
@@ -241,7 +245,8 @@ void draw_memory(
 const char* kNote =
     "Both steps are cut into the same parts, means over the ranks. Not hidden: "
     "communication while nothing computes, with the wait for slower ranks. Not "
-    "predicted are the wait for data and what else the host does. Ratio: measured "
+    "predicted are the wait for data and what else the host does. Ratio: "
+    "measured "
     "over predicted. Memory is that of tensors.";
 
 }  // namespace
@@ -265,10 +270,10 @@ std::string prediction_sentence(
   const double predicted = prediction.step_seconds;
   const double real = measured.step_seconds();
   if (!(predicted > 0) || !(real > 0)) return "";
-  std::string text = "On " + prediction.cluster + " a step was predicted to take " +
-                     format_seconds(predicted) + ", and took " +
-                     format_seconds(real) + ", " +
-                     ratio_text(predicted, real) + " times that.";
+  std::string text =
+      "On " + prediction.cluster + " a step was predicted to take " +
+      format_seconds(predicted) + ", and took " + format_seconds(real) + ", " +
+      ratio_text(predicted, real) + " times that.";
   const auto parts = compared_parts(prediction.parts, measured);
   const auto off = [](const ComparedPart& part) {
     return std::abs(part.measured - part.predicted);
@@ -285,9 +290,7 @@ std::string prediction_sentence(
 }
 
 void draw_prediction(
-    Markup& page,
-    const StepPrediction& prediction,
-    const Timeline& timeline,
+    Markup& page, const StepPrediction& prediction, const Timeline& timeline,
     const Diagnosis& diagnosis) {
   const bool measured = !timeline.simulated;
   page.open("section", {{"id", "predicted"}});

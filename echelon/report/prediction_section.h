@@ -1,13 +1,13 @@
-// What was predicted of a step, beside what was measured: two bars on one scale, the
-// parts in figures, memory by kind.
+// What was predicted of a step, beside what was measured: two bars on one
+// scale, the parts in figures, memory by kind.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "echelon/timeline/memory_kind.h"
 #include "echelon/report/markup.h"
+#include "echelon/timeline/memory_kind.h"
 #include "echelon/timeline/overlap.h"
 #include "echelon/timeline/timed_parts.h"
 #include "echelon/timeline/timeline.h"
@@ -33,16 +33,14 @@ struct StepPrediction {
 /// Of each rank that was measured its fullest moment in the recorded steps.
 std::vector<PredictedMemory> fullest_moments(const Timeline& timeline);
 
-/// Beside a simulated timeline the prediction stands alone. `diagnosis` is that of
-/// `timeline`. Without a prediction, the line that says how to get one.
+/// Beside a simulated timeline the prediction stands alone. `diagnosis` is that
+/// of `timeline`. Without a prediction, the line that says how to get one.
 void draw_prediction(
-    Markup& page,
-    const StepPrediction& prediction,
-    const Timeline& timeline,
+    Markup& page, const StepPrediction& prediction, const Timeline& timeline,
     const Diagnosis& diagnosis);
 
-/// "Predicted on h100-sxm:1x8: 12.3 ms a step; measured 13.1 ms, 1.07 times as long
-/// …"; empty when nothing was measured.
+/// "Predicted on h100-sxm:1x8: 12.3 ms a step; measured 13.1 ms, 1.07 times as
+/// long …"; empty when nothing was measured.
 std::string prediction_sentence(
     const StepPrediction& prediction, const TimedParts& measured);
 

@@ -9,13 +9,13 @@
 #include "echelon/report/collectives.h"
 #include "echelon/report/markup.h"
 #include "echelon/report/memory_section.h"
-#include "echelon/timeline/overlap.h"
 #include "echelon/report/page.h"
 #include "echelon/report/pipeline_section.h"
 #include "echelon/report/report_time.h"
 #include "echelon/report/tensor_section.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/overlap.h"
 
 namespace echelon {
 namespace {
@@ -77,9 +77,7 @@ Tile tile_of(std::string name, const std::string& text, std::string sub) {
     return {std::move(name), text, "", std::move(sub)};
   }
   return {
-      std::move(name),
-      text.substr(0, space),
-      text.substr(space + 1),
+      std::move(name), text.substr(0, space), text.substr(space + 1),
       std::move(sub)};
 }
 
@@ -88,8 +86,7 @@ std::optional<Tile>
 cost_tile(const Diagnosis& d, const std::optional<StagePictures>& stages) {
   if (stages && stages->ideal_idle) {
     return tile_of(
-        "Pipeline bubble",
-        format_percent(stages->idle),
+        "Pipeline bubble", format_percent(stages->idle),
         "ideal " + format_percent(*stages->ideal_idle));
   }
   if (stages) {
@@ -117,35 +114,29 @@ bool of_texts(const ReportInput& input) {
 
 std::function<double(const StepMetrics&)> rate_of(bool texts) {
   if (!texts) return &StepMetrics::samples_per_second;
-  return [](const StepMetrics& m) {
-    return m.tokens_per_second.value_or(NAN);
-  };
+  return [](const StepMetrics& m) { return m.tokens_per_second.value_or(NAN); };
 }
 
 Tile evaluation_tile(const EvaluationMetrics& last) {
   if (!last.perplexity) {
     return tile_of(
-        "Held-out accuracy",
-        format_percent(last.accuracy),
+        "Held-out accuracy", format_percent(last.accuracy),
         "of " + format_count(last.samples) + " samples");
   }
   return tile_of(
-      "Held-out perplexity",
-      format_number(*last.perplexity),
+      "Held-out perplexity", format_number(*last.perplexity),
       format_percent(last.accuracy) + " of " +
           format_count(last.tokens.value_or(0)) + " tokens right");
 }
 
 std::vector<Tile> tiles_of(
-    const ReportInput& input,
-    const Diagnosis& d,
+    const ReportInput& input, const Diagnosis& d,
     const std::optional<StagePictures>& stages) {
   std::vector<Tile> tiles;
   if (!input.metrics.empty() && !is_simulated(input)) {
     const auto& last = input.metrics.back();
     tiles.push_back(tile_of(
-        "Final loss",
-        format_number(last.loss),
+        "Final loss", format_number(last.loss),
         "after step " + format_count(last.step)));
   }
   if (!input.evaluations.empty()) {
@@ -155,8 +146,7 @@ std::vector<Tile> tiles_of(
     const bool texts = of_texts(input);
     const double rate = median(finite_values(input.metrics, rate_of(texts)));
     tiles.push_back(tile_of(
-        "Throughput",
-        format_count(rate),
+        "Throughput", format_count(rate),
         texts ? "tokens/s, median" : "samples/s, median"));
   }
   if (const double seconds = total_seconds(input); seconds > 0) {
@@ -173,8 +163,7 @@ void draw_head(
     Markup& page, const ReportInput& input, const std::vector<Tile>& tiles) {
   page.open("header");
   page.leaf(
-      "p",
-      {{"class", "eyebrow"}},
+      "p", {{"class", "eyebrow"}},
       is_simulated(input) ? "Echelon \u00b7 simulated run"
                           : "Echelon \u00b7 training run");
   page.leaf("h1", {}, input.title);
@@ -243,9 +232,7 @@ Chart loss_chart(const ReportInput& input) {
       {"training", "c1", CurveStyle::raw_and_smooth, std::move(points)});
   if (!input.evaluations.empty()) {
     chart.curves.push_back(
-        {"held-out",
-         "c2",
-         CurveStyle::dots,
+        {"held-out", "c2", CurveStyle::dots,
          points_of(input.evaluations, &EvaluationMetrics::loss)});
   }
   if (const auto step = first_not_finite(input)) {
@@ -259,8 +246,7 @@ Chart accuracy_chart(const ReportInput& input) {
   chart.scale = YScale::share;
   chart.height = 240;
   const auto best = std::max_element(
-      input.evaluations.begin(),
-      input.evaluations.end(),
+      input.evaluations.begin(), input.evaluations.end(),
       [](const auto& a, const auto& b) { return a.accuracy < b.accuracy; });
   chart.headline = "best " + unbroken(format_percent(best->accuracy)) +
                    ", step " + format_count(best->step);
@@ -273,12 +259,8 @@ Chart accuracy_chart(const ReportInput& input) {
 }
 
 Chart small_chart(
-    const ReportInput& input,
-    std::string id,
-    std::string title,
-    YScale scale,
-    CurveStyle style,
-    const std::function<double(const StepMetrics&)>& value) {
+    const ReportInput& input, std::string id, std::string title, YScale scale,
+    CurveStyle style, const std::function<double(const StepMetrics&)>& value) {
   Chart chart{.id = std::move(id), .title = std::move(title)};
   chart.scale = scale;
   chart.height = 130;
@@ -297,8 +279,7 @@ Chart perplexity_chart(const ReportInput& input) {
     return e.perplexity.value_or(NAN);
   };
   const auto best = std::min_element(
-      input.evaluations.begin(),
-      input.evaluations.end(),
+      input.evaluations.begin(), input.evaluations.end(),
       [&](const auto& a, const auto& b) { return value(a) < value(b); });
   chart.headline = "best " + format_number(value(*best)) + ", step " +
                    format_count(best->step);
@@ -321,44 +302,29 @@ void draw_curves(Markup& page, const ReportInput& input) {
   draw_chart(page, loss_chart(input));
   if (evaluated) {
     draw_chart(
-        page,
-        input.evaluations[0].perplexity ? perplexity_chart(input)
-                                        : accuracy_chart(input));
+        page, input.evaluations[0].perplexity ? perplexity_chart(input)
+                                              : accuracy_chart(input));
   }
   page.close();
   page.open("div", {{"class", "grid3"}});
   using M = StepMetrics;
   const bool texts = of_texts(input);
   auto throughput = small_chart(
-      input,
-      "throughput",
-      texts ? "Tokens per second" : "Samples per second",
-      YScale::from_zero,
-      CurveStyle::raw_and_smooth,
-      rate_of(texts));
+      input, "throughput", texts ? "Tokens per second" : "Samples per second",
+      YScale::from_zero, CurveStyle::raw_and_smooth, rate_of(texts));
   draw_chart(page, throughput);
   draw_chart(
-      page,
-      small_chart(
-          input,
-          "learning-rate",
-          "Learning rate",
-          YScale::from_zero,
-          CurveStyle::line,
-          [](const M& m) { return m.learning_rate; }));
+      page, small_chart(
+                input, "learning-rate", "Learning rate", YScale::from_zero,
+                CurveStyle::line, [](const M& m) { return m.learning_rate; }));
   draw_chart(
-      page,
-      small_chart(
-          input,
-          "grad-norm",
-          "Gradient norm",
-          YScale::automatic,
-          CurveStyle::raw_and_smooth,
-          [](const M& m) { return m.grad_norm.value_or(NAN); }));
+      page, small_chart(
+                input, "grad-norm", "Gradient norm", YScale::automatic,
+                CurveStyle::raw_and_smooth,
+                [](const M& m) { return m.grad_norm.value_or(NAN); }));
   page.close();
   page.leaf(
-      "p",
-      {{"class", "note"}},
+      "p", {{"class", "note"}},
       "Horizontal axes count optimizer steps. The pale line is each step, or "
       "its range where steps are too many to draw; the strong line is "
       "the mean over a fifteenth of the run around it.");
@@ -403,8 +369,7 @@ std::string to_html(const ReportInput& input) {
   draw_memory_section(page, input.timeline, diagnosis);
   draw_facts(page, input);
   page.leaf(
-      "footer",
-      {},
+      "footer", {},
       "Written by Echelon from metrics.jsonl and timeline.json beside this "
       "file; ui.perfetto.dev opens the timeline with every span.");
   return finish_page(std::move(page), script);

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "echelon/timeline/metrics.h"
-#include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/report/prediction_section.h"
 #include "echelon/report/tensor_cut.h"
+#include "echelon/timeline/metrics.h"
+#include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/timeline/timeline.h"
 
 namespace echelon {

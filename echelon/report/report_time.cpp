@@ -29,9 +29,8 @@ std::vector<PickedStep> picked_steps(const Diagnosis& d) {
   std::sort(sorted.begin(), sorted.end());
   const auto [typical_seconds, typical] = sorted[(sorted.size() - 1) / 2];
   std::vector<PickedStep> picked = {
-      {typical,
-       "Step " + std::to_string(typical) +
-           ", a typical one: " + format_seconds(typical_seconds)}};
+      {typical, "Step " + std::to_string(typical) +
+                    ", a typical one: " + format_seconds(typical_seconds)}};
   // The first recorded step warms caches up; its length says little.
   const int64_t first = longest.begin()->first;
   std::erase_if(
@@ -61,10 +60,8 @@ std::string describe(const std::vector<StepActivity>& ranks) {
 }
 
 void draw_pictures(
-    Markup& page,
-    const Timeline& timeline,
-    const std::vector<PickedStep>& steps,
-    const std::string& prefix) {
+    Markup& page, const Timeline& timeline,
+    const std::vector<PickedStep>& steps, const std::string& prefix) {
   const auto activities = step_activities(timeline);
   std::vector<LanesPicture> pictures;
   std::vector<StepActivity> all;
@@ -87,20 +84,13 @@ void draw_pictures(
 }
 
 void draw_row(
-    Markup& page,
-    const std::string& name,
-    const StepBreakdown& b,
-    double longest,
-    bool all) {
+    Markup& page, const std::string& name, const StepBreakdown& b,
+    double longest, bool all) {
   page.open("tr", {{"class", all ? "all" : "one"}});
   page.leaf("th", {{"scope", "row"}}, name);
   for (const double seconds :
-       {b.step_seconds,
-        b.compute_seconds,
-        b.overlapped_seconds,
-        b.exposed_seconds,
-        b.data_seconds,
-        b.idle_seconds}) {
+       {b.step_seconds, b.compute_seconds, b.overlapped_seconds,
+        b.exposed_seconds, b.data_seconds, b.idle_seconds}) {
     page.leaf("td", {}, seconds < 0.5e-9 ? "\u2013" : format_seconds(seconds));
   }
   draw_bar_cell(
@@ -118,22 +108,16 @@ void draw_table(
   double longest = 0;
   for (const auto& b : d.ranks) longest = std::max(longest, b.step_seconds);
   page.open(
-      "div",
-      {{"class", "scroll"},
-       {"tabindex", "0"},
-       {"role", "region"},
-       {"aria-label", "Time of each rank"}});
+      "div", {{"class", "scroll"},
+              {"tabindex", "0"},
+              {"role", "region"},
+              {"aria-label", "Time of each rank"}});
   page.open("table").leaf(
       "caption", {{"class", "hidden"}}, "Mean time per step of each rank");
   page.open("thead").open("tr");
   for (const char* head :
-       {"Mean per step",
-        "Step",
-        "Compute",
-        "Overlapped",
-        "Exposed",
-        "Data wait",
-        "Idle"}) {
+       {"Mean per step", "Step", "Compute", "Overlapped", "Exposed",
+        "Data wait", "Idle"}) {
     page.leaf("th", {{"scope", "col"}}, head);
   }
   page.leaf("th", {{"scope", "col"}}, "Compute, exposed, data, idle");
@@ -166,8 +150,7 @@ void draw_tables(Markup& page, const Diagnosis& d) {
   }
   draw_table(page, d, extremes(d));
   page.leaf(
-      "p",
-      {{"class", "note"}},
+      "p", {{"class", "note"}},
       "The seven ranks with the most work, and the one with the least.");
   page.open("details").leaf(
       "summary", {}, "All " + std::to_string(d.ranks.size()) + " ranks");
@@ -204,9 +187,7 @@ void draw_time_section(
 }
 
 void draw_typical_step(
-    Markup& page,
-    const Timeline& timeline,
-    const Diagnosis& d,
+    Markup& page, const Timeline& timeline, const Diagnosis& d,
     const std::string& prefix) {
   auto steps = picked_steps(d);
   if (steps.empty()) return;

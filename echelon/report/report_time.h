@@ -16,9 +16,7 @@ void draw_time_section(
 /// The lanes of one typical step alone, with their legend; `prefix` makes its
 /// id unique. The page has drawn the lanes' pattern before (lanes.h).
 void draw_typical_step(
-    Markup& page,
-    const Timeline& timeline,
-    const Diagnosis& diagnosis,
+    Markup& page, const Timeline& timeline, const Diagnosis& diagnosis,
     const std::string& prefix);
 
 }  // namespace echelon

@@ -62,9 +62,7 @@ std::vector<Bucket>
 to_buckets(const std::vector<Point>& points, size_t max_buckets) {
   std::vector<Point> finite;
   std::copy_if(
-      points.begin(),
-      points.end(),
-      std::back_inserter(finite),
+      points.begin(), points.end(), std::back_inserter(finite),
       [](const Point& p) {
         return std::isfinite(p.x) && std::abs(p.y) < kLargest;
       });
@@ -109,8 +107,7 @@ std::vector<double> log_ticks(double low, double high) {
   const double decades = std::log10(high / low);
   std::vector<double> ticks;
   for (double power = std::floor(std::log10(low));
-       power <= std::ceil(std::log10(high)) && ticks.size() < 1000;
-       ++power) {
+       power <= std::ceil(std::log10(high)) && ticks.size() < 1000; ++power) {
     for (double factor : {1.0, 2.0, 5.0}) {
       const double tick = factor * std::pow(10, power);
       const bool shown = factor == 1 || decades < 2.2;

@@ -8,18 +8,22 @@ namespace echelon {
 namespace {
 
 constexpr int kRowHeight = 34;
-constexpr int kLimitTop = 16;  // below the name of the limit
-constexpr int kBelowBar = 10;  // that the last row does not need
+constexpr int kLimitTop = 16;           // below the name of the limit
+constexpr int kBelowBar = 10;           // that the last row does not need
 constexpr double kLeastDrawn = 0.0005;  // of the width
 constexpr double kLeastInLegend = 0.002;
 
 // Beside a limit that is at the end.
-void draw_words(Markup& page, const StackedBars& bars, const StackedRow& row, int top) {
+void draw_words(
+    Markup& page, const StackedBars& bars, const StackedRow& row, int top) {
   const std::string y = std::to_string(top);
   page.leaf("text", {{"class", "name"}, {"x", "0"}, {"y", y}}, row.name);
   page.leaf(
       "text",
-      {{"class", "share"}, {"x", "100%"}, {"y", y}, {"text-anchor", "end"},
+      {{"class", "share"},
+       {"x", "100%"},
+       {"y", y},
+       {"text-anchor", "end"},
        {"dx", bars.limit > 0 ? "-8" : "0"}},
       row.total);
 }
@@ -32,13 +36,13 @@ void draw_bar(Markup& page, const StackedRow& row, double whole, int top) {
     const double width = std::min(1.0, x / whole) - begin;
     if (width < kLeastDrawn) continue;
     page.open(
-        "rect",
-        {{"class", part.color},
-         {"x", coordinate(100 * begin) + "%"},
-         {"y", std::to_string(top + 5)},
-         {"width", coordinate(100 * width) + "%"},
-         {"height", "13"}});
-    page.leaf("title", {}, row.name + ": " + part.name + " " + part.text).close();
+        "rect", {{"class", part.color},
+                 {"x", coordinate(100 * begin) + "%"},
+                 {"y", std::to_string(top + 5)},
+                 {"width", coordinate(100 * width) + "%"},
+                 {"height", "13"}});
+    page.leaf("title", {}, row.name + ": " + part.name + " " + part.text)
+        .close();
   }
 }
 
@@ -66,16 +70,19 @@ void draw_limits(
   for (const auto& row : bars.rows) {
     const std::string x = place(row.limit > 0 ? row.limit : bars.limit);
     page.empty(
-        "line",
-        {{"class", "level limit"}, {"x1", x}, {"x2", x},
-         {"y1", std::to_string(begin)},
-         {"y2", std::to_string(std::min(end, height))}});
+        "line", {{"class", "level limit"},
+                 {"x1", x},
+                 {"x2", x},
+                 {"y1", std::to_string(begin)},
+                 {"y2", std::to_string(std::min(end, height))}});
     begin = end;
     end += kRowHeight;
   }
   page.leaf(
       "text",
-      {{"class", "level-name"}, {"x", place(bars.limit)}, {"y", "11"},
+      {{"class", "level-name"},
+       {"x", place(bars.limit)},
+       {"y", "11"},
        {"text-anchor", "end"}},
       bars.limit_name);
 }
@@ -105,9 +112,10 @@ void draw_stacked_bars(Markup& page, const StackedBars& bars) {
   const int height =
       top + kRowHeight * static_cast<int>(bars.rows.size()) - kBelowBar;
   page.open(
-      "svg",
-      {{"width", "100%"}, {"height", std::to_string(height)}, {"role", "img"},
-       {"aria-labelledby", bars.id + "-t " + bars.id + "-d"}});
+      "svg", {{"width", "100%"},
+              {"height", std::to_string(height)},
+              {"role", "img"},
+              {"aria-labelledby", bars.id + "-t " + bars.id + "-d"}});
   page.leaf("title", {{"id", bars.id + "-t"}}, bars.title);
   page.leaf("desc", {{"id", bars.id + "-d"}}, bars.description);
   int y = top;

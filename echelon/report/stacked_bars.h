@@ -1,5 +1,5 @@
-// Rows of stacked bars on one scale, as a figure: memory by kind, a step by what it
-// is spent on.
+// Rows of stacked bars on one scale, as a figure: memory by kind, a step by
+// what it is spent on.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ struct StackedPart {
   std::string color;  // a fill of the report's style: "bw"
   std::string name;   // in the legend; of one name, one colour
   double value = 0;
-  std::string text;   // "12.5 ms", shown while pointed at
+  std::string text;  // "12.5 ms", shown while pointed at
 };
 
 struct StackedRow {
@@ -26,7 +26,7 @@ struct StackedRow {
 };
 
 struct StackedBars {
-  std::string id;           // unique in the page
+  std::string id;  // unique in the page
   std::string title;
   std::string description;  // for those who do not see it
   std::vector<StackedRow> rows;

@@ -6,14 +6,14 @@
 #include <string>
 #include <utility>
 
-#include "echelon/timeline/chrome_trace.h"
 #include "echelon/report/lanes.h"
-#include "echelon/timeline/overlap.h"
 #include "echelon/report/page.h"
 #include "echelon/report/pipeline_section.h"
 #include "echelon/report/report_time.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/overlap.h"
 
 namespace echelon {
 namespace {
@@ -45,12 +45,14 @@ constexpr Text kPipelineTensorData = {
     "of a step the copies average their gradients."};
 constexpr Text kTensor = {
     "Tensor parallel",
-    "The matrices of each layer are cut over the ranks, which compute the whole "
+    "The matrices of each layer are cut over the ranks, which compute the "
+    "whole "
     "batch together: each has some of a layer's features, and where a layer "
     "needs them all the parts are summed."};
 constexpr Text kTensorData = {
     "Tensor and data parallel",
-    "Groups of ranks share the batch. In a group the matrices of each layer are "
+    "Groups of ranks share the batch. In a group the matrices of each layer "
+    "are "
     "cut over the ranks, which compute their samples together; then the ranks "
     "with the same parts average their gradients."};
 constexpr Text kPlacement = {
@@ -155,13 +157,11 @@ void draw_cells(Markup& page, const Run& run, bool texts) {
   page.leaf(
       "td", {}, metrics.empty() ? none : format_number(metrics.back().loss));
   page.leaf(
-      "td",
-      {},
+      "td", {},
       evaluations.empty() ? none : format_percent(evaluations.back().accuracy));
   if (texts) {
     page.leaf(
-        "td",
-        {},
+        "td", {},
         evaluations.empty() || !evaluations.back().perplexity
             ? none
             : format_number(*evaluations.back().perplexity));
@@ -173,11 +173,10 @@ void draw_cells(Markup& page, const Run& run, bool texts) {
 
 void draw_table(Markup& page, const std::vector<Run>& runs) {
   page.open(
-      "div",
-      {{"class", "scroll"},
-       {"tabindex", "0"},
-       {"role", "region"},
-       {"aria-label", "The runs in figures"}});
+      "div", {{"class", "scroll"},
+              {"tabindex", "0"},
+              {"role", "region"},
+              {"aria-label", "The runs in figures"}});
   page.open("table").leaf("caption", {{"class", "hidden"}}, "The runs");
   page.open("thead").open("tr");
   const bool texts = any_texts(runs);
@@ -243,8 +242,7 @@ std::string to_html(const StrategyPage& input) {
   if (!runs.empty()) draw_table(page, runs);
   for (size_t i = 0; i < runs.size(); ++i) draw_run(page, runs[i], i);
   page.leaf(
-      "footer",
-      {},
+      "footer", {},
       "Written by Echelon from the timeline.json and metrics.jsonl of each "
       "run.");
   return finish_page(std::move(page), script);
@@ -268,8 +266,7 @@ StrategyRun read_strategy_run(
 }
 
 void write_strategy_page(
-    const std::filesystem::path& path,
-    const std::string& title,
+    const std::filesystem::path& path, const std::string& title,
     const std::vector<std::filesystem::path>& run_folders) {
   StrategyPage page{.title = title};
   const auto folder = std::filesystem::absolute(path).parent_path();

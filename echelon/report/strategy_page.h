@@ -41,8 +41,7 @@ StrategyRun read_strategy_run(
 
 /// Reads the runs and replaces the file at `path`.
 void write_strategy_page(
-    const std::filesystem::path& path,
-    const std::string& title,
+    const std::filesystem::path& path, const std::string& title,
     const std::vector<std::filesystem::path>& run_folders);
 
 }  // namespace echelon

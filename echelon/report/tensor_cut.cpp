@@ -11,9 +11,8 @@ namespace {
 
 bool is_cut(const CutParameter& parameter) {
   return std::any_of(
-      parameter.parts.begin(), parameter.parts.end(), [](const Shard& part) {
-        return part.local_shape() != part.shape;
-      });
+      parameter.parts.begin(), parameter.parts.end(),
+      [](const Shard& part) { return part.local_shape() != part.shape; });
 }
 
 // "attn.c_attn" of "attn.c_attn.weight".
@@ -29,8 +28,7 @@ bool is_table_of_words(const std::string& name) {
   return false;
 }
 
-const CutParameter*
-bias_of(const CutLayer& layer, const std::string& module) {
+const CutParameter* bias_of(const CutLayer& layer, const std::string& module) {
   const std::string name = module.empty() ? "bias" : module + ".bias";
   for (const auto& parameter : layer.parameters) {
     if (parameter.name == name && !parameter.parts.empty() &&
@@ -131,8 +129,8 @@ std::vector<CutBlock> cut_blocks(const TensorCut& cut) {
   std::vector<CutBlock> blocks;
   std::vector<const CutLayer*> first;  // of each block
   for (const auto& layer : cut.layers) {
-    const auto same = std::find_if(
-        first.begin(), first.end(), [&](const CutLayer* other) {
+    const auto same =
+        std::find_if(first.begin(), first.end(), [&](const CutLayer* other) {
           return same_parameters(*other, layer) &&
                  is_table_of_words(other->name) ==
                      is_table_of_words(layer.name);

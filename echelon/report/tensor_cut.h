@@ -40,8 +40,8 @@ enum class MatrixCut {
 struct CutMatrix {
   std::string name;  // within its layer: "attn.c_attn"
   MatrixCut cut = MatrixCut::columns;
-  int64_t inputs = 0;   // rows of A
-  int64_t outputs = 0;  // columns of A
+  int64_t inputs = 0;           // rows of A
+  int64_t outputs = 0;          // columns of A
   std::vector<int64_t> kernel;  // of a convolution: height, width
   /// Along the side that is cut, by rank.
   std::vector<std::vector<IndexRange>> pieces;
@@ -51,8 +51,8 @@ struct CutMatrix {
   }
 };
 
-/// From where a tensor enters to where it leaves: matrices cut by columns, all of
-/// one input, then one cut by rows. Either may be missing.
+/// From where a tensor enters to where it leaves: matrices cut by columns, all
+/// of one input, then one cut by rows. Either may be missing.
 struct CutRegion {
   std::string name;  // what the names begin with: "attn"
   std::vector<CutMatrix> columns;
@@ -63,16 +63,17 @@ struct CutRegion {
 struct CutBlock {
   std::vector<std::string> layers;
   std::vector<CutRegion> regions;
-  std::vector<std::string> cut_vectors;  // "attn.c_attn.bias", in each rank's part
-  std::vector<std::string> whole;        // on every rank
+  std::vector<std::string>
+      cut_vectors;                 // "attn.c_attn.bias", in each rank's part
+  std::vector<std::string> whole;  // on every rank
 };
 
 /// In the order of their first layers. Layers without a cut parameter have no
 /// regions.
 ///
-/// How a matrix is cut follows from its parameters. The sides of a weight may be
-/// [out, in] or [in, out]: a bias that is cut belongs to cut outputs, a whole
-/// one to cut inputs. Without a bias, and for convolutions, weights are
+/// How a matrix is cut follows from its parameters. The sides of a weight may
+/// be [out, in] or [in, out]: a bias that is cut belongs to cut outputs, a
+/// whole one to cut inputs. Without a bias, and for convolutions, weights are
 /// [out, in, …]; a table of words [words, features] is known by its name.
 std::vector<CutBlock> cut_blocks(const TensorCut& cut);
 

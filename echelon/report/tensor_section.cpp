@@ -38,8 +38,8 @@ void draw_caption(Markup& page, const CutBlock& block, const std::string& id) {
   page.leaf("h3", {{"id", id + "-title"}}, title);
   if (n > 1) {
     page.leaf(
-        "span", {{"class", "now"}}, "\u00d7 " + std::to_string(n) +
-                                        ", all cut alike");
+        "span", {{"class", "now"}},
+        "\u00d7 " + std::to_string(n) + ", all cut alike");
   }
   page.close();
 }
@@ -57,8 +57,7 @@ struct Drawing {
 
 void draw_block(Markup& page, const Drawing& drawing) {
   const CutBlock& block = drawing.block;
-  const bool is_last =
-      block.layers.back() == drawing.cut.layers.back().name;
+  const bool is_last = block.layers.back() == drawing.cut.layers.back().name;
   page.open("figure", {{"class", "cut-layer"}, {"id", drawing.id}});
   draw_caption(page, block, drawing.id);
   for (size_t i = 0; i < block.regions.size(); ++i) {
@@ -88,8 +87,8 @@ void draw_block(Markup& page, const Drawing& drawing) {
 }
 
 // The calls of these layers, with labels within a layer.
-std::vector<CollectiveCost> costs_within(
-    const std::vector<CollectiveCost>& all, const CutBlock& block) {
+std::vector<CollectiveCost>
+costs_within(const std::vector<CollectiveCost>& all, const CutBlock& block) {
   std::vector<CollectiveCost> result;
   for (const auto& cost : all) {
     if (cost.axis != "tp") continue;
@@ -148,9 +147,11 @@ std::string lead_of(const TensorCut& cut) {
 
 void draw_keys(Markup& page, const TensorCut& cut) {
   page.open("div", {{"class", "keys under"}});
-  for (int64_t rank = 0; rank < cut.ranks && rank < detail::kNumRankColors; ++rank) {
+  for (int64_t rank = 0; rank < cut.ranks && rank < detail::kNumRankColors;
+       ++rank) {
     draw_key(
-        page, detail::rank_color(rank).c_str(), ("rank " + std::to_string(rank)).c_str());
+        page, detail::rank_color(rank).c_str(),
+        ("rank " + std::to_string(rank)).c_str());
   }
   draw_key(page, "kw", "on every rank");
   page.close();
@@ -159,9 +160,7 @@ void draw_keys(Markup& page, const TensorCut& cut) {
 }  // namespace
 
 void draw_tensor_section(
-    Markup& page,
-    const TensorCut& cut,
-    const Timeline& timeline,
+    Markup& page, const TensorCut& cut, const Timeline& timeline,
     const Diagnosis& diagnosis) {
   if (cut.ranks < 2 || cut.layers.empty()) return;
   const auto blocks = cut_blocks(cut);
@@ -185,14 +184,14 @@ void draw_tensor_section(
       continue;
     }
     draw_block(
-        page, {.cut = cut,
-               .block = block,
-               .id = "cut-" + std::to_string(drawn++),
-               .before = i > 0 ? last_region(blocks[i - 1]) : nullptr,
-               .after = i + 1 < blocks.size() ? first_region(blocks[i + 1])
-                                              : nullptr,
-               .is_first = i == 0,
-               .costs = costs_within(costs, block)});
+        page,
+        {.cut = cut,
+         .block = block,
+         .id = "cut-" + std::to_string(drawn++),
+         .before = i > 0 ? last_region(blocks[i - 1]) : nullptr,
+         .after = i + 1 < blocks.size() ? first_region(blocks[i + 1]) : nullptr,
+         .is_first = i == 0,
+         .costs = costs_within(costs, block)});
   }
   if (!whole.empty()) {
     page.leaf(

@@ -3,7 +3,9 @@
 namespace echelon::detail {
 namespace {
 
-size_t at(int32_t index) { return static_cast<size_t>(index); }
+size_t at(int32_t index) {
+  return static_cast<size_t>(index);
+}
 
 }  // namespace
 
@@ -47,8 +49,7 @@ void RankBuilder::add(ActionKind kind, int32_t local) {
     return counts[static_cast<size_t>(of)];
   };
   const bool whole = kind == ActionKind::backward;
-  const int32_t microbatch =
-      next(whole ? ActionKind::backward_input : kind)++;
+  const int32_t microbatch = next(whole ? ActionKind::backward_input : kind)++;
   if (whole) {
     ++next(ActionKind::backward_weight);
     ++next(ActionKind::backward);

@@ -1,4 +1,5 @@
-// What the generators share: where stages live, and a rank's list in the making.
+// What the generators share: where stages live, and a rank's list in the
+// making.
 #pragma once
 
 #include <array>
@@ -9,8 +10,8 @@
 namespace echelon::detail {
 
 /// An empty schedule in which rank r holds the stages r, r + p, r + 2p …
-Schedule looped(
-    const char* name, int32_t ranks, int32_t microbatches, int32_t per_rank);
+Schedule
+looped(const char* name, int32_t ranks, int32_t microbatches, int32_t per_rank);
 
 /// An empty schedule of two stages a rank in the shape of a V: rank r holds the
 /// stages r and 2p - 1 - r, so the last rank passes on to itself.
@@ -29,9 +30,7 @@ class RankBuilder {
 
   void forward(int32_t local) { add(ActionKind::forward, local); }
   void backward(int32_t local) { add(ActionKind::backward, local); }
-  void backward_input(int32_t local) {
-    add(ActionKind::backward_input, local);
-  }
+  void backward_input(int32_t local) { add(ActionKind::backward_input, local); }
   void backward_weight(int32_t local) {
     add(ActionKind::backward_weight, local);
   }

@@ -37,9 +37,7 @@ class Checker {
   }
 
   [[noreturn]] void refuse(
-      int32_t rank,
-      size_t index,
-      const Action& action,
+      int32_t rank, size_t index, const Action& action,
       const std::string& fault) const {
     refuse(place(rank, index, action) + " " + fault);
   }
@@ -53,7 +51,9 @@ class Checker {
   static std::string count(int32_t number, const std::string& what) {
     const bool hissing = what.ends_with("ch");
     return std::to_string(number) + " " + what +
-           (number == 1 ? "" : hissing ? "es" : "s");
+           (number == 1 ? ""
+            : hissing   ? "es"
+                        : "s");
   }
 
   void check_sizes() const {
@@ -62,7 +62,8 @@ class Checker {
           count(schedule_.num_microbatches, "microbatch") +
           ", but there must be at least one");
     }
-    if (schedule_.ranks.empty()) refuse("there are no ranks; name at least one");
+    if (schedule_.ranks.empty())
+      refuse("there are no ranks; name at least one");
     if (schedule_.rank_of_stage.empty()) {
       refuse("there are no stages; give each rank at least one");
     }
@@ -118,27 +119,21 @@ class Checker {
   void check_action(int32_t rank, size_t index, const Action& action) {
     if (action.stage < 0 || action.stage >= schedule_.num_stages()) {
       refuse(
-          rank,
-          index,
-          action,
+          rank, index, action,
           "is of stage " + std::to_string(action.stage) + ", but there are " +
               count(schedule_.num_stages(), "stage") + ", from 0");
     }
     if (action.microbatch < 0 ||
         action.microbatch >= schedule_.num_microbatches) {
       refuse(
-          rank,
-          index,
-          action,
+          rank, index, action,
           "is of microbatch " + std::to_string(action.microbatch) +
               ", but there are " + std::to_string(schedule_.num_microbatches) +
               ", from 0");
     }
     if (owner(action.stage) != rank) {
       refuse(
-          rank,
-          index,
-          action,
+          rank, index, action,
           "is of a stage that rank " + std::to_string(owner(action.stage)) +
               " holds; a stage is computed by one rank alone");
     }
@@ -147,8 +142,7 @@ class Checker {
         bit(action.kind);
   }
 
-  void
-  check_order(int32_t rank, size_t index, const Action& action) const {
+  void check_order(int32_t rank, size_t index, const Action& action) const {
     const uint8_t seen =
         seen_[detail::cell(schedule_, action.stage, action.microbatch)];
     const auto other = [&](Kind kind) {
@@ -156,9 +150,7 @@ class Checker {
     };
     if (seen & bit(action.kind)) {
       refuse(
-          rank,
-          index,
-          action,
+          rank, index, action,
           "is repeated; it stands as action " + first(rank, action) +
               " already: remove one");
     }
@@ -169,27 +161,21 @@ class Checker {
          {Kind::backward_input, Kind::backward_weight, Kind::backward}) {
       if ((whole || (split && kind == Kind::backward)) && seen & bit(kind)) {
         refuse(
-            rank,
-            index,
-            action,
+            rank, index, action,
             "stands beside " + other(kind) +
                 "; a backward is either B, or I and W: remove one");
       }
     }
     if (action.kind != Kind::forward && !(seen & bit(Kind::forward))) {
       refuse(
-          rank,
-          index,
-          action,
+          rank, index, action,
           "comes before its forward " + other(Kind::forward) +
               "; put that before it");
     }
     if (action.kind == Kind::backward_weight &&
         !(seen & bit(Kind::backward_input))) {
       refuse(
-          rank,
-          index,
-          action,
+          rank, index, action,
           "comes before " + other(Kind::backward_input) +
               ", from which it has its gradients; put that before it");
     }
@@ -266,8 +252,8 @@ class Checker {
     return result;
   }
 
-  std::string circle(
-      const detail::Walk& walk, const std::vector<int32_t>& path) const {
+  std::string
+  circle(const detail::Walk& walk, const std::vector<int32_t>& path) const {
     constexpr size_t kMostNamed = 4;
     std::string text = "deadlock: ";
     for (size_t i = 0; i < std::min(path.size(), kMostNamed); ++i) {

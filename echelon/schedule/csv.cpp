@@ -20,7 +20,8 @@ namespace {
 std::vector<std::vector<int32_t>> ticks(const Schedule& schedule) {
   std::vector<std::vector<int32_t>> begin;
   for (const auto& list : schedule.ranks) begin.emplace_back(list.size());
-  std::vector<int32_t> forward(detail::cell(schedule, schedule.num_stages(), 0));
+  std::vector<int32_t> forward(
+      detail::cell(schedule, schedule.num_stages(), 0));
   std::vector<int32_t> backward(forward.size());
   const auto visit = [&](int32_t rank, size_t index, const Action& action) {
     auto& own = begin[static_cast<size_t>(rank)];
@@ -54,7 +55,8 @@ class Reader {
     while (!text.empty() && is_blank(text.back())) text.remove_suffix(1);
     if (text.empty()) {
       throw ConfigError(
-          name + ": holds no schedule; it needs a row of actions for each rank");
+          name +
+          ": holds no schedule; it needs a row of actions for each rank");
     }
     text_ = text;
   }
@@ -113,8 +115,9 @@ class Reader {
       const auto whole = row.substr(begin, end - begin);
       const auto cell = trimmed(whole);
       ++cell_;
-      column_ = cell.empty() ? begin + 1
-                             : static_cast<size_t>(cell.data() - row.data()) + 1;
+      column_ = cell.empty()
+                    ? begin + 1
+                    : static_cast<size_t>(cell.data() - row.data()) + 1;
       if (!cell.empty()) read_cell(cell);
       begin = end + 1;
     }
@@ -179,9 +182,7 @@ class Reader {
 
   static std::optional<ActionKind> kind_of(char c) {
     for (const auto kind :
-         {ActionKind::forward,
-          ActionKind::backward,
-          ActionKind::backward_input,
+         {ActionKind::forward, ActionKind::backward, ActionKind::backward_input,
           ActionKind::backward_weight}) {
       if (letter(kind) == c) return kind;
     }

@@ -27,8 +27,8 @@ stage_by_step(int32_t ranks, int32_t microbatches, int32_t per_rank) {
 
 }  // namespace
 
-Schedule make_interleaved(
-    int32_t ranks, int32_t microbatches, int32_t stages_per_rank) {
+Schedule
+make_interleaved(int32_t ranks, int32_t microbatches, int32_t stages_per_rank) {
   if (stages_per_rank == 1) {
     Schedule schedule = make_1f1b(ranks, microbatches);
     schedule.name = "interleaved";

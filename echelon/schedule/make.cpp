@@ -3,7 +3,6 @@
 #include <functional>
 #include <utility>
 
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 #include "echelon/schedule/breadth_first.h"
 #include "echelon/schedule/dualpipev.h"
@@ -13,6 +12,7 @@
 #include "echelon/schedule/options.h"
 #include "echelon/schedule/zb_v.h"
 #include "echelon/schedule/zero_bubble.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
@@ -62,18 +62,14 @@ const Generator& find(const std::string& kind) {
 }
 
 void check_range(
-    const std::string& kind,
-    const std::string& what,
-    int64_t value,
-    int64_t lowest,
-    int64_t highest) {
+    const std::string& kind, const std::string& what, int64_t value,
+    int64_t lowest, int64_t highest) {
   if (value >= lowest && value <= highest) return;
   refuse(
-      kind,
-      what + " = " + std::to_string(value) + ", but must be from " +
-          std::to_string(lowest) + " to " + std::to_string(highest) +
-          "; the nearest is " +
-          std::to_string(std::clamp(value, lowest, highest)));
+      kind, what + " = " + std::to_string(value) + ", but must be from " +
+                std::to_string(lowest) + " to " + std::to_string(highest) +
+                "; the nearest is " +
+                std::to_string(std::clamp(value, lowest, highest)));
 }
 
 void check_per_rank(const Generator& generator, int32_t per_rank) {
@@ -92,37 +88,31 @@ void check_per_rank(const Generator& generator, int32_t per_rank) {
   }
 }
 
-void check_options(
-    const Generator& generator, const ScheduleOptions& options) {
+void check_options(const Generator& generator, const ScheduleOptions& options) {
   const std::string kind = generator.kind;
   check_range(kind, "ranks", options.ranks, 1, kMaxRanks);
   check_range(
-      kind,
-      "stages per rank",
-      options.stages_per_rank,
-      1,
+      kind, "stages per rank", options.stages_per_rank, 1,
       kMaxStages / options.ranks);
-  check_range(
-      kind, "microbatches", options.microbatches, 1, kMaxScheduleCells);
+  check_range(kind, "microbatches", options.microbatches, 1, kMaxScheduleCells);
   check_per_rank(generator, options.stages_per_rank);
   const int64_t stages = int64_t{options.ranks} * options.stages_per_rank;
   if (stages * options.microbatches > kMaxScheduleCells) {
     refuse(
-        kind,
-        std::to_string(stages) + " stages x " +
-            std::to_string(options.microbatches) + " microbatches are more " +
-            "than " + std::to_string(kMaxScheduleCells) +
-            " cells; ask for fewer");
+        kind, std::to_string(stages) + " stages x " +
+                  std::to_string(options.microbatches) +
+                  " microbatches are more " + "than " +
+                  std::to_string(kMaxScheduleCells) + " cells; ask for fewer");
   }
   if (kind == "dualpipev" && options.microbatches < stages) {
     refuse(
-        kind,
-        "microbatches = " + std::to_string(options.microbatches) + ", but " +
-            std::to_string(options.ranks) + " ranks need at least twice as " +
-            "many: take " + std::to_string(stages) + " microbatches, or " +
-            (options.microbatches < 2
-                 ? std::string("zb-v, which takes any number")
-                 : std::to_string(options.microbatches / 2) + " ranks"));
+        kind, "microbatches = " + std::to_string(options.microbatches) +
+                  ", but " + std::to_string(options.ranks) +
+                  " ranks need at least twice as " + "many: take " +
+                  std::to_string(stages) + " microbatches, or " +
+                  (options.microbatches < 2
+                       ? std::string("zb-v, which takes any number")
+                       : std::to_string(options.microbatches / 2) + " ranks"));
   }
 }
 
@@ -148,8 +138,7 @@ Schedule make_schedule(const ScheduleOptions& options) {
     whole.stages_per_rank = stages_per_rank_of(options.kind);
   }
   check_options(generator, whole);
-  return generator.make(
-      whole.ranks, whole.microbatches, whole.stages_per_rank);
+  return generator.make(whole.ranks, whole.microbatches, whole.stages_per_rank);
 }
 
 }  // namespace echelon

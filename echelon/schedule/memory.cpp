@@ -28,8 +28,8 @@ StoredActivations stored_activations(const Schedule& schedule) {
   return peak;
 }
 
-std::vector<double> stored_bytes(
-    const Schedule& schedule, const std::vector<StageBytes>& bytes) {
+std::vector<double>
+stored_bytes(const Schedule& schedule, const std::vector<StageBytes>& bytes) {
   if (bytes.size() != schedule.rank_of_stage.size()) {
     throw ConfigError(
         "stored_bytes: sizes of " + std::to_string(bytes.size()) +

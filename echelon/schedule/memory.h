@@ -28,7 +28,7 @@ struct StageBytes {
 
 /// By rank, the most bytes of activations at any time. `bytes` has an item for
 /// each stage.
-std::vector<double> stored_bytes(
-    const Schedule& schedule, const std::vector<StageBytes>& bytes);
+std::vector<double>
+stored_bytes(const Schedule& schedule, const std::vector<StageBytes>& bytes);
 
 }  // namespace echelon

@@ -1,7 +1,7 @@
 // 1F1B: after a warmup each stage alternates one forward and one backward.
 //
-//   rank 0  F0 F1 .  .  B0 F2 .  B1 F3 .  B2 .  .  B3     (p = 2, B twice as long)
-//   rank 1  .  F0 B0 .  F1 B1 .  F2 B2 .  F3 B3 .
+//   rank 0  F0 F1 .  .  B0 F2 .  B1 F3 .  B2 .  .  B3     (p = 2, B twice as
+//   long) rank 1  .  F0 B0 .  F1 B1 .  F2 B2 .  F3 B3 .
 //
 // Source: "PipeDream-Flush" in Narayanan et al., "Memory-Efficient
 // Pipeline-Parallel DNN Training", 2020, arXiv:2006.09503, section 3; and

@@ -12,8 +12,7 @@ namespace echelon {
 namespace {
 
 [[noreturn]] void refuse(
-    const PipelineLayout& options,
-    const std::string& has,
+    const PipelineLayout& options, const std::string& has,
     const std::string& but) {
   throw ConfigError(
       "[layout] schedule_file = \"" + options.schedule_file + "\" has " + has +
@@ -32,8 +31,7 @@ void check_file(
   if (options.microbatches > 0 &&
       options.microbatches != schedule.num_microbatches) {
     refuse(
-        options,
-        std::to_string(schedule.num_microbatches) + " microbatches",
+        options, std::to_string(schedule.num_microbatches) + " microbatches",
         "microbatches = " + std::to_string(options.microbatches) +
             "; leave that out or change one");
   }
@@ -60,28 +58,24 @@ int32_t narrow(int64_t value) {
 void bind(config::Section& section, PipelineLayout& options) {
   section
       .field(
-          "microbatches",
-          options.microbatches,
+          "microbatches", options.microbatches,
           "pieces of a batch that pass the pipeline one after the other; 0: as "
           "many as divide it, up to 4 for each pipeline rank")
       .at_least(0)
       .at_most(1 << 20);
   section
       .field(
-          "schedule",
-          options.schedule,
+          "schedule", options.schedule,
           "order in which a pipeline's ranks compute (see echelon schedule)")
       .one_of(schedule_kinds());
   section
       .field(
-          "stages_per_rank",
-          options.stages_per_rank,
+          "stages_per_rank", options.stages_per_rank,
           "pipeline stages that each rank holds; 0: what the schedule takes")
       .at_least(0)
       .at_most(1 << 10);
   section.field(
-      "schedule_file",
-      options.schedule_file,
+      "schedule_file", options.schedule_file,
       "a schedule of your own, in place of the three above: CSV as `echelon "
       "schedule --format csv` writes it");
 }

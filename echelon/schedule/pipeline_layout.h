@@ -15,11 +15,11 @@ class Section;
 }
 
 struct PipelineLayout {
-  int64_t microbatches = 0;     // of a step; 0: 4 per pipeline rank, or
-                                // less where whoever knows the batch says so
+  int64_t microbatches = 0;       // of a step; 0: 4 per pipeline rank, or
+                                  // less where whoever knows the batch says so
   std::string schedule = "1f1b";  // one of schedule_kinds()
-  int64_t stages_per_rank = 0;  // 0: what the schedule takes
-  std::string schedule_file;    // CSV; replaces the three above
+  int64_t stages_per_rank = 0;    // 0: what the schedule takes
+  std::string schedule_file;      // CSV; replaces the three above
 };
 
 /// microbatches, schedule, stages_per_rank, schedule_file.

@@ -2,9 +2,9 @@
 //
 // A model is cut into stages, slices of its list of layers; a batch is cut into
 // microbatches. Every stage computes every microbatch forwards and backwards. A
-// schedule says which rank holds which stage and in which order a rank computes;
-// transfers follow from it (an output goes to the next stage's rank, a gradient
-// to the previous one's), so a schedule lists none.
+// schedule says which rank holds which stage and in which order a rank
+// computes; transfers follow from it (an output goes to the next stage's rank,
+// a gradient to the previous one's), so a schedule lists none.
 //
 // The same object is what the pipeline executes, the simulator times and the
 // report draws.
@@ -42,7 +42,7 @@ std::string to_string(const Action& action);
 struct Schedule {
   std::string name;  // "1f1b"; the path when it was read from a file
   int32_t num_microbatches = 0;
-  std::vector<int32_t> rank_of_stage;  // by stage, from 0
+  std::vector<int32_t> rank_of_stage;      // by stage, from 0
   std::vector<std::vector<Action>> ranks;  // by pipeline rank, in order
 
   int32_t num_ranks() const { return static_cast<int32_t>(ranks.size()); }

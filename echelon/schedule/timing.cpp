@@ -23,7 +23,8 @@ double cost_of(const Action& action, const StageCost& stage) {
   return 0;
 }
 
-void check_costs(const Schedule& schedule, const std::vector<StageCost>& costs) {
+void check_costs(
+    const Schedule& schedule, const std::vector<StageCost>& costs) {
   if (costs.size() != schedule.rank_of_stage.size()) {
     throw ConfigError(
         "time_schedule: costs of " + std::to_string(costs.size()) +
@@ -33,11 +34,8 @@ void check_costs(const Schedule& schedule, const std::vector<StageCost>& costs) 
   for (size_t stage = 0; stage < costs.size(); ++stage) {
     const StageCost& cost = costs[stage];
     for (const double value :
-         {cost.forward,
-          cost.backward,
-          cost.backward_input,
-          cost.backward_weight,
-          cost.transfer}) {
+         {cost.forward, cost.backward, cost.backward_input,
+          cost.backward_weight, cost.transfer}) {
       if (value >= 0) continue;
       throw ConfigError(
           "time_schedule: stage " + std::to_string(stage) + " has a cost of " +
@@ -104,8 +102,7 @@ double Timing::rank_bubble(int32_t rank) const {
 }
 
 Timing time_schedule(
-    const Schedule& schedule,
-    const std::vector<StageCost>& given,
+    const Schedule& schedule, const std::vector<StageCost>& given,
     bool with_actions) {
   const auto costs = given.empty()
                          ? std::vector<StageCost>(schedule.rank_of_stage.size())

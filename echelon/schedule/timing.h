@@ -52,8 +52,7 @@ struct Timing {
 /// item for each stage, or is empty for the defaults; none is negative. Throws
 /// ConfigError otherwise. Time grows with the number of actions.
 Timing time_schedule(
-    const Schedule& schedule,
-    const std::vector<StageCost>& costs = {},
+    const Schedule& schedule, const std::vector<StageCost>& costs = {},
     bool with_actions = false);
 
 }  // namespace echelon

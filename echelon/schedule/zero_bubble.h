@@ -13,11 +13,12 @@
 //   zb-h2    2(p-1-r)   2r            2p-1            (p-1)(F+I-2W)
 //
 // for m >= p (zb-h1) and m >= 2p-1 (zb-h2), F, I and W being their times, W no
-// longer than F and I, and 0 for a negative bracket. Stored: microbatches between their F and their
-// W, on every rank, and never more than m. The bubble is the paper's: the time
-// from a rank's first action to its last less the time that it computes. ZB-H2
-// has none when F = I = W, but its ranks start one after the other and end so:
-// it gains when a rank goes on to the next step without waiting for the others.
+// longer than F and I, and 0 for a negative bracket. Stored: microbatches
+// between their F and their W, on every rank, and never more than m. The bubble
+// is the paper's: the time from a rank's first action to its last less the time
+// that it computes. ZB-H2 has none when F = I = W, but its ranks start one
+// after the other and end so: it gains when a rank goes on to the next step
+// without waiting for the others.
 //
 // One stage a rank, any number of ranks p and microbatches m.
 #pragma once

@@ -20,8 +20,8 @@ Background::Oldest Background::oldest(size_t stream) const {
   return {posted.instruction, std::max(posted.time, free_[stream])};
 }
 
-const Instruction& Background::finish_oldest(
-    size_t stream, double start, double end) {
+const Instruction&
+Background::finish_oldest(size_t stream, double start, double end) {
   const Instruction& instruction = *posted_[stream].front().instruction;
   posted_[stream].pop_front();
   free_[stream] = end;

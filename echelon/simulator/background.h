@@ -1,5 +1,5 @@
-// What a rank launched beside its computing: on each stream one after the other,
-// and who waits for it.
+// What a rank launched beside its computing: on each stream one after the
+// other, and who waits for it.
 #pragma once
 
 #include <array>
@@ -14,7 +14,8 @@ namespace echelon::simulator {
 
 class Background {
  public:
-  explicit Background(int16_t num_tags) : tags_(static_cast<size_t>(num_tags)) {}
+  explicit Background(int16_t num_tags)
+      : tags_(static_cast<size_t>(num_tags)) {}
 
   /// True: it is the only one of its stream, and may begin.
   bool launch(const Instruction& instruction, double now);
@@ -49,8 +50,9 @@ class Background {
   struct Tag {
     const Instruction* instruction = nullptr;  // its last launch
     size_t on_their_way = 0;
-    double end = 0;      // of the last that ended
-    double seconds = 0;  // that its launches took since somebody waited for them
+    double end = 0;  // of the last that ended
+    double seconds =
+        0;  // that its launches took since somebody waited for them
   };
 
   Tag& tag_of(const Instruction& instruction) {

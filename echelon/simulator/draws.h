@@ -1,5 +1,5 @@
-// Random numbers that depend on what they are for alone, not on who asked before:
-// the same for any order of events.
+// Random numbers that depend on what they are for alone, not on who asked
+// before: the same for any order of events.
 //
 // Source: the finaliser of SplitMix64; Steele et al., 2014.
 #pragma once

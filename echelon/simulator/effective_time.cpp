@@ -12,17 +12,19 @@
 namespace echelon {
 namespace {
 
-void check(
-    int64_t nodes, double step_seconds, const FailureOptions& options) {
+void check(int64_t nodes, double step_seconds, const FailureOptions& options) {
   const auto require = [](bool good, const char* what, double value) {
     if (good) return;
     char text[32];
     std::snprintf(text, sizeof(text), "%g", value);
     throw ConfigError(
         std::string(what) + " = " + text +
-        ": must be a number above 0 (0 or more for times of saving and recovery)");
+        ": must be a number above 0 (0 or more for times of saving and "
+        "recovery)");
   };
-  const auto above = [](double value) { return value > 0 && std::isfinite(value); };
+  const auto above = [](double value) {
+    return value > 0 && std::isfinite(value);
+  };
   const auto not_below = [](double v) { return v >= 0 && std::isfinite(v); };
   require(nodes > 0, "nodes", static_cast<double>(nodes));
   require(above(step_seconds), "step_seconds", step_seconds);

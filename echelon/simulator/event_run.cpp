@@ -1,6 +1,6 @@
-// A rank's clock runs ahead of the events: it knows when it would reach the next
-// wait, because nothing but waits holds it up. Transfers on shared links alone must
-// be seen in order of time; they begin and end in a queue of events.
+// A rank's clock runs ahead of the events: it knows when it would reach the
+// next wait, because nothing but waits holds it up. Transfers on shared links
+// alone must be seen in order of time; they begin and end in a queue of events.
 #include "echelon/simulator/event_run.h"
 
 #include <algorithm>
@@ -154,8 +154,8 @@ class Run {
     if (rank.action == 0) rank.sums.begin = rank.now;
     const auto& positions =
         positions_.actions[static_cast<size_t>(stage_rank(c))];
-    rank.begin(program.pass(
-        local(action.stage), action.kind, positions[rank.action]));
+    rank.begin(
+        program.pass(local(action.stage), action.kind, positions[rank.action]));
     return true;
   }
 
@@ -189,7 +189,9 @@ class Run {
         return true;
       case Instruction::Kind::collective:
         if (!instruction.meets) {
-          stand(c, rank, instruction, rank.now, rank.now + instruction.collective_seconds);
+          stand(
+              c, rank, instruction, rank.now,
+              rank.now + instruction.collective_seconds);
           return true;
         }
         meet(c, kStoodStill, instruction, rank.now);
@@ -273,13 +275,14 @@ class Run {
     const size_t here = local(action.stage);
     const StageProgram& from = sender.program->stages[here];
     const Message& message = (back ? sender.backward : sender.forward)[here];
-    send({.from = c,
-          .to = own.neighbours[receiver],
-          .cell = at,
-          .producer = action,
-          .bytes = back ? from.backward_bytes : from.forward_bytes,
-          .begin = rank.now,
-          .message = &message});
+    send(
+        {.from = c,
+         .to = own.neighbours[receiver],
+         .cell = at,
+         .producer = action,
+         .bytes = back ? from.backward_bytes : from.forward_bytes,
+         .begin = rank.now,
+         .message = &message});
     if (!job_.blocking_messages) return;
     rank.sums.sending += message.seconds;
     rank.now += message.seconds;
@@ -327,12 +330,13 @@ class Run {
   }
 
   void meet_oldest(int32_t c, size_t stream) {
-    const auto oldest = ranks_[static_cast<size_t>(c)].background.oldest(stream);
+    const auto oldest =
+        ranks_[static_cast<size_t>(c)].background.oldest(stream);
     if (oldest.instruction) meet(c, stream, *oldest.instruction, oldest.time);
   }
 
-  void meet(
-      int32_t c, size_t slot, const Instruction& instruction, double time) {
+  void
+  meet(int32_t c, size_t slot, const Instruction& instruction, double time) {
     const int32_t group = group_of(c, instruction);
     const auto at = static_cast<size_t>(group);
     Meeting& meeting = meetings_[slot][at];
@@ -363,8 +367,8 @@ class Run {
   }
 
   void stand(
-      int32_t c, RunningRank& rank, const Instruction& instruction, double start,
-      double end) {
+      int32_t c, RunningRank& rank, const Instruction& instruction,
+      double start, double end) {
     if (watched(c)) {
       observer_->collective(c, instruction, rank.now, end, true);
     }
@@ -402,8 +406,7 @@ class Run {
   void take_end(const TransferEvents::Ended& ended) {
     const auto [slot, number] = ended.name;
     if (slot != kMessage) {
-      end_collective(
-          static_cast<size_t>(slot), number, ended.begin, ended.end);
+      end_collective(static_cast<size_t>(slot), number, ended.begin, ended.end);
       return;
     }
     const Flight flight = flights_[static_cast<size_t>(number)];
@@ -440,8 +443,8 @@ bool SimulatedJob::uneven() const {
   });
 }
 
-StepRun run_step(
-    const SimulatedJob& job, int64_t step, StepObserver* observer) {
+StepRun
+run_step(const SimulatedJob& job, int64_t step, StepObserver* observer) {
   return Run(job, step, observer).run();
 }
 

@@ -1,8 +1,9 @@
 // Runs one step of all ranks' programs, event by event.
 //
-// A rank goes on by itself until it has to wait: for the others of a collective,
-// for a message of the pipeline, or for what it launched in the background. Only
-// transfers that may share a link with others are events in order of time.
+// A rank goes on by itself until it has to wait: for the others of a
+// collective, for a message of the pipeline, or for what it launched in the
+// background. Only transfers that may share a link with others are events in
+// order of time.
 #pragma once
 
 #include <cstdint>
@@ -24,30 +25,30 @@ struct Message {
 /// One rank class on the cluster.
 struct SimulatedRank {
   const Program* program = nullptr;
-  double slowness = 1;   // of all its computing
-  uint64_t seed = 0;     // of its jitter
-  double jitter_seconds = 0;  // of 1 ms of computing, measured
-  std::vector<Message> forward;   // by stage of the rank
+  double slowness = 1;           // of all its computing
+  uint64_t seed = 0;             // of its jitter
+  double jitter_seconds = 0;     // of 1 ms of computing, measured
+  std::vector<Message> forward;  // by stage of the rank
   std::vector<Message> backward;
 };
 
 /// Everything that stays the same over steps. Links are numbered from 0.
 struct SimulatedJob {
   RankClasses classes;
-  Schedule schedule;                  // by coordinate along pp
-  std::vector<SimulatedRank> ranks;   // by class
+  Schedule schedule;                              // by coordinate along pp
+  std::vector<SimulatedRank> ranks;               // by class
   std::vector<std::vector<int32_t>> group_links;  // by group class
-  std::vector<bool> group_shares;     // by group class: others may use its links
-  bool messages_share = false;        // so may others use those of messages
-  bool blocking_messages = false;     // a rank stands still while it sends
-  /// Each rank begins its next step when its own is done: a step takes as long as the
-  /// rank that is longest at it (Stack).
+  std::vector<bool> group_shares;  // by group class: others may use its links
+  bool messages_share = false;     // so may others use those of messages
+  bool blocking_messages = false;  // a rank stands still while it sends
+  /// Each rank begins its next step when its own is done: a step takes as long
+  /// as the rank that is longest at it (Stack).
   bool validates_afterwards = false;
   /// Of computing, while something launched runs beside it: this much of the
   /// launched thing's time, paid by who waits for it.
   double overlap_slowdown = 0;
   size_t num_links = 0;
-  double jitter = 0;     // of each operation, beside the ranks' own
+  double jitter = 0;  // of each operation, beside the ranks' own
 
   /// Its ranks were measured uneven.
   bool uneven() const;

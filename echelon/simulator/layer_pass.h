@@ -14,8 +14,8 @@ struct LayerPassInput {
   int64_t rank = 0;
 };
 
-/// What `layer` computes in an action of this kind, with its own collectives (tp,
-/// cp, ep); those of its parameters and gradients are not in it.
+/// What `layer` computes in an action of this kind, with its own collectives
+/// (tp, cp, ep); those of its parameters and gradients are not in it.
 Instructions layer_pass(
     const LayerPassInput& input, const LayerWork& layer, ActionKind kind,
     RankTraffic& traffic);

@@ -62,15 +62,14 @@ class Refinement {
     const auto at = static_cast<size_t>(grid_.coordinate(rank, Axis::pp));
     for (const int64_t other : given_.pipeline[at]) {
       const int64_t neighbour = grid_.moved(rank, Axis::pp, other);
-      next_[static_cast<size_t>(rank)] =
-          mixed(next_[static_cast<size_t>(rank)],
-                colours_[static_cast<size_t>(neighbour)]);
+      next_[static_cast<size_t>(rank)] = mixed(
+          next_[static_cast<size_t>(rank)],
+          colours_[static_cast<size_t>(neighbour)]);
     }
   }
 
   size_t base(size_t rank, AxisMask axes) const {
-    return static_cast<size_t>(
-        grid_.base(static_cast<int64_t>(rank), axes));
+    return static_cast<size_t>(grid_.base(static_cast<int64_t>(rank), axes));
   }
 
   const RankGrid& grid_;
@@ -80,7 +79,8 @@ class Refinement {
   Colours sums_;
 };
 
-void number_classes(const RankGrid& grid, const Colours& colours, RankClasses& all) {
+void number_classes(
+    const RankGrid& grid, const Colours& colours, RankClasses& all) {
   std::unordered_map<uint64_t, int32_t> numbers;
   all.class_of.resize(colours.size());
   for (size_t rank = 0; rank < colours.size(); ++rank) {
@@ -108,7 +108,8 @@ void number_neighbours(const RankGrid& grid, RankClasses& all) {
 
 // Of the pipeline, its ends alone.
 std::vector<int64_t> members_of(
-    const RankGrid& grid, const RankColours& colours, int64_t rank, AxisMask axes) {
+    const RankGrid& grid, const RankColours& colours, int64_t rank,
+    AxisMask axes) {
   if (axes != mask_of(Axis::pp)) return grid.group(rank, axes);
   std::vector<int64_t> ranks;
   for (const int64_t at : colours.ends) {
@@ -122,10 +123,11 @@ void number_groups(
     RankClasses& all) {
   std::vector<int32_t> group_of(all.classes.size(), -1);
   for (size_t c = 0; c < all.classes.size(); ++c) {
-    const auto ranks = members_of(
-        grid, colours, all.classes[c].representative, axes);
-    const bool meets = std::find(
-        ranks.begin(), ranks.end(), all.classes[c].representative) != ranks.end();
+    const auto ranks =
+        members_of(grid, colours, all.classes[c].representative, axes);
+    const bool meets =
+        std::find(ranks.begin(), ranks.end(), all.classes[c].representative) !=
+        ranks.end();
     if (meets && group_of[c] < 0) {
       GroupClass group{.axes = axes};
       group.representative = all.classes[c].representative;
@@ -148,8 +150,8 @@ void number_groups(
 
 }  // namespace
 
-RankClasses find_classes(
-    const RankGrid& grid, const RankColours& colours, bool symmetry) {
+RankClasses
+find_classes(const RankGrid& grid, const RankColours& colours, bool symmetry) {
   RankClasses all;
   all.axes = colours.axes;
   Colours last(colours.of_rank.size());

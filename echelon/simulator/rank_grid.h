@@ -17,7 +17,8 @@ constexpr AxisMask mask_of(Axis axis) {
 /// In the order of kAxes.
 std::vector<Axis> axes_of(AxisMask mask);
 
-/// As Mesh (layout/mesh.h), but without lists of ranks: 100,000 are a few numbers.
+/// As Mesh (layout/mesh.h), but without lists of ranks: 100,000 are a few
+/// numbers.
 class RankGrid {
  public:
   explicit RankGrid(const Layout& layout);
@@ -29,8 +30,8 @@ class RankGrid {
   }
   /// The rank that differs from `rank` in this coordinate.
   int64_t moved(int64_t rank, Axis axis, int64_t coordinate) const {
-    return rank + (coordinate - this->coordinate(rank, axis)) *
-                      strides_[number(axis)];
+    return rank +
+           (coordinate - this->coordinate(rank, axis)) * strides_[number(axis)];
   }
   /// The first rank of the group of `rank` along `axes`: names the group.
   int64_t base(int64_t rank, AxisMask axes) const;

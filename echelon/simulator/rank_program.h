@@ -16,8 +16,8 @@ namespace echelon::simulator {
 enum class Work : uint8_t { matrix, memory, recompute, optimizer, other };
 inline constexpr size_t kNumWorks = 5;
 
-/// In the background, in order: parameters are gathered on one stream, gradients
-/// are reduced on another.
+/// In the background, in order: parameters are gathered on one stream,
+/// gradients are reduced on another.
 enum class Stream : uint8_t { gather, reduce };
 inline constexpr size_t kNumStreams = 2;
 
@@ -36,12 +36,13 @@ struct Instruction {
   int16_t tag = -1;    // of launch and wait, below Program::num_tags
   int32_t label = -1;  // of a collective, index into Program::labels
   std::array<double, kNumWorks> seconds{};  // compute
-  double spread_seconds = 0;  // compute: root of the sum of squares of operations
+  double spread_seconds =
+      0;  // compute: root of the sum of squares of operations
   double collective_seconds = 0;  // alone on its links
-  /// collective: the rank waits for the others; else for the transfer alone, where
-  /// steps follow each other without all ranks' meeting.
+  /// collective: the rank waits for the others; else for the transfer alone,
+  /// where steps follow each other without all ranks' meeting.
   bool meets = true;
-  double bytes = 0;               // of the whole tensor
+  double bytes = 0;  // of the whole tensor
 };
 
 using Instructions = std::vector<Instruction>;
@@ -67,8 +68,8 @@ struct Program {
   std::vector<std::string> labels;   // "blocks input"
   int16_t num_tags = 0;
 
-  const Instructions& pass(
-      size_t stage, ActionKind kind, Position position) const {
+  const Instructions&
+  pass(size_t stage, ActionKind kind, Position position) const {
     const auto which = static_cast<size_t>(kind);
     return passes[static_cast<size_t>(
         stages[stage].pass[which][position.number()])];

@@ -42,29 +42,31 @@ Instructions RankTraffic::collective(
   return {one};
 }
 
-Instructions RankTraffic::gathers(
-    const Elements& elements, const std::string& name) {
+Instructions
+RankTraffic::gathers(const Elements& elements, const std::string& name) {
   Instructions list;
   for (const bool experts : {false, true}) {
     const double bytes = (experts ? elements.experts : elements.dense) *
                          element_bytes(strategy_.precision);
-    append(list, collective(
-                     CollectiveKind::all_gather,
-                     sharing_of(strategy_, experts).shards, bytes,
-                     "gather " + name + (experts ? " experts" : "")));
+    append(
+        list,
+        collective(
+            CollectiveKind::all_gather, sharing_of(strategy_, experts).shards,
+            bytes, "gather " + name + (experts ? " experts" : "")));
   }
   return list;
 }
 
-Instructions RankTraffic::reductions(
-    const Elements& elements, const std::string& name) {
+Instructions
+RankTraffic::reductions(const Elements& elements, const std::string& name) {
   Instructions list;
   for (const bool experts : {false, true}) {
-    const double bytes = (experts ? elements.experts : elements.dense) *
-                         stack_.gradient_bytes;
+    const double bytes =
+        (experts ? elements.experts : elements.dense) * stack_.gradient_bytes;
     if (bytes <= 0) continue;
-    append(list, reductions_of(
-                     bytes, experts, name + (experts ? " experts" : "")));
+    append(
+        list,
+        reductions_of(bytes, experts, name + (experts ? " experts" : "")));
   }
   return list;
 }
@@ -78,11 +80,11 @@ Instructions RankTraffic::reductions_of(
                                  ? "replicate " + name
                                  : "bucket " + std::to_string(next_bucket_++);
   Instructions list = collective(
-      CollectiveKind::reduce_scatter, sharing.shards, bytes,
-      "reduce " + name);
-  append(list, collective(
-                   CollectiveKind::all_reduce, sharing.copies,
-                   bytes / shards, copies));
+      CollectiveKind::reduce_scatter, sharing.shards, bytes, "reduce " + name);
+  append(
+      list,
+      collective(
+          CollectiveKind::all_reduce, sharing.copies, bytes / shards, copies));
   return list;
 }
 

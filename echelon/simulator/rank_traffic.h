@@ -1,8 +1,8 @@
-// The collectives of one rank as instructions: along which group, how long, how many
-// bytes; of its layers' operations, its parameters and its gradients.
+// The collectives of one rank as instructions: along which group, how long, how
+// many bytes; of its layers' operations, its parameters and its gradients.
 //
-// Source: Rajbhandari et al., 2020, arXiv:1910.02054 (which parameters are gathered
-// and which gradients reduced).
+// Source: Rajbhandari et al., 2020, arXiv:1910.02054 (which parameters are
+// gathered and which gradients reduced).
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "echelon/cluster/cluster.h"
-#include "echelon/cost/stack.h"
 #include "echelon/cost/operation.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/strategy.h"
 #include "echelon/simulator/rank_grid.h"
 #include "echelon/simulator/rank_program.h"
@@ -40,10 +40,12 @@ class RankTraffic {
 
   /// Of a tensor of `bytes`; none when no other rank is in the group.
   Instructions collective(
-      CollectiveKind kind, AxisMask axes, double bytes, const std::string& name);
+      CollectiveKind kind, AxisMask axes, double bytes,
+      const std::string& name);
   /// Of parameters that ZeRO cuts.
   Instructions gathers(const Elements& elements, const std::string& name);
-  /// Of gradients; buckets of equal size that follow each other are one instruction.
+  /// Of gradients; buckets of equal size that follow each other are one
+  /// instruction.
   Instructions reductions(const Elements& elements, const std::string& name);
 
   /// What Instruction::label counts.
@@ -51,7 +53,8 @@ class RankTraffic {
 
  private:
   int32_t label(const std::string& text);
-  Instructions reductions_of(double bytes, bool experts, const std::string& name);
+  Instructions
+  reductions_of(double bytes, bool experts, const std::string& name);
 
   const Strategy& strategy_;
   const Cluster& cluster_;

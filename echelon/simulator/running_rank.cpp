@@ -39,8 +39,8 @@ void RunningRank::stand_until(
 }
 
 // What ran beside computing was not free: it took a part of the device.
-Background::Ended RunningRank::end_wait(
-    const Instruction& wait, double slowdown) {
+Background::Ended
+RunningRank::end_wait(const Instruction& wait, double slowdown) {
   const Background::Ended ended = background.take(wait);
   if (!ended.last) return ended;
   const double stood = std::max(0.0, ended.end - now);

@@ -1,5 +1,5 @@
-// One rank in a step: its clock, where it stands in its program, what it waits for,
-// and what its time went to.
+// One rank in a step: its clock, where it stands in its program, what it waits
+// for, and what its time went to.
 #pragma once
 
 #include <array>
@@ -15,11 +15,12 @@ namespace echelon::simulator {
 /// What one rank class did with a step, in seconds.
 struct RankStep {
   std::array<double, kNumWorks> work{};
-  std::vector<double> exposed;  // by axes of the classes: standing still for them
+  std::vector<double>
+      exposed;  // by axes of the classes: standing still for them
   std::vector<double> communication;  // by axes, and last the pipeline: in all
-  double pipeline = 0;          // waiting for messages of other stages
-  double sending = 0;           // standing still for them (blocking_messages)
-  double begin = 0;             // its first action
+  double pipeline = 0;                // waiting for messages of other stages
+  double sending = 0;  // standing still for them (blocking_messages)
+  double begin = 0;    // its first action
   double end = 0;
 
   /// From its first action to its end.
@@ -29,7 +30,8 @@ struct RankStep {
 struct RunningRank {
   static constexpr double kNotYet = -1;
 
-  /// `num_cells`: messages that may arrive; `num_axes`: that it meets others along.
+  /// `num_cells`: messages that may arrive; `num_axes`: that it meets others
+  /// along.
   RunningRank(const Program& program, size_t num_cells, size_t num_axes);
 
   void begin(const Instructions& instructions);

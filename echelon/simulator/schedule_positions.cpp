@@ -14,8 +14,8 @@ std::vector<int32_t> local_numbers(const Schedule& schedule) {
   return local;
 }
 
-std::vector<Position> positions_in(
-    const std::vector<Action>& list, size_t num_stages) {
+std::vector<Position>
+positions_in(const std::vector<Action>& list, size_t num_stages) {
   std::vector<Position> positions(list.size());
   std::vector<bool> forward(num_stages), backward(num_stages);
   std::vector<ptrdiff_t> last(num_stages, -1);

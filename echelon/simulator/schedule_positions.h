@@ -9,8 +9,8 @@
 
 namespace echelon::simulator {
 
-/// Among the actions of one kind and stage in a step. Backward counts as last when
-/// none after it gives gradients of the stage's weights.
+/// Among the actions of one kind and stage in a step. Backward counts as last
+/// when none after it gives gradients of the stage's weights.
 struct Position {
   bool first = false;
   bool last = false;

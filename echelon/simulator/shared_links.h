@@ -1,8 +1,8 @@
 // Links that several transfers use at once: each gets an equal share.
 //
-// A transfer takes some seconds alone. While a link of its carries n of them, each
-// moves at 1/n of that pace; a transfer over several links goes at the pace of the
-// most crowded one.
+// A transfer takes some seconds alone. While a link of its carries n of them,
+// each moves at 1/n of that pace; a transfer over several links goes at the
+// pace of the most crowded one.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@ class SharedLinks {
   explicit SharedLinks(size_t num_links) : links_(num_links) {}
 
   /// Begins at `now`, which is never before an end that was taken. `links` must
-  /// outlive the transfer. Returns its number, which is used again after its end.
+  /// outlive the transfer. Returns its number, which is used again after its
+  /// end.
   int32_t start(double now, double seconds, const std::vector<int32_t>& links);
 
   /// When the next one ends; infinity when none is on its way.
@@ -31,7 +32,8 @@ class SharedLinks {
     double left = 0;   // seconds alone
     double pace = 0;   // of them in a second
     double since = 0;  // when `left` was true
-    uint32_t version = 0;  // of its End that counts; goes on when it is used again
+    uint32_t version =
+        0;  // of its End that counts; goes on when it is used again
     const std::vector<int32_t>* links = nullptr;
   };
   struct End {

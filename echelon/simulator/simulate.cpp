@@ -34,7 +34,8 @@ void check(const SimulationOptions& options) {
     refuse(
         "stragglers = " + std::to_string(options.stragglers) + ": at least 0");
   }
-  if (!(options.straggler_factor > 0 && std::isfinite(options.straggler_factor))) {
+  if (!(options.straggler_factor > 0 &&
+        std::isfinite(options.straggler_factor))) {
     refuse(
         "straggler factor = " + text(options.straggler_factor) +
         ": above 0; 1.2 takes a fifth longer");
@@ -44,7 +45,8 @@ void check(const SimulationOptions& options) {
 size_t slowest(const SimulatedJob& job, const StepRun& run) {
   size_t last = 0;
   for (size_t c = 0; c < run.ranks.size(); ++c) {
-    if (length_of(job, run.ranks[c]) > length_of(job, run.ranks[last])) last = c;
+    if (length_of(job, run.ranks[c]) > length_of(job, run.ranks[last]))
+      last = c;
   }
   return last;
 }
@@ -92,9 +94,9 @@ size_t typical(const std::vector<double>& seconds) {
   std::vector<size_t> order(seconds.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const auto middle = order.begin() + static_cast<ptrdiff_t>(order.size() / 2);
-  std::nth_element(
-      order.begin(), middle, order.end(),
-      [&](size_t a, size_t b) { return seconds[a] < seconds[b]; });
+  std::nth_element(order.begin(), middle, order.end(), [&](size_t a, size_t b) {
+    return seconds[a] < seconds[b];
+  });
   return *middle;
 }
 
@@ -102,8 +104,8 @@ size_t typical(const std::vector<double>& seconds) {
 int64_t usual_step(const SimulatedJob& job) {
   constexpr int64_t kDraws = 41;
   constexpr int64_t kMostPrograms = 4096;  // that are run for it
-  const int64_t draws = std::min(
-      kMostPrograms / static_cast<int64_t>(job.ranks.size()), kDraws);
+  const int64_t draws =
+      std::min(kMostPrograms / static_cast<int64_t>(job.ranks.size()), kDraws);
   if (draws < 2) return 0;
   std::vector<double> seconds;
   for (int64_t step = 0; step < draws; ++step) {
@@ -133,7 +135,8 @@ SimulatedRun simulate(
   double begin = 0;
   for (int64_t step = 0; step < options.steps; ++step) {
     // If all steps are alike, a further one is run to be seen alone.
-    const bool seen = options.timeline_ranks > 0 && step < options.timeline_steps;
+    const bool seen =
+        options.timeline_ranks > 0 && step < options.timeline_steps;
     if (step == 0 || uneven || options.jitter > 0 || seen) {
       spans.begin_step(step, begin);
       run = run_step(job.job, first + step, seen ? &spans : nullptr);

@@ -1,5 +1,5 @@
-// Runs a step on a cluster that is not there, event by event: the schedule's actions,
-// each layer's operations, every collective on its links.
+// Runs a step on a cluster that is not there, event by event: the schedule's
+// actions, each layer's operations, every collective on its links.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,13 @@
 namespace echelon {
 
 struct SimulationOptions {
-  int64_t steps = 1;  // one: of median length, where steps differ by measured jitter
-  /// Ranks that do the same at the same time are simulated once. Off: each rank by
-  /// itself, for tests; without jitter both give the same.
+  int64_t steps =
+      1;  // one: of median length, where steps differ by measured jitter
+  /// Ranks that do the same at the same time are simulated once. Off: each rank
+  /// by itself, for tests; without jitter both give the same.
   bool symmetry = true;
-  /// Of an operation's time, normal, as a share; each rank draws its own, beside what
-  /// a measured device has (Device::jitter_seconds).
+  /// Of an operation's time, normal, as a share; each rank draws its own,
+  /// beside what a measured device has (Device::jitter_seconds).
   double jitter = 0;
   /// Ranks that are slower by this factor, chosen by seed.
   int64_t stragglers = 0;
@@ -28,9 +29,9 @@ struct SimulationOptions {
 };
 
 struct SimulatedRun {
-  StepEstimate step;      // of a typical step; parts from the events
+  StepEstimate step;                 // of a typical step; parts from the events
   std::vector<double> step_seconds;  // each
-  Timeline timeline;      // as a real run writes it
+  Timeline timeline;                 // as a real run writes it
   int64_t simulated_ranks = 0;
   int64_t events = 0;
 };

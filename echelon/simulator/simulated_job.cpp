@@ -137,7 +137,9 @@ class JobBuilder {
   bool has_jitter() const {
     return std::any_of(
         cluster_.groups.begin(), cluster_.groups.end(),
-        [this](const NodeGroup& group) { return jitter_of(group.node.device) > 0; });
+        [this](const NodeGroup& group) {
+          return jitter_of(group.node.device) > 0;
+        });
   }
 
   bool straggles(int64_t rank) const {
@@ -145,8 +147,8 @@ class JobBuilder {
         built_.stragglers.begin(), built_.stragglers.end(), rank);
   }
 
-  // What a rank's time depends on before it meets others: its stages, its kind of
-  // node, how fast it is, and which of its messages leave the node.
+  // What a rank's time depends on before it meets others: its stages, its kind
+  // of node, how fast it is, and which of its messages leave the node.
   RankColours colours() {
     RankColours all{
         .axes = axes_,
@@ -155,8 +157,7 @@ class JobBuilder {
         .ends = {0, strategy_.layout.pp - 1}};
     all.of_rank.reserve(static_cast<size_t>(grid().size()));
     for (int64_t rank = 0; rank < grid().size(); ++rank) {
-      all.of_rank.push_back(
-          mixed(program_key(rank), straggles(rank) ? 1 : 0));
+      all.of_rank.push_back(mixed(program_key(rank), straggles(rank) ? 1 : 0));
     }
     return all;
   }
@@ -192,7 +193,8 @@ class JobBuilder {
     return cluster_.groups.size();
   }
 
-  // Ranks -----------------------------------------------------------------------
+  // Ranks
+  // -----------------------------------------------------------------------
 
   void add_rank(size_t c) {
     const RankClass& one = built_.job.classes.classes[c];
@@ -231,13 +233,16 @@ class JobBuilder {
         cluster_.node_index(rank) == cluster_.node_index(receiver);
     const int32_t to = own.neighbours[static_cast<size_t>(other)];
     one.links = {
-        link_of(static_cast<int32_t>(c), near ? Side::inside_out : Side::network_out),
+        link_of(
+            static_cast<int32_t>(c),
+            near ? Side::inside_out : Side::network_out),
         link_of(to, near ? Side::inside_in : Side::network_in)};
     return one;
   }
 
   const Program* program_of(int64_t rank) {
-    const auto [at, is_new] = program_of_key_.emplace(program_key(rank), nullptr);
+    const auto [at, is_new] =
+        program_of_key_.emplace(program_key(rank), nullptr);
     if (is_new) {
       built_.programs.push_back(std::make_unique<Program>(make(rank)));
       at->second = built_.programs.back().get();
@@ -277,7 +282,8 @@ class JobBuilder {
     return program;
   }
 
-  // Groups ----------------------------------------------------------------------
+  // Groups
+  // ----------------------------------------------------------------------
 
   void add_group(const GroupClass& group) {
     const bool inside = goes_inside(group.axes, group.representative);

@@ -20,9 +20,7 @@ struct ModelJob {
 
 /// `strategy` is one that check_strategy() accepts.
 ModelJob make_job(
-    const ModelShape& model,
-    const Strategy& strategy,
-    const Cluster& cluster,
+    const ModelShape& model, const Strategy& strategy, const Cluster& cluster,
     const SimulationOptions& options);
 
 }  // namespace echelon::simulator

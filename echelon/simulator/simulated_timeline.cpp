@@ -11,12 +11,18 @@ namespace {
 
 const char* name_of_collective(CollectiveKind kind) {
   switch (kind) {
-    case CollectiveKind::all_reduce: return "all_reduce";
-    case CollectiveKind::all_gather: return "all_gather";
-    case CollectiveKind::reduce_scatter: return "reduce_scatter";
-    case CollectiveKind::all_to_all: return "all_to_all";
-    case CollectiveKind::broadcast: return "broadcast";
-    case CollectiveKind::send: return "send";
+    case CollectiveKind::all_reduce:
+      return "all_reduce";
+    case CollectiveKind::all_gather:
+      return "all_gather";
+    case CollectiveKind::reduce_scatter:
+      return "reduce_scatter";
+    case CollectiveKind::all_to_all:
+      return "all_to_all";
+    case CollectiveKind::broadcast:
+      return "broadcast";
+    case CollectiveKind::send:
+      return "send";
   }
   return "";
 }
@@ -49,7 +55,8 @@ bool SpanCollector::wants(int32_t rank_class) const {
   return !ranks_of_class_[static_cast<size_t>(rank_class)].empty();
 }
 
-void SpanCollector::add(int32_t rank_class, Span span, double begin, double end) {
+void SpanCollector::add(
+    int32_t rank_class, Span span, double begin, double end) {
   span.begin_ns = std::llround((begin_ + begin) * 1e9);
   span.end_ns = std::llround((begin_ + end) * 1e9);
   span.step = step_;
@@ -89,8 +96,8 @@ std::string SpanCollector::name_of(
 }
 
 void SpanCollector::collective(
-    int32_t rank_class, const Instruction& instruction, double begin, double end,
-    bool stood_still) {
+    int32_t rank_class, const Instruction& instruction, double begin,
+    double end, bool stood_still) {
   const AxisMask axes =
       job_.job.classes.axes[static_cast<size_t>(instruction.group)];
   double bytes = instruction.bytes;  // of this rank's input
@@ -123,8 +130,8 @@ void SpanCollector::wait_for(
 }
 
 void SpanCollector::message(
-    int32_t from, int32_t to, const Action& producer, double bytes, double begin,
-    double end) {
+    int32_t from, int32_t to, const Action& producer, double bytes,
+    double begin, double end) {
   const auto side = [&](int32_t rank_class, const char* operation) {
     add(rank_class,
         {.track = "comm",
@@ -155,9 +162,8 @@ Timeline SpanCollector::take(const std::string& title, const Cluster& cluster) {
                                  cluster.node_of(rank).device.name + ")";
   }
   std::stable_sort(
-      spans_.begin(), spans_.end(), [](const Span& a, const Span& b) {
-        return a.begin_ns < b.begin_ns;
-      });
+      spans_.begin(), spans_.end(),
+      [](const Span& a, const Span& b) { return a.begin_ns < b.begin_ns; });
   timeline.spans = std::move(spans_);
   return timeline;
 }

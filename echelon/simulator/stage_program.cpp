@@ -21,7 +21,8 @@ class Builder {
   explicit Builder(const StageProgramInput& input)
       : in_(input),
         traffic_(
-            input.strategy, input.cluster, input.stack, input.axes, input.rank) {}
+            input.strategy, input.cluster, input.stack, input.axes,
+            input.rank) {}
 
   Program build() {
     for (const auto* layers : in_.stages) add_stage(*layers);
@@ -155,8 +156,8 @@ class Builder {
     return list;
   }
 
-  static void launch(
-      Instructions& list, Instruction one, Stream stream, int16_t tag) {
+  static void
+  launch(Instructions& list, Instruction one, Stream stream, int16_t tag) {
     one.kind = Instruction::Kind::launch;
     one.stream = stream;
     one.tag = tag;
@@ -168,12 +169,12 @@ class Builder {
   void gather_ahead(
       Instructions& list, const std::vector<const Layer*>& order, size_t i,
       ActionKind kind) {
-    const bool kept = kind != ActionKind::forward && in_.strategy.layout.pp == 1;
+    const bool kept =
+        kind != ActionKind::forward && in_.strategy.layout.pp == 1;
     const auto start = [&](size_t at) {
       if (at >= order.size() || (at == 0 && kept)) return;
       for (const Instruction& one :
-           traffic_.gathers(
-               elements_of(*order[at]->work), order[at]->name)) {
+           traffic_.gathers(elements_of(*order[at]->work), order[at]->name)) {
         if (in_.stack.overlaps_parameters) {
           launch(list, one, Stream::gather, order[at]->gather_tag);
         } else {
@@ -250,7 +251,8 @@ class Builder {
   }
 
   const StageProgramInput& in_;
-  const LayerPassInput pass_input_{in_.strategy, in_.cluster, in_.stack, in_.rank};
+  const LayerPassInput pass_input_{
+      in_.strategy, in_.cluster, in_.stack, in_.rank};
   RankTraffic traffic_;
   Program program_;
 };

@@ -1,7 +1,7 @@
 // The groups along which ranks of a strategy meet.
 //
-// Source: Rajbhandari et al., 2020, arXiv:1910.02054 (who cuts parameters, and who
-// else sums their gradients).
+// Source: Rajbhandari et al., 2020, arXiv:1910.02054 (who cuts parameters, and
+// who else sums their gradients).
 #pragma once
 
 #include <vector>
@@ -19,8 +19,8 @@ struct Sharing {
 };
 Sharing sharing_of(const Strategy& strategy, bool experts);
 
-/// All of them, each once. `tied`: the ends of the pipeline sum the gradients of an
-/// embedding that both hold.
+/// All of them, each once. `tied`: the ends of the pipeline sum the gradients
+/// of an embedding that both hold.
 std::vector<AxisMask> traffic_axes(const Strategy& strategy, bool tied = false);
 
 /// Those whose collectives run in the background.

@@ -1,5 +1,5 @@
-// Transfers on links that others may use, in order of time: the only things of a
-// simulated step that must be.
+// Transfers on links that others may use, in order of time: the only things of
+// a simulated step that must be.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +26,11 @@ class TransferEvents {
     double end = 0;
   };
 
-  /// Will begin at `time`, no earlier than what ended last, and takes `seconds` alone.
-  /// `links` must outlive it.
-  void add(
-      Name name, double time, double seconds, const std::vector<int32_t>& links);
+  /// Will begin at `time`, no earlier than what ended last, and takes `seconds`
+  /// alone. `links` must outlive it.
+  void
+  add(Name name, double time, double seconds,
+      const std::vector<int32_t>& links);
 
   /// Goes on to the next end of a transfer; none when nothing is on its way.
   std::optional<Ended> next();

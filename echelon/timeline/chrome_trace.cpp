@@ -28,10 +28,7 @@ std::string microseconds(int64_t ns) {
   const char* sign = ns < 0 ? "-" : "";
   const uint64_t size = ns < 0 ? 0 - static_cast<uint64_t>(ns) : ns;
   std::snprintf(
-      text,
-      sizeof text,
-      "%s%llu.%03llu",
-      sign,
+      text, sizeof text, "%s%llu.%03llu", sign,
       static_cast<unsigned long long>(size / 1000),
       static_cast<unsigned long long>(size % 1000));
   return text;
@@ -101,9 +98,9 @@ class TraceText {
 
   void memory(int32_t rank, const MemorySample& sample) {
     next();
-    text_ += "{\"ph\":\"C\",\"name\":\"memory\",\"pid\":" +
-             std::to_string(rank) + ",\"ts\":" +
-             microseconds(sample.time_ns) + ",\"args\":{";
+    text_ +=
+        "{\"ph\":\"C\",\"name\":\"memory\",\"pid\":" + std::to_string(rank) +
+        ",\"ts\":" + microseconds(sample.time_ns) + ",\"args\":{";
     for (const MemoryKind kind : kMemoryKinds) {
       if (kind != kMemoryKinds.front()) text_ += ",";
       text_ += "\"" + std::string(to_string(kind)) +
@@ -140,14 +137,10 @@ void write_track(
       const auto suffix =
           lane == 0 ? "" : " (" + std::to_string(lane + 1) + ")";
       trace.metadata(
-          "thread_name",
-          first.rank,
-          tid,
+          "thread_name", first.rank, tid,
           "\"name\":" + quoted(first.track + suffix));
       trace.metadata(
-          "thread_sort_index",
-          first.rank,
-          tid,
+          "thread_sort_index", first.rank, tid,
           "\"sort_index\":" + std::to_string(tid));
       ++tid;
     }
@@ -171,8 +164,8 @@ int64_t to_ns(const Json& microseconds) {
   return std::llround(value);
 }
 
-// Takes events as they are read: of a large run all of them as JSON would need ten
-// times the memory of the file.
+// Takes events as they are read: of a large run all of them as JSON would need
+// ten times the memory of the file.
 class EventReader {
  public:
   void read(const Json& event) {
@@ -276,7 +269,8 @@ class EventReader {
 Timeline read_timeline(const std::string& text) {
   EventReader events;
   std::string table;  // of the file, in which the reading is
-  const auto take_event = [&](int depth, Json::parse_event_t what, Json& value) {
+  const auto take_event = [&](int depth, Json::parse_event_t what,
+                              Json& value) {
     if (what == Json::parse_event_t::key && depth == 1) {
       table = value.get<std::string>();
     }
@@ -311,14 +305,10 @@ std::string to_chrome_trace(const Timeline& timeline) {
   for (size_t rank = 0; rank < timeline.rank_names.size(); ++rank) {
     if (timeline.rank_names[rank].empty()) continue;  // not among those shown
     trace.metadata(
-        "process_name",
-        rank,
-        0,
+        "process_name", rank, 0,
         "\"name\":" + quoted(timeline.rank_names[rank]));
     trace.metadata(
-        "process_sort_index",
-        rank,
-        0,
+        "process_sort_index", rank, 0,
         "\"sort_index\":" + std::to_string(rank));
   }
   std::map<TrackKey, std::vector<const Span*>> tracks;

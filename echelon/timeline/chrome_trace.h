@@ -4,8 +4,8 @@
 // Times are microseconds with the nanoseconds as fraction, the category is the
 // span's kind, and args hold step and bytes. Viewers want the events of one
 // thread nested or apart: spans of a track that overlap otherwise continue on
-// threads named "comm (2)", "comm (3)". Memory is a counter ("C") of each process,
-// in bytes by kind. otherData of a simulation's has "simulated": true.
+// threads named "comm (2)", "comm (3)". Memory is a counter ("C") of each
+// process, in bytes by kind. otherData of a simulation's has "simulated": true.
 #pragma once
 
 #include <filesystem>

@@ -6,8 +6,7 @@ namespace echelon {
 
 Intervals merged(std::vector<Interval> intervals) {
   std::sort(
-      intervals.begin(),
-      intervals.end(),
+      intervals.begin(), intervals.end(),
       [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
   Intervals result;
   for (const auto& interval : intervals) {

@@ -10,19 +10,18 @@
 namespace echelon {
 
 enum class MemoryKind {
-  parameters,       // masters and shards
+  parameters,  // masters and shards
   gradients,
   optimizer_state,
-  activations,      // kept from forward to backward
-  gathered,         // whole parameters of sharded units
-  communication,    // buffers of collectives
-  working,          // of one operator or layer, gone after it
+  activations,    // kept from forward to backward
+  gathered,       // whole parameters of sharded units
+  communication,  // buffers of collectives
+  working,        // of one operator or layer, gone after it
 };
 
 inline constexpr std::array<MemoryKind, 7> kMemoryKinds = {
-    MemoryKind::parameters,      MemoryKind::gradients,
-    MemoryKind::optimizer_state, MemoryKind::activations,
-    MemoryKind::gathered,        MemoryKind::communication,
+    MemoryKind::parameters,  MemoryKind::gradients, MemoryKind::optimizer_state,
+    MemoryKind::activations, MemoryKind::gathered,  MemoryKind::communication,
     MemoryKind::working};
 
 /// "parameters", "optimizer state", …

@@ -72,7 +72,8 @@ std::string to_line(const StepMetrics& m) {
   if (m.skipped_steps) json["skipped_steps"] = *m.skipped_steps;
   if (!m.layer_grad_norms.empty()) {
     OrderedJson norms;
-    for (const auto& [layer, norm] : m.layer_grad_norms) put(norms, layer, norm);
+    for (const auto& [layer, norm] : m.layer_grad_norms)
+      put(norms, layer, norm);
     json["layer_grad_norms"] = std::move(norms);
   }
   return json.dump() + "\n";
@@ -179,8 +180,7 @@ std::string to_text(const EvaluationMetrics& metrics) {
   }
   std::snprintf(
       line + length, sizeof(line) - static_cast<size_t>(length),
-      "accuracy %.2f %% on %lld held-out %s, loss %.4f",
-      100 * metrics.accuracy,
+      "accuracy %.2f %% on %lld held-out %s, loss %.4f", 100 * metrics.accuracy,
       static_cast<long long>(metrics.tokens.value_or(metrics.samples)),
       text ? "tokens" : "samples", metrics.loss);
   return line;
@@ -226,7 +226,8 @@ void MetricsWriter::append(const EvaluationMetrics& metrics) {
 
 void MetricsWriter::flush() {
   std::string lines;
-  for (const auto& metrics : std::exchange(kept_, {})) lines += to_line(metrics);
+  for (const auto& metrics : std::exchange(kept_, {}))
+    lines += to_line(metrics);
   if (!lines.empty()) write(lines);
   written_ns_ = now_ns_();
 }

@@ -6,8 +6,8 @@
 // Where the model is to say each token's next word, losses and answers are the
 // tokens', and there are tokens_per_second, tokens and perplexity as well.
 //
-// With a loss scale ([precision]) there are loss_scale and skipped_steps; when they
-// are asked for ([train] layer_norms) layer_grad_norms, {"conv1":0.31,…}.
+// With a loss scale ([precision]) there are loss_scale and skipped_steps; when
+// they are asked for ([train] layer_norms) layer_grad_norms, {"conv1":0.31,…}.
 //
 // Those of a simulation (simulator/) have "simulated":true and no loss.
 //
@@ -35,15 +35,16 @@ struct StepMetrics {
   double loss = 0;                // mean over the global batch
   double samples_per_second = 0;  // all ranks together
   std::optional<double> tokens_per_second;  // of texts
-  double step_seconds = 0;        // from the end of the step before to its end
-  double data_seconds = 0;        // of those, waiting for the batch
+  double step_seconds = 0;  // from the end of the step before to its end
+  double data_seconds = 0;  // of those, waiting for the batch
   double learning_rate = 0;
   std::optional<double> grad_norm;  // global 2-norm, before clipping
   std::optional<int32_t> slowest_rank;
-  std::optional<double> loss_scale;      // that this step's loss was multiplied by
+  std::optional<double> loss_scale;  // that this step's loss was multiplied by
   std::optional<int64_t> skipped_steps;  // so far: a gradient was not finite
   bool simulated = false;  // nothing was trained: the loss is none
-  /// 2-norms of the gradients of each layer, before clipping, in the model's order.
+  /// 2-norms of the gradients of each layer, before clipping, in the model's
+  /// order.
   std::vector<std::pair<std::string, double>> layer_grad_norms;
 
   bool operator==(const StepMetrics&) const = default;
@@ -63,19 +64,20 @@ struct EvaluationMetrics {
   bool operator==(const EvaluationMetrics&) const = default;
 };
 
-/// "accuracy 91.24 % on 360 held-out samples, loss 0.2931"; of texts "perplexity
-/// 12.31, accuracy 41.07 % on 4096 held-out tokens, loss 2.5104".
+/// "accuracy 91.24 % on 360 held-out samples, loss 0.2931"; of texts
+/// "perplexity 12.31, accuracy 41.07 % on 4096 held-out tokens, loss 2.5104".
 std::string to_text(const EvaluationMetrics& metrics);
 
-/// Appends to a metrics file, at most every 50 ms, since a call of the system in each
-/// step slows steps of less than a millisecond: lines that come sooner are kept until
-/// the first call after that. Who reads the file of a job that stands still may miss
-/// 50 ms of steps before; a process that is killed loses them, one that ends by an
-/// error that is caught none. A file that ends in half a line (its writer was killed,
-/// or the disk was full) is cut back to its last whole line first.
+/// Appends to a metrics file, at most every 50 ms, since a call of the system
+/// in each step slows steps of less than a millisecond: lines that come sooner
+/// are kept until the first call after that. Who reads the file of a job that
+/// stands still may miss 50 ms of steps before; a process that is killed loses
+/// them, one that ends by an error that is caught none. A file that ends in
+/// half a line (its writer was killed, or the disk was full) is cut back to its
+/// last whole line first.
 ///
-/// What writes throws Error with the path, the system's reason and the number of lines
-/// that the file keeps.
+/// What writes throws Error with the path, the system's reason and the number
+/// of lines that the file keeps.
 class MetricsWriter {
  public:
   /// `now_ns`: a clock that does not go back.
@@ -121,8 +123,8 @@ struct MetricsFile {
 /// that is no metrics, other than a last one without its end.
 MetricsFile read_metrics(const std::filesystem::path& path);
 
-/// Takes back what was written after `step` steps: cuts the file before the first
-/// line of a later one. Throws as read_metrics and MetricsWriter do.
+/// Takes back what was written after `step` steps: cuts the file before the
+/// first line of a later one. Throws as read_metrics and MetricsWriter do.
 void cut_metrics(const std::filesystem::path& path, int64_t step);
 
 }  // namespace echelon

@@ -6,8 +6,8 @@
 #include <set>
 #include <utility>
 
-#include "echelon/timeline/pipeline_blocks.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/pipeline_blocks.h"
 
 namespace echelon {
 namespace {
@@ -23,8 +23,9 @@ bool follows_a_step(const Span& span) {
   return span.kind == SpanKind::evaluation || span.kind == SpanKind::other;
 }
 
-// What the rank did in the step: an evaluation or a checkpoint that begins when all
-// is computed ends it, and what begins later, its collectives too, is none of it.
+// What the rank did in the step: an evaluation or a checkpoint that begins when
+// all is computed ends it, and what begins later, its collectives too, is none
+// of it.
 Spans spans_of_step(const Spans& all) {
   int64_t computed = std::numeric_limits<int64_t>::min();
   for (const Span* span : all) {
@@ -102,12 +103,9 @@ StepBreakdown mean_of(const std::vector<StepBreakdown>& all, int32_t rank) {
   mean.rank = rank;
   if (all.empty()) return mean;
   constexpr double StepBreakdown::*kFields[] = {
-      &StepBreakdown::step_seconds,
-      &StepBreakdown::compute_seconds,
-      &StepBreakdown::communication_seconds,
-      &StepBreakdown::overlapped_seconds,
-      &StepBreakdown::exposed_seconds,
-      &StepBreakdown::data_seconds,
+      &StepBreakdown::step_seconds,          &StepBreakdown::compute_seconds,
+      &StepBreakdown::communication_seconds, &StepBreakdown::overlapped_seconds,
+      &StepBreakdown::exposed_seconds,       &StepBreakdown::data_seconds,
       &StepBreakdown::idle_seconds};
   for (auto field : kFields) {
     for (const auto& b : all) mean.*field += b.*field;
@@ -137,8 +135,7 @@ void find_slowest(Diagnosis& diagnosis) {
     return b.compute_seconds + b.data_seconds;
   };
   const auto slowest = std::max_element(
-      diagnosis.ranks.begin(),
-      diagnosis.ranks.end(),
+      diagnosis.ranks.begin(), diagnosis.ranks.end(),
       [&](const auto& a, const auto& b) { return work(a) < work(b); });
   diagnosis.slowest_rank = slowest->rank;
   const double mean = work(diagnosis.mean);
@@ -268,8 +265,7 @@ Diagnosis diagnose(const Timeline& timeline) {
   for (const auto& b : diagnosis.steps) steps.insert(b.step);
   diagnosis.outliers = outlier_steps(diagnosis.steps);
   diagnosis.num_steps = static_cast<int64_t>(steps.size());
-  diagnosis.num_outliers =
-      static_cast<int64_t>(diagnosis.outliers.size());
+  diagnosis.num_outliers = static_cast<int64_t>(diagnosis.outliers.size());
   std::map<int32_t, std::vector<StepBreakdown>> by_rank;
   for (const auto& b : diagnosis.steps) {
     if (!diagnosis.outliers.contains(b.step)) by_rank[b.rank].push_back(b);

@@ -1,9 +1,9 @@
 // What each rank's time went to: the figures behind the report's picture.
 //
 // A step of a rank lasts from the begin of its first span to the end of its
-// last. An evaluation or a checkpoint that begins when all is computed ends it: they,
-// and collectives that begin after them, are no part of it. Its time falls into four
-// parts that add up to it:
+// last. An evaluation or a checkpoint that begins when all is computed ends it:
+// they, and collectives that begin after them, are no part of it. Its time
+// falls into four parts that add up to it:
 //
 //   compute   some track is in forward, backward or optimizer
 //   exposed   communication runs and nothing computes
@@ -36,7 +36,7 @@ struct Piece {
 struct StepActivity {
   int32_t rank = 0;
   int64_t step = 0;
-  Interval window;            // the step
+  Interval window;                 // the step
   std::vector<const Span*> spans;  // of it, in the timeline
   std::vector<Piece> pieces;       // of all tracks
   Intervals compute;

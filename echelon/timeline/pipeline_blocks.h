@@ -72,13 +72,13 @@ PipelineRows pipeline_rows(const Timeline& timeline, int64_t step);
 std::vector<PipelineBlock>
 measured_blocks(const Timeline& timeline, int64_t step);
 
-/// A pipeline asks for its inputs ahead of time, so the span of a receive begins
-/// long before anything moves. Lets it begin when the action whose result it
-/// brings ("send_recv 0F3", on a rank without stage 0) has ended.
+/// A pipeline asks for its inputs ahead of time, so the span of a receive
+/// begins long before anything moves. Lets it begin when the action whose
+/// result it brings ("send_recv 0F3", on a rank without stage 0) has ended.
 void trim_receives(Timeline& timeline);
 
-/// Steps and rows of model parallelism: rows are the tracks "device 0", "device 1"
-/// … of each rank, blocks their spans of kind forward and backward.
+/// Steps and rows of model parallelism: rows are the tracks "device 0", "device
+/// 1" … of each rank, blocks their spans of kind forward and backward.
 std::optional<int64_t> typical_placement_step(const Timeline& timeline);
 PipelineRows placement_rows(const Timeline& timeline, int64_t step);
 

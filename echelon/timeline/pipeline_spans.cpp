@@ -96,10 +96,8 @@ Places places_of(const std::vector<const Span*>& actions) {
 }
 
 void add_pieces(
-    std::vector<PipelineBlock>& blocks,
-    PipelineBlock block,
-    const Intervals& pieces,
-    int64_t origin) {
+    std::vector<PipelineBlock>& blocks, PipelineBlock block,
+    const Intervals& pieces, int64_t origin) {
   for (const auto& piece : pieces) {
     block.begin = kSecondsPerNs * static_cast<double>(piece.begin - origin);
     block.end = kSecondsPerNs * static_cast<double>(piece.end - origin);
@@ -207,7 +205,8 @@ PipelineRows pipeline_rows(const Timeline& timeline, int64_t step) {
   for (const auto& span : timeline.spans) {
     if (span.step != step || span.track != "compute") continue;
     if (span.kind == SpanKind::communication) {
-      // Ranks that compute a layer together wait within a pass: that is its time.
+      // Ranks that compute a layer together wait within a pass: that is its
+      // time.
       if (!moved_by(span.name)) continue;
       waits[span.rank].push_back({span.begin_ns, span.end_ns});
     } else if (is_action(span)) {
@@ -228,9 +227,7 @@ PipelineRows pipeline_rows(const Timeline& timeline, int64_t step) {
         std::distance(stages.begin(), stages.find(block.stage)));
     const Intervals whole = {{span->begin_ns, span->end_ns}};
     add_pieces(
-        result.blocks,
-        block,
-        difference(whole, merged(waits[span->rank])),
+        result.blocks, block, difference(whole, merged(waits[span->rank])),
         window.begin);
   }
   for (const Span* span : transfers_in(timeline, step, messages)) {
@@ -239,8 +236,7 @@ PipelineRows pipeline_rows(const Timeline& timeline, int64_t step) {
     block.row = places.row_of_rank.at(span->rank);
     block.name = span->name;
     add_pieces(
-        result.blocks,
-        block,
+        result.blocks, block,
         intersection(merged({{span->begin_ns, span->end_ns}}), {window}),
         window.begin);
   }

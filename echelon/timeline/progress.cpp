@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "echelon/timeline/recorder.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/recorder.h"
 
 namespace echelon {
 namespace {
@@ -226,8 +226,7 @@ std::string Progress::line(int columns, int& width) const {
   std::vector<Part> parts = {
       {std::to_string(state_.step) +
            (known ? "/" + std::to_string(total_steps_) : " steps"),
-       9,
-       "1"},
+       9, "1"},
       {"epoch " + fixed(state_.epoch, 2), 3, "2"},
       {"loss " + loss_text(state_.loss), 8, "36"},
       {rate(), 5, ""}};
@@ -271,8 +270,7 @@ std::string Progress::line(int columns, int& width) const {
     const int room = std::min(kMaxBar, columns - width - 2);
     const double share = std::clamp(
         static_cast<double>(state_.step) / static_cast<double>(total_steps_),
-        0.0,
-        1.0);
+        0.0, 1.0);
     const int full = static_cast<int>(share * room);
     const auto done = repeat(options_.unicode ? "\u2501" : "#", full);
     const auto rest = repeat(options_.unicode ? "\u2500" : "-", room - full);

@@ -14,10 +14,10 @@ struct ProgressState {
   double loss = 0;
   double samples_per_second = 0;
   double tokens_per_second = 0;  // of texts: shown in place of samples
-  int32_t slowest_rank = -1;  // shown when at least 0
-  double slowest_excess = 0;  // its work over the mean, less 1: 0.14
-  double loss_scale = 0;      // shown when above 0
-  int64_t skipped_steps = 0;  // so far, for gradients that were not finite
+  int32_t slowest_rank = -1;     // shown when at least 0
+  double slowest_excess = 0;     // its work over the mean, less 1: 0.14
+  double loss_scale = 0;         // shown when above 0
+  int64_t skipped_steps = 0;     // so far, for gradients that were not finite
 };
 
 /// Everything that Progress takes from outside, so that tests are exact.

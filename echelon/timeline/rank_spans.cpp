@@ -60,8 +60,7 @@ Timeline merge_spans(std::vector<RankSpans> ranks, std::string title) {
       [](const auto& a, const auto& b) { return a.rank < b.rank; });
   trim_receives(timeline);
   std::stable_sort(
-      timeline.spans.begin(),
-      timeline.spans.end(),
+      timeline.spans.begin(), timeline.spans.end(),
       [](const Span& a, const Span& b) {
         return std::tuple(a.begin_ns, a.rank, -a.end_ns) <
                std::tuple(b.begin_ns, b.rank, -b.end_ns);

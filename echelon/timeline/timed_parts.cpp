@@ -85,9 +85,11 @@ class Cutter {
     }
   }
 
-  // What else is on its way while nothing computes, from the innermost axis out.
+  // What else is on its way while nothing computes, from the innermost axis
+  // out.
   void cut_exposed(TimedParts& sum) {
-    constexpr std::array kOrder = {"tp", "cp", "ep", "dp_shard", "dp_replicate"};
+    constexpr std::array kOrder = {
+        "tp", "cp", "ep", "dp_shard", "dp_replicate"};
     std::map<std::string, std::vector<Interval>> calls;
     for (const auto& piece : step_.pieces) {
       if (piece.span->kind != SpanKind::communication) continue;
@@ -104,7 +106,8 @@ class Cutter {
     for (auto& [axis, times] : calls) {
       part(sum, axis) += take(merged(std::move(times)));
     }
-    if (const double rest = take(step_.exposed); rest > 0) part(sum, "") += rest;
+    if (const double rest = take(step_.exposed); rest > 0)
+      part(sum, "") += rest;
   }
 
   const StepActivity& step_;
@@ -144,23 +147,25 @@ TimedParts timed_parts(const Timeline& timeline, const Diagnosis& diagnosis) {
   }
   const auto count = static_cast<double>(activities.size());
   for (double* part :
-       {&mean.forward, &mean.backward, &mean.optimizer, &mean.stages, &mean.data,
-        &mean.other}) {
+       {&mean.forward, &mean.backward, &mean.optimizer, &mean.stages,
+        &mean.data, &mean.other}) {
     *part /= count;
   }
   for (auto& [axis, seconds] : mean.exposed) seconds /= count;
   return mean;
 }
 
-std::vector<ComparedPart> compared_parts(
-    const TimedParts& predicted, const TimedParts& measured) {
+std::vector<ComparedPart>
+compared_parts(const TimedParts& predicted, const TimedParts& measured) {
   std::vector<ComparedPart> parts = {
       {"forward", "fw", predicted.forward, measured.forward},
       {"backward", "bw", predicted.backward, measured.backward},
       {"optimizer", "op", predicted.optimizer, measured.optimizer}};
   std::map<std::string, std::pair<double, double>> axes;
-  for (const auto& [axis, seconds] : predicted.exposed) axes[axis].first = seconds;
-  for (const auto& [axis, seconds] : measured.exposed) axes[axis].second = seconds;
+  for (const auto& [axis, seconds] : predicted.exposed)
+    axes[axis].first = seconds;
+  for (const auto& [axis, seconds] : measured.exposed)
+    axes[axis].second = seconds;
   for (const auto& [axis, seconds] : axes) {
     parts.push_back({name_of_axis(axis), "ex", seconds.first, seconds.second});
   }

@@ -1,17 +1,18 @@
 // What a typical step's time goes to, in parts that a measured timeline and a
 // simulated one have in common: a prediction is compared with a run by them.
 //
-// A step lasts from a rank's first begin to its last end (step_activities): ranks of
-// data parallelism may begin at different times, and are ahead then in the next one.
-// In a pipeline it lasts from the first begin of any rank to the last end. Each part
-// is a mean over ranks and typical steps; they add up to the step.
+// A step lasts from a rank's first begin to its last end (step_activities):
+// ranks of data parallelism may begin at different times, and are ahead then in
+// the next one. In a pipeline it lasts from the first begin of any rank to the
+// last end. Each part is a mean over ranks and typical steps; they add up to
+// the step.
 //
 //   forward, backward, optimizer   computing
 //   exposed, by axis   communication while nothing computes, waiting for slower
 //                      ranks inside of it
-//   stages             a pipeline's ranks wait for other stages: bubble, transfers
-//   data               waiting for the batch
-//   other              none of them was recorded
+//   stages             a pipeline's ranks wait for other stages: bubble,
+//   transfers data               waiting for the batch other              none
+//   of them was recorded
 #pragma once
 
 #include <map>
@@ -38,8 +39,8 @@ struct TimedParts {
   double step_seconds() const;
 };
 
-/// `diagnosis` is that of `timeline`: its outliers are left out. All 0 when no step
-/// was recorded.
+/// `diagnosis` is that of `timeline`: its outliers are left out. All 0 when no
+/// step was recorded.
 TimedParts timed_parts(const Timeline& timeline, const Diagnosis& diagnosis);
 
 /// One part of both, as tables and pictures show it.
@@ -51,7 +52,7 @@ struct ComparedPart {
 };
 
 /// The parts that either has, in the order above.
-std::vector<ComparedPart> compared_parts(
-    const TimedParts& predicted, const TimedParts& measured);
+std::vector<ComparedPart>
+compared_parts(const TimedParts& predicted, const TimedParts& measured);
 
 }  // namespace echelon

@@ -8,13 +8,8 @@ namespace echelon {
 namespace {
 
 constexpr std::array<const char*, 7> kKindNames = {
-    "forward",
-    "backward",
-    "optimizer",
-    "communication",
-    "data",
-    "evaluation",
-    "other"};
+    "forward", "backward",   "optimizer", "communication",
+    "data",    "evaluation", "other"};
 
 }  // namespace
 

@@ -45,8 +45,8 @@ struct Span {
   std::string axis;   // of a collective's group: "tp"; empty: not known
 };
 
-/// What one rank held while spans were recorded, by kind: each sample holds until
-/// the next one. Times as in spans, ascending.
+/// What one rank held while spans were recorded, by kind: each sample holds
+/// until the next one. Times as in spans, ascending.
 struct RankMemory {
   int32_t rank = 0;
   std::vector<MemorySample> samples;
@@ -57,9 +57,10 @@ struct RankMemory {
 struct Timeline {
   std::string title;
   bool simulated = false;  // nothing of it was measured
-  std::vector<std::string> rank_names;  // one per rank: "rank 0 (cpu)", or empty
-  std::vector<Span> spans;              // any order
-  std::vector<RankMemory> memory;       // of ranks that were measured, by rank
+  std::vector<std::string>
+      rank_names;                  // one per rank: "rank 0 (cpu)", or empty
+  std::vector<Span> spans;         // any order
+  std::vector<RankMemory> memory;  // of ranks that were measured, by rank
 };
 
 }  // namespace echelon

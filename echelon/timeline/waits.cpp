@@ -18,9 +18,7 @@ Interval
 wait_in(const Span& backward, const std::vector<const Span*>& collectives) {
   Interval wait = {backward.begin_ns, backward.begin_ns};
   const auto first = std::lower_bound(
-      collectives.begin(),
-      collectives.end(),
-      backward.begin_ns,
+      collectives.begin(), collectives.end(), backward.begin_ns,
       [](const Span* span, int64_t time) { return span->begin_ns < time; });
   for (auto it = first; it != collectives.end(); ++it) {
     if (!began_in(**it, backward)) break;
@@ -40,9 +38,8 @@ void add_backward_waits(std::vector<Span>& spans) {
     if (span.kind == SpanKind::communication) collectives.push_back(&span);
   }
   std::sort(
-      collectives.begin(), collectives.end(), [](const Span* a, const Span* b) {
-        return a->begin_ns < b->begin_ns;
-      });
+      collectives.begin(), collectives.end(),
+      [](const Span* a, const Span* b) { return a->begin_ns < b->begin_ns; });
   std::vector<Span> waits;
   for (const auto& span : spans) {
     if (span.kind != SpanKind::backward) continue;

@@ -16,7 +16,8 @@ namespace echelon {
 /// ended. Without this, no communication would ever look exposed.
 ///
 /// `spans` are of one rank. A backward span during which no collective began,
-/// or in which a wait was recorded already, stays as it is; so does a pipeline's
+/// or in which a wait was recorded already, stays as it is; so does a
+/// pipeline's
 /// ("0B3"), which records its waits itself.
 void add_backward_waits(std::vector<Span>& spans);
 

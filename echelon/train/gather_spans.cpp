@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-
 namespace echelon {
 namespace {
 
@@ -64,14 +63,15 @@ void send(World& world, const RankSpans& spans) {
   auto message = torch::empty({size}, torch::kUInt8);
   std::memcpy(message.data_ptr(), bytes.data(), bytes.size());
   const Call call{.label = "spans"};
-  world.group().send(torch::full({1}, size, torch::kInt64).to(world.device()), 0, 0, call);
+  world.group().send(
+      torch::full({1}, size, torch::kInt64).to(world.device()), 0, 0, call);
   world.group().send(message.to(world.device()), 0, 0, call);
 }
 
 RankSpans receive(World& world, int rank) {
   const Call call{.label = "spans"};
-  auto size = torch::zeros(
-      {1}, torch::dtype(torch::kInt64).device(world.device()));
+  auto size =
+      torch::zeros({1}, torch::dtype(torch::kInt64).device(world.device()));
   world.group().recv(size, rank, 0, call);
   auto message = torch::empty(
       {size.item<int64_t>()},
@@ -79,8 +79,7 @@ RankSpans receive(World& world, int rank) {
   world.group().recv(message, rank, 0, call);
   message = message.cpu();
   return from_bytes(
-      rank, message.data_ptr<uint8_t>(),
-      static_cast<size_t>(message.numel()));
+      rank, message.data_ptr<uint8_t>(), static_cast<size_t>(message.numel()));
 }
 
 }  // namespace

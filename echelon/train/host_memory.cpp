@@ -25,10 +25,8 @@ number_of(const std::filesystem::path& path, const std::string& key) {
 
 }  // namespace
 
-std::optional<int64_t>
-available_host_bytes(const std::filesystem::path& root) {
-  const auto kibibytes =
-      number_of(root / "proc/meminfo", "MemAvailable:");
+std::optional<int64_t> available_host_bytes(const std::filesystem::path& root) {
+  const auto kibibytes = number_of(root / "proc/meminfo", "MemAvailable:");
   if (!kibibytes) return std::nullopt;
   int64_t available = *kibibytes * 1024;
   const auto group = root / "sys/fs/cgroup";
@@ -37,7 +35,8 @@ available_host_bytes(const std::filesystem::path& root) {
   if (most && used) {
     const int64_t cache =
         number_of(group / "memory.stat", "inactive_file ").value_or(0);
-    available = std::min(available, std::max<int64_t>(0, *most - *used + cache));
+    available =
+        std::min(available, std::max<int64_t>(0, *most - *used + cache));
   }
   return available;
 }

@@ -19,9 +19,7 @@ std::string first_line(const c10::Error& error) {
 }  // namespace
 
 MemoryWatch::MemoryWatch(
-    const Job& job,
-    const ModelSource& source,
-    const World& world,
+    const Job& job, const ModelSource& source, const World& world,
     const MeshGroups& groups)
     : job_(job),
       source_(source),
@@ -89,8 +87,7 @@ void MemoryWatch::fail(
                      first_line(error) + "; ";
   try {
     text += explain_shortage(
-        count_memory(job_, source_), job_, pipeline_rank_,
-        meter_.at_shortage(),
+        count_memory(job_, source_), job_, pipeline_rank_, meter_.at_shortage(),
         limit_bytes_);
   } catch (const ConfigError& uncounted) {
     text += std::string("no plan says what would help: ") + uncounted.what();

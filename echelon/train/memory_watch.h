@@ -1,6 +1,6 @@
 // What the training loop does about memory: counts it from the start until its
-// timeline has what it needs, keeps a CPU's rank within memory.limit_bytes, and says
-// what to do when it does not suffice.
+// timeline has what it needs, keeps a CPU's rank within memory.limit_bytes, and
+// says what to do when it does not suffice.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -10,31 +10,29 @@
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/comm/world.h"
+#include "echelon/job/job.h"
 #include "echelon/profiling/memory_meter.h"
 #include "echelon/timeline/recorder.h"
 #include "echelon/timeline/timeline.h"
-#include "echelon/job/job.h"
 #include "echelon/train/strategies/model_source.h"
 
 namespace echelon {
 
-/// Made by the thread that trains, before the model, on every rank of the world at
-/// once. What it is given outlives it.
+/// Made by the thread that trains, before the model, on every rank of the world
+/// at once. What it is given outlives it.
 class MemoryWatch {
  public:
   /// Throws ConfigError when what is to be offloaded is more than this host has
   /// left.
   MemoryWatch(
-      const Job& job,
-      const ModelSource& source,
-      const World& world,
+      const Job& job, const ModelSource& source, const World& world,
       const MeshGroups& groups);
 
   /// After recorder.begin_step(): samples are taken while it records.
   void begin_step(const Recorder& recorder);
 
-  /// `body`'s result. When memory does not suffice, throws Error: place, kind, the
-  /// plan, and which settings help by how much.
+  /// `body`'s result. When memory does not suffice, throws Error: place, kind,
+  /// the plan, and which settings help by how much.
   template <class Body>
   auto during(const std::string& place, const Body& body) {
     try {
@@ -44,8 +42,8 @@ class MemoryWatch {
     }
   }
 
-  /// Of the recorded steps, with the plan's peak; without samples when nothing was
-  /// recorded.
+  /// Of the recorded steps, with the plan's peak; without samples when nothing
+  /// was recorded.
   RankMemory measured();
 
  private:

@@ -30,18 +30,22 @@ void write(const std::filesystem::path& path, const std::string& text) {
 }  // namespace
 
 RunLayers layers_of_run(
-    const Job& job, const ModelSource& source, const World& world, bool own_layers) {
+    const Job& job, const ModelSource& source, const World& world,
+    bool own_layers) {
   RunLayers layers;
   if (!job.model.devices.empty()) {
     layers.missing =
-        "Nothing is predicted: [model] devices: a rank with several devices is not "
+        "Nothing is predicted: [model] devices: a rank with several devices is "
+        "not "
         "simulated";
     return layers;
   }
-  if (!counts_layers(job.layout, world.device().is_cpu(), own_layers)) return layers;
+  if (!counts_layers(job.layout, world.device().is_cpu(), own_layers))
+    return layers;
   if (job.layout.tp > 1) {
     layers.missing =
-        "Nothing is predicted: a program's own layers are counted, and what ranks of "
+        "Nothing is predicted: a program's own layers are counted, and what "
+        "ranks of "
         "tp send inside of them is not";
     return layers;
   }
@@ -72,12 +76,15 @@ void save_layers(const RunLayers& layers, const std::filesystem::path& folder) {
 StepPrediction predict_step_here(
     const Job& job, const ModelSource& source, const World& world,
     const RunLayers& layers) {
-  // The simulator is told what links a host has, and nothing of those between hosts.
+  // The simulator is told what links a host has, and nothing of those between
+  // hosts.
   if (world.local_size() != world.size()) {
     return {
         .missing =
-            "The links between the hosts of this run are not known, so that nothing "
-            "is predicted. `echelon explain RUN --cluster FILE` takes a file that "
+            "The links between the hosts of this run are not known, so that "
+            "nothing "
+            "is predicted. `echelon explain RUN --cluster FILE` takes a file "
+            "that "
             "says them."};
   }
   const RunCluster here = cluster_of_run(world.size(), world.device().is_cpu());

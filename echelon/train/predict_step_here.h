@@ -1,4 +1,5 @@
-// What the simulator says of the run that this process trained, on this machine.
+// What the simulator says of the run that this process trained, on this
+// machine.
 #pragma once
 
 #include <filesystem>
@@ -7,8 +8,8 @@
 
 #include "echelon/comm/world.h"
 #include "echelon/cost/model_shape.h"
-#include "echelon/report/prediction_section.h"
 #include "echelon/job/job.h"
+#include "echelon/report/prediction_section.h"
 #include "echelon/train/strategies/model_source.h"
 
 namespace echelon {
@@ -19,19 +20,20 @@ struct RunLayers {
   std::string missing;                // why neither can; else empty
 };
 
-/// Counts them (counted_shape.h) where counts_layers (explain/counted_layers.h) says
-/// so. One rank alone may call it. Throws nothing: why is in the result. `own_layers`:
-/// the model is a program's, not the configuration's.
+/// Counts them (counted_shape.h) where counts_layers (explain/counted_layers.h)
+/// says so. One rank alone may call it. Throws nothing: why is in the result.
+/// `own_layers`: the model is a program's, not the configuration's.
 RunLayers layers_of_run(
-    const Job& job, const ModelSource& source, const World& world, bool own_layers);
+    const Job& job, const ModelSource& source, const World& world,
+    bool own_layers);
 
-/// Writes those that were counted into the run's folder, for `echelon explain`; an
-/// earlier life's are removed where they were not. A file that cannot be written costs
-/// a warning, not the run.
+/// Writes those that were counted into the run's folder, for `echelon explain`;
+/// an earlier life's are removed where they were not. A file that cannot be
+/// written costs a warning, not the run.
 void save_layers(const RunLayers& layers, const std::filesystem::path& folder);
 
-/// One rank alone may call it. Throws nothing for what cannot be predicted: why is in
-/// the result.
+/// One rank alone may call it. Throws nothing for what cannot be predicted: why
+/// is in the result.
 StepPrediction predict_step_here(
     const Job& job, const ModelSource& source, const World& world,
     const RunLayers& layers);

@@ -2,22 +2,22 @@
 
 #include <cstdio>
 
+#include "echelon/job/pipeline_schedule.h"
+#include "echelon/report/report.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/recorder.h"
-#include "echelon/report/report.h"
 #include "echelon/train/gather_spans.h"
-#include "echelon/job/pipeline_schedule.h"
 
 namespace echelon {
 namespace {
 
 std::string rank_name(const World& world) {
-  return "rank " + std::to_string(world.rank()) + " (" +
-         world.device().str() + ")";
+  return "rank " + std::to_string(world.rank()) + " (" + world.device().str() +
+         ")";
 }
 
-/// Rank 0's clock minus ours, for hosts that do not share one: half a round trip
-/// over the store is as near as a picture needs.
+/// Rank 0's clock minus ours, for hosts that do not share one: half a round
+/// trip over the store is as near as a picture needs.
 int64_t clock_offset(World& world) {
   world.group().barrier({.label = "clock"});
   const auto clocks = world.exchange(std::to_string(steady_now_ns()));
@@ -67,16 +67,17 @@ std::string sharding_text(const Job& job) {
 std::string checkpoints_text(const RunSummary& summary) {
   char text[96];
   std::snprintf(
-      text, sizeof(text), "%lld, training stood still for %.2g s, %.1f %% of "
-      "its time", static_cast<long long>(summary.checkpoints),
-      summary.checkpoint_seconds,
+      text, sizeof(text),
+      "%lld, training stood still for %.2g s, %.1f %% of "
+      "its time",
+      static_cast<long long>(summary.checkpoints), summary.checkpoint_seconds,
       summary.seconds > 0 ? 100 * summary.checkpoint_seconds / summary.seconds
                           : 0.0);
   return text;
 }
 
-std::vector<std::pair<std::string, std::string>> facts(
-    const Job& job, const World& world, const RunSummary& summary) {
+std::vector<std::pair<std::string, std::string>>
+facts(const Job& job, const World& world, const RunSummary& summary) {
   std::vector<std::pair<std::string, std::string>> list;
   list.emplace_back("Model", job.model.name);
   list.emplace_back("Parameters", grouped(summary.num_parameters));
@@ -87,8 +88,8 @@ std::vector<std::pair<std::string, std::string>> facts(
                                  ? job.pipeline.schedule
                                  : job.pipeline.schedule_file;
     list.emplace_back(
-        "Pipeline", name + ", " + std::to_string(microbatches_of(job)) +
-                        " microbatches");
+        "Pipeline",
+        name + ", " + std::to_string(microbatches_of(job)) + " microbatches");
   }
   if (job.layout.dp_shard > 1) {
     list.emplace_back("Sharding", sharding_text(job));
@@ -98,13 +99,14 @@ std::vector<std::pair<std::string, std::string>> facts(
     if (colon == std::string::npos) continue;  // the sum of all
     list.emplace_back(line.substr(0, colon), line.substr(colon + 2));
   }
-  list.emplace_back("Ranks", std::to_string(world.size()) + " (" +
-                                 job.train.ranks + ", " + world.backend() +
-                                 ")");
+  list.emplace_back(
+      "Ranks", std::to_string(world.size()) + " (" + job.train.ranks + ", " +
+                   world.backend() + ")");
   list.emplace_back("Device", world.device().str());
   list.emplace_back("Global batch", std::to_string(job.train.batch));
-  list.emplace_back("Optimizer", job.optimizer.name + ", learning rate " +
-                                     number_text(job.optimizer.learning_rate));
+  list.emplace_back(
+      "Optimizer", job.optimizer.name + ", learning rate " +
+                       number_text(job.optimizer.learning_rate));
   list.emplace_back("Precision", precision_text(job));
   list.emplace_back("Seed", std::to_string(job.train.seed));
   if (!summary.resumed.empty()) {
@@ -127,11 +129,8 @@ std::vector<std::pair<std::string, std::string>> facts(
 }  // namespace
 
 void write_run_report(
-    const Job& job,
-    World& world,
-    const std::filesystem::path& folder,
-    std::vector<Span> spans,
-    const RunSummary& summary) {
+    const Job& job, World& world, const std::filesystem::path& folder,
+    std::vector<Span> spans, const RunSummary& summary) {
   auto ranks = gather_spans(
       world, {.rank = world.rank(),
               .rank_name = rank_name(world),

@@ -8,14 +8,14 @@
 #include <numeric>
 #include <vector>
 
+#include "echelon/architecture/language_model.h"
+#include "echelon/architecture/weights_source.h"
 #include "echelon/data/sources/random.h"
 #include "echelon/data/sources/text.h"
 #include "echelon/data/tokenizer/tokenizer.h"
 #include "echelon/error.h"
-#include "echelon/architecture/language_model.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
-#include "echelon/architecture/weights_source.h"
 
 namespace echelon {
 namespace {
@@ -28,12 +28,10 @@ void check_options(const SampleOptions& options) {
   check(options.tokens >= 1, "--tokens", "must be 1 or more");
   check(
       options.temperature >= 0 && std::isfinite(options.temperature),
-      "--temperature",
-      "must be 0 or more");
+      "--temperature", "must be 0 or more");
   check(options.top_k >= 0, "--top-k", "must be 0 (no limit) or more");
   check(
-      options.top_p > 0 && options.top_p <= 1,
-      "--top-p",
+      options.top_p > 0 && options.top_p <= 1, "--top-p",
       "must be more than 0 and at most 1");
 }
 
@@ -172,9 +170,7 @@ int64_t choose_token(
 }
 
 void sample_text(
-    const Job& job,
-    const std::string& weights,
-    const SampleOptions& options,
+    const Job& job, const std::string& weights, const SampleOptions& options,
     const std::function<void(std::string_view)>& print) {
   check_options(options);
   if (!is_language_model(job.model)) {

@@ -30,18 +30,16 @@ int64_t choose_token(
     const torch::Tensor& scores, const SampleOptions& options, double uniform);
 
 /// Goes on with options.prompt by the model of `job`, whose weights lie in
-/// `weights` (weights_source.h), on the GPU if there is one. `print` gets the prompt and what
-/// follows, in whole UTF-8 characters, as soon as they are there; bytes that
-/// are no text arrive as U+FFFD. Ends early with the token that ends a text.
-/// The model sees the last [data] sequence tokens at most, computed anew for
-/// each token. The same options give the same text.
+/// `weights` (weights_source.h), on the GPU if there is one. `print` gets the
+/// prompt and what follows, in whole UTF-8 characters, as soon as they are
+/// there; bytes that are no text arrive as U+FFFD. Ends early with the token
+/// that ends a text. The model sees the last [data] sequence tokens at most,
+/// computed anew for each token. The same options give the same text.
 ///
 /// Throws ConfigError: no language model, a prompt without tokens, options out
 /// of range, data without a tokenizer, tokens that the model does not have.
 void sample_text(
-    const Job& job,
-    const std::string& weights,
-    const SampleOptions& options,
+    const Job& job, const std::string& weights, const SampleOptions& options,
     const std::function<void(std::string_view)>& print);
 
 }  // namespace echelon

@@ -70,8 +70,7 @@ StepSums share_sums(const StepShare& own, const World& world) {
   work[world.rank()] = own.work_seconds;
   bad[world.rank()] = std::isfinite(own.score.loss_sum) ? 0 : 1;
   numbers = numbers.to(world.device());
-  world.group().all_reduce(
-      numbers, ReduceOp::sum, {.label = "step sums"});
+  world.group().all_reduce(numbers, ReduceOp::sum, {.label = "step sums"});
   numbers = numbers.to(torch::kCPU);
 
   values = numbers.data_ptr<double>();

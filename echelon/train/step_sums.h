@@ -4,18 +4,18 @@
 #include <cstdint>
 
 #include "echelon/comm/world.h"
-#include "echelon/train/strategies/objective.h"
 #include "echelon/train/saving/saver.h"
+#include "echelon/train/strategies/objective.h"
 
 namespace echelon {
 
 /// This rank's part.
 struct StepShare {
-  Score score;               // of its samples; loss_sum may be NaN or infinite
-  int64_t skipped = 0;       // samples that could not be read
-  double work_seconds = 0;   // since the step began, until now
-  bool stop = false;         // it was asked to end after the step
-  bool terminated = false;   // and that by SIGTERM
+  Score score;              // of its samples; loss_sum may be NaN or infinite
+  int64_t skipped = 0;      // samples that could not be read
+  double work_seconds = 0;  // since the step began, until now
+  bool stop = false;        // it was asked to end after the step
+  bool terminated = false;  // and that by SIGTERM
   SaverNews saver;
 };
 

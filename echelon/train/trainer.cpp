@@ -10,17 +10,17 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "echelon/architecture/parameter_list.h"
+#include "echelon/checkpoint/weights/weights_file.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/error.h"
-#include "echelon/checkpoint/weights/weights_file.h"
-#include "echelon/architecture/parameter_list.h"
-#include "echelon/train/strategies/describe_cut.h"
 #include "echelon/train/memory_watch.h"
 #include "echelon/train/predict_step_here.h"
 #include "echelon/train/report_writer.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
 #include "echelon/train/step_sums.h"
+#include "echelon/train/strategies/describe_cut.h"
 
 namespace echelon {
 namespace {
@@ -57,8 +57,8 @@ std::string what_is_kept(const std::filesystem::path& folder) {
 }
 
 // The first steps are not typical: buckets are cut anew, memory is new.
-int64_t first_recorded_step(
-    const Job& job, const Resume& resume, int64_t total_steps) {
+int64_t
+first_recorded_step(const Job& job, const Resume& resume, int64_t total_steps) {
   const int64_t first =
       resume.candidates.empty() ? 0 : resume.candidates.front().step;
   return total_steps - first > job.train.timeline_steps + 3 ? first + 3 : first;
@@ -67,9 +67,7 @@ int64_t first_recorded_step(
 class Loop {
  public:
   Loop(
-      const Job& job,
-      World& world,
-      std::filesystem::path folder,
+      const Job& job, World& world, std::filesystem::path folder,
       const LayerFactory& layers);
   TrainResult run();
 
@@ -112,7 +110,7 @@ class Loop {
   bool own_layers_;                  // a program's, not the configuration's
   RunLayers run_layers_;             // rank 0; for predictions
   std::vector<std::string> layers_;  // names
-  std::string samples_;  // what they are
+  std::string samples_;              // what they are
   Resume resume_;
   bool counts_tokens_;  // the objective's units; else they are samples
   std::shared_ptr<Recorder> recorder_;
@@ -125,17 +123,17 @@ class Loop {
   std::vector<EvaluationMetrics> evaluations_;  // earlier runs' on rank 0 alone
   int64_t evaluated_step_ = -1;  // the last one, the same on all ranks
   int64_t begin_ns_ = steady_now_ns();
-  int64_t step_ = 0;       // done
-  Position position_;      // behind them
+  int64_t step_ = 0;   // done
+  Position position_;  // behind them
   bool stop_ = false;
   bool preempted_ = false;
-  SaverNews news_;         // of the last step
+  SaverNews news_;  // of the last step
   std::string save_error_;
-  std::string resumed_;    // "step 69 (dp=2)"
-  int64_t saved_step_ = -1;  // by save_last()
+  std::string resumed_;        // "step 69 (dp=2)"
+  int64_t saved_step_ = -1;    // by save_last()
   int64_t skipped_ = 0;        // samples
   int64_t skipped_steps_ = 0;  // that overflowed
-  double window_loss_ = 0;   // summed since the last logged step
+  double window_loss_ = 0;     // summed since the last logged step
   int64_t window_steps_ = 0;
 };
 
@@ -148,9 +146,7 @@ LoaderOptions Loop::held_out_batches() const {
 }
 
 Loop::Loop(
-    const Job& job,
-    World& world,
-    std::filesystem::path folder,
+    const Job& job, World& world, std::filesystem::path folder,
     const LayerFactory& layers)
     : job_(job),
       world_(world),
@@ -188,8 +184,7 @@ Loop::Loop(
     saver_.emplace(job, source_, world_, groups_, folder_, recorder_.get());
   }
   if (!resume_.candidates.empty()) {
-    take_up(resume(
-        resume_, job_, state_, source_, world_, groups_, samples_));
+    take_up(resume(resume_, job_, state_, source_, world_, groups_, samples_));
   }
   if (!first()) return;
   run_layers_ = layers_of_run(job, source_, world_, own_layers_);
@@ -263,20 +258,19 @@ void Loop::warn_of_slow_links() const {
       "warning: [layout] tp=%lld: a host has %d %s, so that some groups of "
       "%lld lie on several hosts; tp is fast where its ranks share a host%s\n",
       static_cast<long long>(tp), world_.local_size(),
-      world_.local_size() == 1 ? "rank" : "ranks",
-      static_cast<long long>(tp),
+      world_.local_size() == 1 ? "rank" : "ranks", static_cast<long long>(tp),
       by_order ? ": name it last in [layout] order" : "");
 }
 
 TrainResult Loop::run() {
   // Collectives may end after a loop that an error ended.
-  world_.history().on_end([recorder = recorder_](
-                              const CollectiveRecord& record) {
+  world_.history().on_end([recorder =
+                               recorder_](const CollectiveRecord& record) {
     if (!recorder->active()) return;
     Span span{
         .track = "comm",
-        .name = record.operation +
-                (record.label.empty() ? "" : " " + record.label),
+        .name =
+            record.operation + (record.label.empty() ? "" : " " + record.label),
         .kind = SpanKind::communication,
         .begin_ns = record.begin_ns,
         .end_ns = record.end_ns,
@@ -338,8 +332,9 @@ bool Loop::one_step(Position position) {
     std::fprintf(stderr, "skipped a sample: %s\n", reason.c_str());
   }
   if (sums.bad_rank >= 0) fail_numeric(*batch, sums);
-  const bool logged = (step_ + 1) % std::max<int64_t>(
-                          1, job_.train.log_every) == 0 || step_ == 0;
+  const bool logged =
+      (step_ + 1) % std::max<int64_t>(1, job_.train.log_every) == 0 ||
+      step_ == 0;
   const StepUpdate update = this->update(logged);
   ++step_;
   stop_ = sums.stop;
@@ -360,12 +355,12 @@ StepUpdate Loop::update(bool logged) {
     return state_.update(
         step_, logged, recorder_.get(), by_layer ? &layers_ : nullptr);
   } catch (const NumericError& error) {
-    throw NumericError("step " + std::to_string(step_ + 1) + ": " + error.what());
+    throw NumericError(
+        "step " + std::to_string(step_ + 1) + ": " + error.what());
   }
 }
 
-StepSums Loop::share(
-    const Score& score, int64_t skipped, double work_seconds) {
+StepSums Loop::share(const Score& score, int64_t skipped, double work_seconds) {
   return share_sums(
       {.score = score,
        .skipped = skipped,
@@ -433,16 +428,19 @@ void Loop::evaluate() {
   const double started = seconds();
   Score score;
   {
-    ScopedSpan span(recorder_.get(), "compute", "evaluation", SpanKind::evaluation);
+    ScopedSpan span(
+        recorder_.get(), "compute", "evaluation", SpanKind::evaluation);
     Loader loader(*data_.holdout, held_out_batches());
     while (const auto batch = loader.next()) {
       score += state_.model().evaluate(*batch);
     }
   }
   auto sums = torch::tensor(
-      {score.loss_sum, static_cast<double>(score.count),
-       static_cast<double>(score.correct), static_cast<double>(score.samples)},
-      torch::kFloat64).to(world_.device());
+                  {score.loss_sum, static_cast<double>(score.count),
+                   static_cast<double>(score.correct),
+                   static_cast<double>(score.samples)},
+                  torch::kFloat64)
+                  .to(world_.device());
   world_.group().all_reduce(sums, ReduceOp::sum, {.label = "evaluation"});
   const auto all = sums.to(torch::kCPU);
   const double* values = all.data_ptr<double>();
@@ -461,16 +459,15 @@ void Loop::evaluate() {
   evaluated_step_ = step_;
   if (!first()) return;
   metrics_->append(metrics);
-  progress_->message(
-      "step " + std::to_string(step_) + ": " + to_text(metrics));
+  progress_->message("step " + std::to_string(step_) + ": " + to_text(metrics));
 }
 
 void Loop::fail_numeric(const Batch& batch, const StepSums& sums) {
   std::string where = "the loss, though every layer's output is finite";
   if (const auto found = state_.model().find_nonfinite(batch)) {
     where = found->layer == "input"
-        ? "the input batch"
-        : "layer " + found->layer + " (" + found->what + ")";
+                ? "the input batch"
+                : "layer " + found->layer + " (" + found->what + ")";
   }
   where = world_.exchange(where)[static_cast<size_t>(sums.bad_rank)];
   std::ostringstream message;
@@ -598,22 +595,19 @@ void install_stop_signals() {
 }
 
 TrainResult train(
-    const Job& job,
-    World& world,
-    const std::filesystem::path& folder,
+    const Job& job, World& world, const std::filesystem::path& folder,
     const LayerFactory& layers) {
   at::set_num_threads(threads_per_rank(job, world));
   try {
     return Loop(job, world, folder, layers).run();
   } catch (...) {
-    throw;  // an error that nobody catches would not end the loop, with its metrics
+    throw;  // an error that nobody catches would not end the loop, with its
+            // metrics
   }
 }
 
 TrainResult train(
-    const Job& job,
-    World& world,
-    const std::filesystem::path& folder,
+    const Job& job, World& world, const std::filesystem::path& folder,
     const LayerList* layers) {
   return train(
       job, world, folder, layers ? whole_layers(*layers) : LayerFactory());

@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "echelon/architecture/parameter_list.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/data/loader.h"
 #include "echelon/error.h"
-#include "echelon/architecture/parameter_list.h"
 #include "echelon/job/pipeline_schedule.h"
 #include "echelon/train/saving/resume.h"
 #include "echelon/train/saving/saver.h"
@@ -26,7 +26,7 @@ namespace {
 struct Snapshot {
   double loss_sum = 0;
   double count = 0;
-  std::map<std::string, ParameterPart> gradients;   // `value` is one
+  std::map<std::string, ParameterPart> gradients;  // `value` is one
   std::map<std::string, ParameterPart> parameters;
 };
 
@@ -101,7 +101,8 @@ class Run {
     };
     for (const auto& part : state_.model().parts()) forget(part.value);
     for (const auto& part : state_.model().buffers()) forget(part.value);
-    for (const auto& [name, tensor] : state_.optimizer().state()) forget(tensor);
+    for (const auto& [name, tensor] : state_.optimizer().state())
+      forget(tensor);
     Resumed resumed = resume(
         {.candidates = find_checkpoints(from)}, job_, state_, source_,
         place_.world, place_.groups, samples());
@@ -143,9 +144,7 @@ double relative(const torch::Tensor& actual, const torch::Tensor& expected) {
 /// The differences of one step on this rank, in an order that all ranks share:
 /// the loss, then gradients and parameters in the order of `list`.
 std::vector<double> compare(
-    World& world,
-    const std::vector<ParameterInfo>& list,
-    const Snapshot& mine,
+    World& world, const std::vector<ParameterInfo>& list, const Snapshot& mine,
     const Snapshot* reference) {
   auto sums = torch::tensor({mine.loss_sum, mine.count}, torch::kFloat64);
   world.group().all_reduce(sums);
@@ -166,8 +165,8 @@ std::vector<double> compare(
         continue;
       }
       const auto& part = found->second;
-      differences.push_back(relative(
-          part.value, part_of(one, part).to(part.value.device())));
+      differences.push_back(
+          relative(part.value, part_of(one, part).to(part.value.device())));
     }
   };
   compare_all(mine.gradients, reference ? &reference->gradients : nullptr);
@@ -201,11 +200,8 @@ ModelSource source_of(
 }  // namespace
 
 void save_steps(
-    const Job& given,
-    World& world,
-    int64_t steps,
-    const std::filesystem::path& folder,
-    const LayerFactory& layers) {
+    const Job& given, World& world, int64_t steps,
+    const std::filesystem::path& folder, const LayerFactory& layers) {
   const Job job = in_float64(given);
   const MeshGroups groups(world, job.layout);
   const TrainingData data = open_data(job.data, job.train.seed);
@@ -216,9 +212,7 @@ void save_steps(
 }
 
 VerifyResult verify(
-    const Job& given,
-    World& world,
-    const VerifyOptions& options,
+    const Job& given, World& world, const VerifyOptions& options,
     const LayerFactory& layers) {
   const Job job = in_float64(given);
   const MeshGroups groups(world, job.layout);
@@ -236,14 +230,9 @@ VerifyResult verify(
     one.model.devices.clear();
     one.memory = MemoryOptions{};
     reference = std::make_unique<Run>(
-        one, data,
-        ModelPlace{source, world, alone},
-        options.steps);
+        one, data, ModelPlace{source, world, alone}, options.steps);
   }
-  Run layout(
-      job, data,
-      ModelPlace{source, world, groups},
-      options.steps);
+  Run layout(job, data, ModelPlace{source, world, groups}, options.steps);
   std::vector<std::string> names;
   for (const auto& info : list) names.push_back(info.name);
   std::string planted = options.plant_error;
@@ -273,7 +262,8 @@ VerifyResult verify(
     auto gathered = torch::empty(
         {world.size(), static_cast<int64_t>(differences.size())},
         torch::kFloat64);
-    world.group().all_gather(gathered, torch::tensor(differences, torch::kFloat64));
+    world.group().all_gather(
+        gathered, torch::tensor(differences, torch::kFloat64));
     const auto [largest, where] = gathered.max(0);
     for (size_t i = 0; i < differences.size(); ++i) {
       const int64_t at = static_cast<int64_t>(i);
@@ -300,7 +290,8 @@ VerifyResult verify(
   if (!result.passed && job.layout.pp > 1 && has_batch_norm(job) &&
       microbatches_of(job) > 1) {
     result.hint =
-        "this model normalises by batch statistics, which a pipeline takes over "
+        "this model normalises by batch statistics, which a pipeline takes "
+        "over "
         "each microbatch; [layout] microbatches = 1 takes them over the batch";
   } else if (
       !result.passed && world.size() > 1 && has_batch_norm(job) &&
@@ -316,9 +307,7 @@ VerifyResult verify(
 }
 
 VerifyResult verify(
-    const Job& job,
-    World& world,
-    const VerifyOptions& options,
+    const Job& job, World& world, const VerifyOptions& options,
     const LayerList* layers) {
   return verify(
       job, world, options, layers ? whole_layers(*layers) : LayerFactory());
@@ -336,11 +325,11 @@ std::string to_text(const VerifyResult& result, const VerifyOptions& options) {
          << one.rank << "  " << one.what << "\n";
   }
   if (!result.hint.empty()) text << "hint: " << result.hint << "\n";
-  text << (result.passed ? "equal" : "DIFFERENT") << ": "
-       << result.num_compared << " comparisons over " << result.steps
+  text << (result.passed ? "equal" : "DIFFERENT") << ": " << result.num_compared
+       << " comparisons over " << result.steps
        << " steps, largest relative difference "
-       << result.worst.front().relative << " (tolerance "
-       << options.tolerance << ")\n";
+       << result.worst.front().relative << " (tolerance " << options.tolerance
+       << ")\n";
   return text.str();
 }
 
@@ -353,10 +342,12 @@ std::string to_json(const VerifyResult& result, const VerifyOptions& options) {
   json["worst"] = nlohmann::ordered_json::array();
   for (const auto& one : result.worst) {
     json["worst"].push_back(
-        {{"step", one.step}, {"rank", one.rank}, {"what", one.what},
-         {"relative",
-          std::isfinite(one.relative) ? nlohmann::ordered_json(one.relative)
-                                      : nlohmann::ordered_json("infinite")}});
+        {{"step", one.step},
+         {"rank", one.rank},
+         {"what", one.what},
+         {"relative", std::isfinite(one.relative)
+                          ? nlohmann::ordered_json(one.relative)
+                          : nlohmann::ordered_json("infinite")}});
   }
   if (!result.hint.empty()) json["hint"] = result.hint;
   if (!result.loaded.empty()) json["loaded"] = result.loaded;

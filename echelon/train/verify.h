@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "echelon/comm/world.h"
-#include "echelon/layers/layer_list.h"
 #include "echelon/job/job.h"
+#include "echelon/layers/layer_list.h"
 #include "echelon/train/strategies/model_source.h"
 
 namespace echelon {
@@ -19,25 +19,25 @@ struct VerifyOptions {
   /// For tests of verify itself: the layout doubles the gradient of this
   /// parameter on every rank. "first" is the model's first one.
   std::string plant_error;
-  /// A run's folder or a checkpoint: the layout begins there, the one rank at the
-  /// beginning; the `steps` steps after it are compared.
+  /// A run's folder or a checkpoint: the layout begins there, the one rank at
+  /// the beginning; the `steps` steps after it are compared.
   std::string resume;
 };
 
 /// One comparison: the largest over ranks.
 struct Difference {
   int64_t step = 0;
-  std::string what;      // "loss", "gradient conv1.weight", …
-  int rank = 0;          // where it is largest
-  double relative = 0;   // largest |a - b| over the largest |b| of the tensor
+  std::string what;     // "loss", "gradient conv1.weight", …
+  int rank = 0;         // where it is largest
+  double relative = 0;  // largest |a - b| over the largest |b| of the tensor
 };
 
 struct VerifyResult {
   bool passed = false;
   int64_t steps = 0;
-  int64_t num_compared = 0;      // comparisons, each on every rank
-  std::vector<Difference> worst; // largest first, at most ten
-  std::string hint;              // why it may differ, when that is known
+  int64_t num_compared = 0;       // comparisons, each on every rank
+  std::vector<Difference> worst;  // largest first, at most ten
+  std::string hint;               // why it may differ, when that is known
   /// Of a resume: what could not be taken over as it was saved, a line each.
   std::vector<std::string> loaded;
 };
@@ -52,25 +52,19 @@ struct VerifyResult {
 ///
 /// `layers`: a list of the caller's own in place of job.model, as in trainer.h.
 VerifyResult verify(
-    const Job& job,
-    World& world,
-    const VerifyOptions& options,
+    const Job& job, World& world, const VerifyOptions& options,
     const LayerList* layers = nullptr);
 VerifyResult verify(
-    const Job& job,
-    World& world,
-    const VerifyOptions& options,
+    const Job& job, World& world, const VerifyOptions& options,
     const LayerFactory& layers);
 
-/// The first half of a proof that a checkpoint is complete: the job's first steps in
-/// float64 on the layout, saved into folder/checkpoints. Every rank of the world
-/// calls. verify() with options.resume = folder, of any layout, is the second half.
+/// The first half of a proof that a checkpoint is complete: the job's first
+/// steps in float64 on the layout, saved into folder/checkpoints. Every rank of
+/// the world calls. verify() with options.resume = folder, of any layout, is
+/// the second half.
 void save_steps(
-    const Job& job,
-    World& world,
-    int64_t steps,
-    const std::filesystem::path& folder,
-    const LayerFactory& layers = nullptr);
+    const Job& job, World& world, int64_t steps,
+    const std::filesystem::path& folder, const LayerFactory& layers = nullptr);
 
 /// As a table for people, the verdict in its last line, or as one JSON object.
 std::string to_text(const VerifyResult& result, const VerifyOptions& options);

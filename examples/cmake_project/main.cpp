@@ -48,7 +48,8 @@ int main() {
     auto loss = torch::nn::functional::cross_entropy(
         parallel(points.index_select(0, own)),
         label.to(world.device()).index_select(0, own),
-        torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+        torch::nn::functional::CrossEntropyFuncOptions().reduction(
+            torch::kSum));
     loss = parallel.global_mean(loss, own.numel());
     loss.backward();  // averages the gradients over the ranks while it runs
     optimizer.step();

@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "echelon/error.h"
 #include "echelon/architecture/mapped_tensors.h"
+#include "echelon/error.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -37,8 +37,8 @@ ModelOptions read(const std::string& text) {
 }
 
 // What is said of a configuration with one field changed.
-std::string refused(
-    const char* base, const std::string& field, const json& value) {
+std::string
+refused(const char* base, const std::string& field, const json& value) {
   json config = json::parse(base);
   config[field] = value;
   return error_text<DataError>([&] { read(config.dump()); });
@@ -109,14 +109,16 @@ TEST(HuggingFaceConfig, WhatIsNotComputedHereIsRefused) {
       refused(kGpt, "activation_function", "relu"),
       HasSubstr("\"activation_function\": \"relu\"; known is gelu_new"));
   EXPECT_THAT(
-      refused(kGpt, "attn_pdrop", 0.1), HasSubstr("must be that of resid_pdrop"));
+      refused(kGpt, "attn_pdrop", 0.1),
+      HasSubstr("must be that of resid_pdrop"));
   EXPECT_THAT(
       refused(kGpt, "scale_attn_by_inverse_layer_idx", true),
       HasSubstr("computes such models with false alone"));
   EXPECT_THAT(
       refused(kGpt, "tie_word_embeddings", false),
       HasSubstr("computes such models with true alone"));
-  EXPECT_THAT(refused(kLlama, "hidden_act", "gelu"), HasSubstr("known is silu"));
+  EXPECT_THAT(
+      refused(kLlama, "hidden_act", "gelu"), HasSubstr("known is silu"));
   EXPECT_THAT(
       refused(kLlama, "attention_bias", true),
       HasSubstr("\"attention_bias\": true; Echelon computes"));
@@ -181,9 +183,8 @@ TEST(HuggingFaceWeights, ShardsAndTiedNamesComeBack) {
        .dtype = "float32",
        .tied_to = "transformer.wte.weight"}};
   safetensors::write(
-      path,
-      {{"lm_head.weight", "F32", {2, 2}, bytes},
-       {"transformer.ln_f.weight", "F32", {4}, bytes}});
+      path, {{"lm_head.weight", "F32", {2, 2}, bytes},
+             {"transformer.ln_f.weight", "F32", {4}, bytes}});
   MappedTensors weights{WeightsSource(path)};
   const auto tensors = owned_tensors(weights, parameters);
   folder.make_folder("out");
@@ -191,23 +192,20 @@ TEST(HuggingFaceWeights, ShardsAndTiedNamesComeBack) {
       write_weights(weights, tensors, folder.path("out"), 16),
       ElementsAre(
           "model-00001-of-00002.safetensors",
-          "model-00002-of-00002.safetensors",
-          "model.safetensors.index.json"));
+          "model-00002-of-00002.safetensors", "model.safetensors.index.json"));
   const WeightsSource again(folder.path("out"));
   EXPECT_EQ(again.tensors().size(), 2u);
   EXPECT_NE(again.find("transformer.wte.weight"), nullptr);
-  const auto index = json::parse(
-      read_file(folder.path("out/model.safetensors.index.json")));
+  const auto index =
+      json::parse(read_file(folder.path("out/model.safetensors.index.json")));
   EXPECT_EQ(index["metadata"]["total_size"], 32);
 
   // Two tensors of 8 bytes each in half of the dtype's width.
   folder.make_folder("half");
   EXPECT_THAT(
       write_weights(
-          weights,
-          owned_tensors(weights, parameters, "BF16"),
-          folder.path("half"),
-          16),
+          weights, owned_tensors(weights, parameters, "BF16"),
+          folder.path("half"), 16),
       ElementsAre("model.safetensors"));
   const safetensors::File half(folder.path("half/model.safetensors"));
   const auto words = half.bytes(half.at("transformer.wte.weight"));
@@ -217,19 +215,17 @@ TEST(HuggingFaceWeights, ShardsAndTiedNamesComeBack) {
 
   const float others[4] = {1, 2, 3, 5};
   safetensors::write(
-      path,
-      {{"lm_head.weight", "F32", {2, 2}, bytes},
-       {"transformer.wte.weight",
-        "F32",
-        {2, 2},
-        std::as_bytes(std::span(others))},
-       {"transformer.ln_f.weight", "F32", {4}, bytes}});
+      path, {{"lm_head.weight", "F32", {2, 2}, bytes},
+             {"transformer.wte.weight",
+              "F32",
+              {2, 2},
+              std::as_bytes(std::span(others))},
+             {"transformer.ln_f.weight", "F32", {4}, bytes}});
   EXPECT_THAT(
-      error_text<DataError>(
-          [&] {
-            MappedTensors two{WeightsSource(path)};
-            owned_tensors(two, parameters);
-          }),
+      error_text<DataError>([&] {
+        MappedTensors two{WeightsSource(path)};
+        owned_tensors(two, parameters);
+      }),
       HasSubstr("\"transformer.wte.weight\" and \"lm_head.weight\" differ, but "
                 "are tied"));
 }

@@ -55,18 +55,13 @@ std::string refused(const ModelOptions& options) {
 
 TEST(LanguageModel, SizesHaveThePublishedNumberOfParameters) {
   const std::map<std::string, int64_t> published = {
-      {"gpt2", 124439808},
-      {"gpt2-medium", 354823168},
-      {"gpt2-large", 774030080},
-      {"gpt2-xl", 1557611200},
-      {"llama-160m", 162417408},
-      {"llama-1b", 1235814400},
-      {"llama-8b", 8030261248},
-      {"llama-70b", 70553706496}};
+      {"gpt2", 124439808},       {"gpt2-medium", 354823168},
+      {"gpt2-large", 774030080}, {"gpt2-xl", 1557611200},
+      {"llama-160m", 162417408}, {"llama-1b", 1235814400},
+      {"llama-8b", 8030261248},  {"llama-70b", 70553706496}};
   for (const auto& [name, count] : published) {
     const auto options = named(name);
-    const auto list =
-        list_parameters(options, {1024}, vocabulary(options, 0));
+    const auto list = list_parameters(options, {1024}, vocabulary(options, 0));
     EXPECT_EQ(num_parameters(list), count) << name;
     EXPECT_TRUE(is_language_model(options));
   }
@@ -92,12 +87,8 @@ TEST(LanguageModel, GptHasTheNamesAndLayoutsOfHuggingFace) {
   EXPECT_THAT(
       list_layers(small_gpt()),
       ElementsAre(
-          "transformer.wte",
-          "transformer.wpe",
-          "transformer.h.0",
-          "transformer.h.1",
-          "transformer.ln_f",
-          "lm_head"));
+          "transformer.wte", "transformer.wpe", "transformer.h.0",
+          "transformer.h.1", "transformer.ln_f", "lm_head"));
 }
 
 TEST(LanguageModel, LlamaHasTheNamesAndLayoutsOfHuggingFace) {
@@ -121,11 +112,8 @@ TEST(LanguageModel, LlamaHasTheNamesAndLayoutsOfHuggingFace) {
   EXPECT_THAT(
       list_layers(small_llama()),
       ElementsAre(
-          "model.embed_tokens",
-          "model.layers.0",
-          "model.layers.1",
-          "model.norm",
-          "lm_head"));
+          "model.embed_tokens", "model.layers.0", "model.layers.1",
+          "model.norm", "lm_head"));
   auto tied = small_llama();
   tied.tie_embeddings = true;
   EXPECT_EQ(
@@ -153,8 +141,7 @@ TEST(LanguageModel, ValuesAreDrawnAsHuggingFaceDoes) {
   for (const auto& [name, info] :
        by_name(list_parameters(small_llama(), {20}, 50))) {
     const bool norm = name.find("norm") != std::string::npos;
-    EXPECT_EQ(
-        info.initial, norm ? (InitialValue{Kind::constant, 1}) : usual)
+    EXPECT_EQ(info.initial, norm ? (InitialValue{Kind::constant, 1}) : usual)
         << name;
   }
 }
@@ -231,8 +218,7 @@ TEST(LanguageModel, HeadsMustFit) {
   options = small_llama();
   options.kv_heads = 4;
   EXPECT_THAT(
-      refused(options),
-      HasSubstr("heads=6 is not a multiple of kv_heads=4"));
+      refused(options), HasSubstr("heads=6 is not a multiple of kv_heads=4"));
   options.kv_heads = 12;
   EXPECT_THAT(refused(options), HasSubstr("kv_heads=12"));
   options = small_llama();
@@ -245,9 +231,8 @@ TEST(LanguageModel, HeadsMustFit) {
 
 TEST(LanguageModel, WhatDoesNotFitTheDataOrTheRanksIsRefused) {
   const auto refused = [](int64_t vocabulary, int64_t sequence, int64_t tp) {
-    return error_text<ConfigError>([&] {
-      check_language_model(small_llama(), vocabulary, sequence, tp);
-    });
+    return error_text<ConfigError>(
+        [&] { check_language_model(small_llama(), vocabulary, sequence, tp); });
   };
   check_language_model(small_llama(), 50, 20, 6);
   EXPECT_THAT(
@@ -260,8 +245,9 @@ TEST(LanguageModel, WhatDoesNotFitTheDataOrTheRanksIsRefused) {
                 "6 at most"));
   EXPECT_THAT(refused(5, 20, 6), HasSubstr("5 words (vocab_size)"));
   EXPECT_THAT(
-      error_text<ConfigError>(
-          [] { list_parameters(small_gpt(), {3, 8, 8}, 50); }),
+      error_text<ConfigError>([] {
+        list_parameters(small_gpt(), {3, 8, 8}, 50);
+      }),
       HasSubstr("takes sequences of tokens, but a sample is 3x8x8"));
   EXPECT_THAT(
       error_text<ConfigError>([] { list_parameters(small_gpt(), {21}, 50); }),

@@ -7,8 +7,8 @@
 #include <limits>
 #include <set>
 
-#include "echelon/error.h"
 #include "echelon/architecture/language_model.h"
+#include "echelon/error.h"
 
 namespace echelon {
 namespace parameter_list_test {
@@ -23,8 +23,7 @@ ModelOptions named(const std::string& name) {
 }
 
 std::string error_of(
-    const ModelOptions& options,
-    const std::vector<int64_t>& shape,
+    const ModelOptions& options, const std::vector<int64_t>& shape,
     int64_t classes = 10) {
   try {
     list_parameters(options, shape, classes);

@@ -19,8 +19,7 @@ using testing::HasSubstr;
 
 // Tensors of two floats each; the first is `value`.
 void write_floats(
-    const std::string& path,
-    const std::vector<std::string>& names,
+    const std::string& path, const std::vector<std::string>& names,
     float value = 1) {
   const float numbers[2] = {value, 2};
   std::vector<safetensors::TensorBytes> list;
@@ -53,10 +52,9 @@ struct Sharded {
   Sharded() {
     write_floats(folder.path("one.safetensors"), {"a"}, 5);
     write_floats(folder.path("two.safetensors"), {"b", "c"}, 7);
-    write_index(
-        R"({"metadata": {"total_size": 24}, "weight_map": {)"
-        R"("a": "one.safetensors", "b": "two.safetensors", )"
-        R"("c": "two.safetensors"}})");
+    write_index(R"({"metadata": {"total_size": 24}, "weight_map": {)"
+                R"("a": "one.safetensors", "b": "two.safetensors", )"
+                R"("c": "two.safetensors"}})");
   }
   void write_index(const std::string& text) const {
     folder.write("model.safetensors.index.json", text);
@@ -87,7 +85,8 @@ TEST(WeightsSource, IsACheckpointOrARunOrWhatARunHasLeft) {
   folder.make_folder("run/checkpoints");
   const auto checkpoints = folder.path("run/checkpoints");
   write_floats(folder.path("run/checkpoints/last.safetensors"), {"x"}, 9);
-  EXPECT_EQ(last_weights(folder.path("run")), checkpoints + "/last.safetensors");
+  EXPECT_EQ(
+      last_weights(folder.path("run")), checkpoints + "/last.safetensors");
   EXPECT_EQ(first_of(WeightsSource(folder.path("run")), "x"), 9);
   save_small(checkpoints, 100);
   save_small(checkpoints, 200);
@@ -123,8 +122,7 @@ TEST(WeightsSource, ADamagedCheckpointIsRefused) {
         source.find("fc.weight")->read({0, 12}, values.data());
       }),
       AllOf(
-          HasSubstr("rank-00001.safetensors: "),
-          HasSubstr("it is damaged"),
+          HasSubstr("rank-00001.safetensors: "), HasSubstr("it is damaged"),
           HasSubstr("\"fc.weight\""),
           HasSubstr("the one before it is " + folder.path("step-00000100"))));
   folder.write("step-00000200/rank-00001.safetensors", "");
@@ -147,19 +145,13 @@ TEST(WeightsSource, NamesOfTheBaseModelGetItsPrefix) {
   const std::string path = folder.path("gpt.safetensors");
   write_floats(
       path,
-      {"wte.weight",
-       "h.0.attn.bias",
-       "h.0.attn.masked_bias",
-       "h.0.attn.c_attn.bias",
-       "transformer.ln_f.weight",
-       "lm_head.weight"});
+      {"wte.weight", "h.0.attn.bias", "h.0.attn.masked_bias",
+       "h.0.attn.c_attn.bias", "transformer.ln_f.weight", "lm_head.weight"});
   EXPECT_THAT(
       names_of(WeightsSource(path, "transformer.")),
       ElementsAre(
-          "lm_head.weight",
-          "transformer.h.0.attn.c_attn.bias",
-          "transformer.ln_f.weight",
-          "transformer.wte.weight"));
+          "lm_head.weight", "transformer.h.0.attn.c_attn.bias",
+          "transformer.ln_f.weight", "transformer.wte.weight"));
   EXPECT_EQ(names_of(WeightsSource(path)).size(), 6u);
   write_floats(path, {"norm.weight", "layers.0.self_attn.rotary_emb.inv_freq"});
   EXPECT_THAT(
@@ -167,8 +159,7 @@ TEST(WeightsSource, NamesOfTheBaseModelGetItsPrefix) {
       ElementsAre("model.norm.weight"));
   write_floats(path, {"norm.weight", "model.norm.weight"});
   EXPECT_THAT(
-      refused(path, "model."),
-      HasSubstr("has \"model.norm.weight\" twice"));
+      refused(path, "model."), HasSubstr("has \"model.norm.weight\" twice"));
 }
 
 TEST(WeightsSource, WhatIsWrongWithAFolderIsSaid) {
@@ -182,8 +173,7 @@ TEST(WeightsSource, WhatIsWrongWithAFolderIsSaid) {
           HasSubstr("says that it has \"b\"; copy or download all files")));
   write_floats(folder.path("two.safetensors"), {"b"});
   EXPECT_THAT(
-      refused(folder.path()),
-      HasSubstr("two.safetensors: has no \"c\", but"));
+      refused(folder.path()), HasSubstr("two.safetensors: has no \"c\", but"));
   const auto whole = read_file(folder.path("one.safetensors"));
   folder.write("one.safetensors", whole.substr(0, whole.size() - 3));
   EXPECT_THAT(
@@ -205,7 +195,9 @@ TEST(WeightsSource, WhatIsWrongWithAFolderIsSaid) {
 
   const TempFolder empty;
   empty.write("pytorch_model.bin", "");
-  EXPECT_THAT(refused(empty.path()), HasSubstr("pytorch_model.bin is a pickle of torch.save"));
+  EXPECT_THAT(
+      refused(empty.path()),
+      HasSubstr("pytorch_model.bin is a pickle of torch.save"));
 }
 
 TEST(CheckWeights, OfTiedParametersOneSuffices) {
@@ -231,9 +223,8 @@ TEST(CheckWeights, OfTiedParametersOneSuffices) {
   }
   write_floats(path, {"ln_f.weight"});
   EXPECT_THAT(
-      check(),
-      HasSubstr("does not fit the model in 1 place:\n  "
-                "\"transformer.wte.weight\" is missing"));
+      check(), HasSubstr("does not fit the model in 1 place:\n  "
+                         "\"transformer.wte.weight\" is missing"));
   auto apart = tied;
   apart.back().tied_to = "";
   write_floats(path, {"wte.weight", "ln_f.weight"});

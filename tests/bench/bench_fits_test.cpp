@@ -48,8 +48,8 @@ const SmallSteps kSteps{.ranks = 3, .of_data = {1, 5}, .of_pipeline = {4, 16}};
 std::vector<double> of_data(const HostWork& work) {
   const auto seconds = [&](int64_t layers, int64_t microbatches) {
     return work.step_seconds +
-        static_cast<double>(microbatches) * work.pass_seconds +
-        static_cast<double>(layers) * work.layer_seconds;
+           static_cast<double>(microbatches) * work.pass_seconds +
+           static_cast<double>(layers) * work.layer_seconds;
   };
   return {
       seconds(kSteps.few_layers, kSteps.of_data.few),
@@ -59,7 +59,8 @@ std::vector<double> of_data(const HostWork& work) {
 
 std::vector<double> of_pipeline(const HostWork& work, int64_t ranks) {
   std::vector<double> seconds;
-  for (const int64_t count : {kSteps.of_pipeline.few, kSteps.of_pipeline.many}) {
+  for (const int64_t count :
+       {kSteps.of_pipeline.few, kSteps.of_pipeline.many}) {
     const auto actions = static_cast<double>(2 * (count + ranks - 1));
     seconds.push_back(work.pipeline_seconds + actions * work.action_seconds);
   }
@@ -74,7 +75,8 @@ std::vector<double> slowed_down(std::vector<double> seconds) {
 // A round in which the machine was slow counts for nothing.
 TEST(BenchFits, TheHostsWorkIsFound) {
   const auto usual = of_data(kWork);
-  const HostWork found = fit_host_work(kSteps, {usual, slowed_down(usual), usual});
+  const HostWork found =
+      fit_host_work(kSteps, {usual, slowed_down(usual), usual});
   EXPECT_NEAR(found.step_seconds, kWork.step_seconds, 1e-12);
   EXPECT_NEAR(found.layer_seconds, kWork.layer_seconds, 1e-12);
   EXPECT_NEAR(found.pass_seconds, kWork.pass_seconds, 1e-12);
@@ -106,30 +108,36 @@ TEST(BenchFits, OneRankHasNoPipeline) {
 
 TEST(BenchFits, NoWorkTakesLessThanNoTime) {
   // Shorter than predicted; and less with more of it.
-  EXPECT_EQ(
-      fit_host_work(kSteps, {{-5e-6, -9e-6, -7e-6}}), HostWork{});
+  EXPECT_EQ(fit_host_work(kSteps, {{-5e-6, -9e-6, -7e-6}}), HostWork{});
   EXPECT_EQ(
       fit_host_work(kSteps, {{5e-6, 3e-6, 2e-6}}),
       (HostWork{.step_seconds = 5e-6}));
-  EXPECT_EQ(
-      with_pipeline_work({}, kSteps, {{-1e-6, -2e-6}}), HostWork{});
+  EXPECT_EQ(with_pipeline_work({}, kSteps, {{-1e-6, -2e-6}}), HostWork{});
 }
 
-// Elsewhere takes 100 us, and layers 12 us more in all behind it. Of five microbatches
-// a rank alone passes five times, one of three stages seven times a third of the layers.
+// Elsewhere takes 100 us, and layers 12 us more in all behind it. Of five
+// microbatches a rank alone passes five times, one of three stages seven times
+// a third of the layers.
 TEST(BenchFits, TimeElsewhereAndSlowerLayersAreNoHostWork) {
   EXPECT_NEAR(
       longer_than_predicted(
-          {.elsewhere = 100e-6, .step = 900e-6, .pass = 172e-6, .plain_pass = 60e-6},
+          {.elsewhere = 100e-6,
+           .step = 900e-6,
+           .pass = 172e-6,
+           .plain_pass = 60e-6},
           1, 5, 310e-6),
       (900 - 5 * 112 - 310) * 1e-6, 1e-12);
   EXPECT_NEAR(
       longer_than_predicted(
-          {.elsewhere = 100e-6, .step = 1000e-6, .pass = 372e-6, .plain_pass = 60e-6},
+          {.elsewhere = 100e-6,
+           .step = 1000e-6,
+           .pass = 372e-6,
+           .plain_pass = 60e-6},
           3, 5, 200e-6),
       (1000 - 7 * 104 - 200) * 1e-6, 1e-12);
   EXPECT_NEAR(
-      longer_than_predicted({.step = 90e-6, .pass = 6e-6, .plain_pass = 6e-6}, 2, 4, 50e-6),
+      longer_than_predicted(
+          {.step = 90e-6, .pass = 6e-6, .plain_pass = 6e-6}, 2, 4, 50e-6),
       40e-6, 1e-12);
 }
 

@@ -1,4 +1,5 @@
-// `echelon bench --save` as it is typed: what a measured machine has, and what takes it.
+// `echelon bench --save` as it is typed: what a measured machine has, and what
+// takes it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,8 +9,8 @@
 #include <vector>
 
 #include "echelon/cluster/cluster_file.h"
-#include "tests/support/process.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon {
 namespace bench_machine_test {
@@ -60,8 +61,9 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
         ProductKind::convolution_weights}) {
     EXPECT_TRUE(has_product(device, Precision::fp32, kind));
   }
-  for (const char* name : {"gelu", "native_layer_norm", "optimizer adamw",
-                           "max_pool2d_with_indices channels last"}) {
+  for (const char* name :
+       {"gelu", "native_layer_norm", "optimizer adamw",
+        "max_pool2d_with_indices channels last"}) {
     EXPECT_TRUE(has_operator(device, name)) << name;
   }
   ASSERT_GE(device.launch_rates.size(), 2U);
@@ -74,19 +76,20 @@ TEST(BenchMachine, SavesAClusterThatStepsArePredictedOn) {
   EXPECT_LT(
       device.launch_rates.front().bytes_beside,
       device.launch_rates.back().bytes_beside);
-  // Each is a difference of times, and one of them may be none on a busy machine.
+  // Each is a difference of times, and one of them may be none on a busy
+  // machine.
   ASSERT_EQ(device.host_work.size(), 3U);
   double host = 0;
   for (const HostWork& work : device.host_work) {
     EXPECT_GT(work.computing_seconds, 0);
     host += work.step_seconds + work.layer_seconds + work.pass_seconds +
-        work.action_seconds + work.pipeline_seconds + work.operator_seconds;
+            work.action_seconds + work.pipeline_seconds + work.operator_seconds;
   }
   EXPECT_GT(host, 0);
 
-  Command step({kEchelon, "simulate",
-                source_path("examples/configs/digits.toml"), "--layout",
-                "dp=2", "--cluster", file, "--count"});
+  Command step(
+      {kEchelon, "simulate", source_path("examples/configs/digits.toml"),
+       "--layout", "dp=2", "--cluster", file, "--count"});
   ASSERT_EQ(step.wait(), 0) << step.err();
   EXPECT_THAT(step.out(), HasSubstr("2 of 2 devices"));
 }

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "echelon/comm/world.h"
 #include "echelon/bench/bench_host_work.h"
+#include "echelon/comm/world.h"
 #include "tests/support/ranks.h"
 
 namespace echelon {
@@ -22,8 +22,8 @@ const Ranks kTwo{.size = 2};
 
 TEST(BenchMeter, RoundsOfSlowCoresAreMeasuredAgain) {
   kTwo.run([](World& world) {
-    // One before all rounds, one after each, and more while cores are slow; those of
-    // rank 1 alone are, and an interrupt is not.
+    // One before all rounds, one after each, and more while cores are slow;
+    // those of rank 1 alone are, and an interrupt is not.
     const std::vector<double> paces = {1, 1.1, 2, 1.9, 1, 1, 1.2, 1.3, 1, 1};
     size_t looks = 0;
     BenchMeter meter(world, [&] {
@@ -33,12 +33,12 @@ TEST(BenchMeter, RoundsOfSlowCoresAreMeasuredAgain) {
     double calls = 0;
     const auto rounds =
         meter.rounds_of_own_seconds({[&] { return ++calls; }}, 1, 4);
-    // Each round calls once before it counts. The third look is after the second
-    // round, the eighth after the fourth.
+    // Each round calls once before it counts. The third look is after the
+    // second round, the eighth after the fourth.
     EXPECT_THAT(
-        rounds, ElementsAre(
-                    ElementsAre(2), ElementsAre(6), ElementsAre(8),
-                    ElementsAre(12)));
+        rounds,
+        ElementsAre(
+            ElementsAre(2), ElementsAre(6), ElementsAre(8), ElementsAre(12)));
     EXPECT_EQ(meter.repeated(), 2);
     EXPECT_EQ(looks, paces.size());
   });
@@ -49,7 +49,8 @@ TEST(BenchMeter, CallsThatTakeTurnsAreMeasuredAgain) {
     int64_t looks = 0, calls = 0;
     BenchMeter meter(world, [&] { return ++looks == 4 ? 2.0 : 1.0; });
     const std::vector<std::function<void()>> all = {
-        [&] { ++calls; }, [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }};
+        [&] { ++calls; },
+        [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }};
     const auto seconds = meter.seconds_of(all);
     EXPECT_EQ(meter.repeated(), 1);
     ASSERT_EQ(seconds.size(), 2u);
@@ -58,7 +59,8 @@ TEST(BenchMeter, CallsThatTakeTurnsAreMeasuredAgain) {
   });
 }
 
-// Beside what takes no time all of a step is the host's work; but what is spent elsewhere.
+// Beside what takes no time all of a step is the host's work; but what is spent
+// elsewhere.
 TEST(BenchHostWork, IsWhatAStepTakesBesideItsOperators) {
   kTwo.run([](World& world) {
     BenchMeter meter(world, [] { return 1.0; });
@@ -68,10 +70,12 @@ TEST(BenchHostWork, IsWhatAStepTakesBesideItsOperators) {
     measured.launch_rates = {{0, 1e-12, 1e-12, 1e-12, 1e-12}};
     measured.memory_bytes_per_second = 1e18;
     for (const int64_t side : {16, 1024}) {
-      measured.matrix_rates.push_back({Precision::fp32, side, side, side, 1e18});
+      measured.matrix_rates.push_back(
+          {Precision::fp32, side, side, side, 1e18});
     }
     measured.operator_rates = {{"add", 1024, 1e18}};
-    measured.calls = {{"all_reduce", 4096, 1e-9}, {"all_reduce", 1 << 20, 2e-9}};
+    measured.calls = {
+        {"all_reduce", 4096, 1e-9}, {"all_reduce", 1 << 20, 2e-9}};
     const auto works = bench_host_work(meter, world, measured);
     ASSERT_EQ(works.size(), 3u);
     for (const HostWork& work : works) {

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "echelon/checkpoint/files/reader.h"
-#include "tests/cli/typed.h"
 #include "tests/checkpoint/files/small_save.h"
+#include "tests/cli/typed.h"
 
 namespace echelon {
 namespace checkpoint_cli_test {
@@ -36,8 +36,8 @@ class CheckpointCommand : public testing::Test {
     manifest.consumed = 640;
     manifest.seed = 7;
     manifest.data = "digits\nshuffled\nwhole\n1617 samples\n180 held out\n";
-    manifest.config = "[optimizer]\nlearning_rate = " +
-                      std::to_string(step) + "\nname = \"adamw\"\n";
+    manifest.config = "[optimizer]\nlearning_rate = " + std::to_string(step) +
+                      "\nname = \"adamw\"\n";
     manifest.config_hash =
         checksum(manifest.config.data(), manifest.config.size());
     if (step == 200) manifest.loss_scale = SavedLossScale{1024, 5, 1};
@@ -63,10 +63,9 @@ TEST_F(CheckpointCommand, Lists) {
   EXPECT_THAT(outcome.out, StartsWith("run/checkpoints\n\n"));
   EXPECT_THAT(
       outcome.out,
-      ContainsRegex(
-          "step +saved +layout +ranks +size +eval_loss +loss\n"
-          "200 +20.* dp=1,tp=2 +2 +.* KiB +0.5 +0.25 +latest\n"
-          "100 +20.* dp=1,tp=2 +2 +.* KiB +1.5\n$"));
+      ContainsRegex("step +saved +layout +ranks +size +eval_loss +loss\n"
+                    "200 +20.* dp=1,tp=2 +2 +.* KiB +0.5 +0.25 +latest\n"
+                    "100 +20.* dp=1,tp=2 +2 +.* KiB +1.5\n$"));
 }
 
 TEST_F(CheckpointCommand, ListsWhatIsNoCheckpointApart) {
@@ -76,10 +75,9 @@ TEST_F(CheckpointCommand, ListsWhatIsNoCheckpointApart) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, Not(HasSubstr("\n200 ")));
   EXPECT_THAT(
-      outcome.out,
-      AllOf(
-          HasSubstr("unfinished: .step-00000300.partial"),
-          HasSubstr("set aside: damaged-step-00000200\n")));
+      outcome.out, AllOf(
+                       HasSubstr("unfinished: .step-00000300.partial"),
+                       HasSubstr("set aside: damaged-step-00000200\n")));
 }
 
 TEST_F(CheckpointCommand, ListsAsJson) {
@@ -124,23 +122,21 @@ TEST_F(CheckpointCommand, ShowsTheLatest) {
         "\n  parameters     2 tensors, 17 elements of F32, 0.1 KiB\n"}) {
     EXPECT_THAT(outcome.out, HasSubstr(line));
   }
-  const auto hash =
-      CheckpointReader((folder_ / "step-00000200").string())
-          .manifest()
-          .content_hash;
-  EXPECT_THAT(
-      outcome.out, HasSubstr("\n  contents       " + hash + "\n"));
+  const auto hash = CheckpointReader((folder_ / "step-00000200").string())
+                        .manifest()
+                        .content_hash;
+  EXPECT_THAT(outcome.out, HasSubstr("\n  contents       " + hash + "\n"));
   EXPECT_THAT(outcome.out, Not(HasSubstr("fc.weight")));
 }
 
 TEST_F(CheckpointCommand, ShowsTensorsAndConfiguration) {
-  const auto outcome =
-      run("show run/checkpoints/step-00000100 --tensors");
+  const auto outcome = run("show run/checkpoints/step-00000100 --tensors");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("step           100 of 1000"));
   EXPECT_THAT(
       outcome.out,
-      ContainsRegex("fc.weight +parameter +F32 +.4, 3. +.* KiB +2 +[0-9a-f]+\n"));
+      ContainsRegex(
+          "fc.weight +parameter +F32 +.4, 3. +.* KiB +2 +[0-9a-f]+\n"));
   EXPECT_EQ(
       run("show run --config").out,
       "[optimizer]\nlearning_rate = 200\nname = \"adamw\"\n");
@@ -156,9 +152,8 @@ TEST_F(CheckpointCommand, VerifiesAllOfARun) {
   EXPECT_EQ(whole.exit_code, 0);
   EXPECT_THAT(
       whole.out,
-      ContainsRegex(
-          "^run/checkpoints/step-00000200: whole: 2 files, .*\n"
-          "run/checkpoints/step-00000100: whole: 2 files, .*\n$"));
+      ContainsRegex("^run/checkpoints/step-00000200: whole: 2 files, .*\n"
+                    "run/checkpoints/step-00000100: whole: 2 files, .*\n$"));
   damage(100, "rank-00001.safetensors", 0);
   const auto outcome = run("verify run");
   EXPECT_EQ(outcome.exit_code, 3);

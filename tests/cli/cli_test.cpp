@@ -58,8 +58,7 @@ class CommandLine : public testing::Test {
     std::string name = (fs::temp_directory_path() / "cli_test_XXXXXX").string();
     folder_ = fs::canonical(::mkdtemp(name.data()));
     fs::create_directories(folder_ / "bin");
-    fs::copy_file(
-        program("echelon"), folder_ / "bin/echelon");
+    fs::copy_file(program("echelon"), folder_ / "bin/echelon");
     write(folder_ / "bin/echelon-train", kStandIn);
     ::chmod((folder_ / "bin/echelon-train").c_str(), 0755);
     write(
@@ -74,8 +73,7 @@ class CommandLine : public testing::Test {
                              "\n} >out 2>err </dev/null";
     const int status = std::system(line.c_str());
     return {
-        WIFEXITED(status) ? WEXITSTATUS(status) : 128,
-        read(folder_ / "out"),
+        WIFEXITED(status) ? WEXITSTATUS(status) : 128, read(folder_ / "out"),
         read(folder_ / "err")};
   }
   Outcome run(const std::string& arguments) {
@@ -170,15 +168,8 @@ TEST_F(CommandLine, NamesTheNearestCommandAndFlag) {
 
 TEST_F(CommandLine, SaysWhatIsMissing) {
   for (const std::string arguments :
-       {"train",
-        "export runs/first",
-        "completion",
-        "run -n 2",
-        "run -n 2 --",
-        "config",
-        "bench",
-        "train first.toml --set",
-        "train first.toml -n"}) {
+       {"train", "export runs/first", "completion", "run -n 2", "run -n 2 --",
+        "config", "bench", "train first.toml --set", "train first.toml -n"}) {
     const auto outcome = run(arguments);
     EXPECT_EQ(outcome.exit_code, 2) << arguments;
     EXPECT_THAT(outcome.err, StartsWith("echelon ")) << arguments;
@@ -229,8 +220,7 @@ TEST_F(CommandLine, ShowsTomlThatReadsBack) {
 
 TEST_F(CommandLine, TheReferenceIsTheCommittedPage) {
   EXPECT_EQ(
-      run("config reference").out,
-      read(source_path("doc/configuration.md")))
+      run("config reference").out, read(source_path("doc/configuration.md")))
       << "echelon config reference > doc/configuration.md";
   EXPECT_GT(json::parse(run("config reference --json").out).size(), 50u);
 }
@@ -316,7 +306,8 @@ TEST_F(CommandLine, TrainReplacesARunOnlyWhenAsked) {
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_EQ(
       refused.err,
-      "first.toml:4:7: [train] run = \"runs/first\": exists and has no checkpoints to go on "
+      "first.toml:4:7: [train] run = \"runs/first\": exists and has no "
+      "checkpoints to go on "
       "from; --overwrite "
       "replaces it, or name another folder\n");
   EXPECT_TRUE(fs::exists(folder_ / "runs/first/metrics.jsonl"));
@@ -360,9 +351,8 @@ TEST_F(CommandLine, SaysThatTheTrainingProgramIsMissing) {
     const auto outcome = run(command);
     EXPECT_EQ(outcome.exit_code, 2) << command;
     EXPECT_THAT(
-        outcome.err,
-        HasSubstr("bin/echelon-train: No such file or directory; "
-                  "echelon needs it"))
+        outcome.err, HasSubstr("bin/echelon-train: No such file or directory; "
+                               "echelon needs it"))
         << command;
   }
   EXPECT_FALSE(fs::exists(folder_ / "runs"));
@@ -379,9 +369,8 @@ TEST_F(CommandLine, VerifyPassesAResolvedConfiguration) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("rank 0 of 2: verify "));
   EXPECT_THAT(
-      outcome.out,
-      HasSubstr("config.toml --steps 3 --tolerance 1e-9 "
-                "--json --plant-error\n"));
+      outcome.out, HasSubstr("config.toml --steps 3 --tolerance 1e-9 "
+                             "--json --plant-error\n"));
   EXPECT_THAT(outcome.out, HasSubstr("name = \"simple_cnn\""));
   const size_t begin = outcome.out.find("config: ") + 8;
   const std::string path =
@@ -411,7 +400,8 @@ TEST_F(CommandLine, VerifysVerdictIsItsLastWord) {
       "echo '{\"message\": \"no data\", \"type\": \"DataError\",'"
       " '\"exit_code\": 1, \"time_ns\": 1, \"rank\": 0,'"
       " '\"consequence\": false}' >$ECHELON_ERROR_FILE\nexit 1\n");
-  EXPECT_THAT(run("verify first.toml -n 1").err, HasSubstr("DataError: no data"));
+  EXPECT_THAT(
+      run("verify first.toml -n 1").err, HasSubstr("DataError: no data"));
 }
 
 TEST_F(CommandLine, ExportsOneFile) {
@@ -472,9 +462,7 @@ void write_hugging_face(const fs::path& folder) {
   std::vector<safetensors::TensorBytes> tensors;
   for (const auto& info : list_parameters(options, {8}, 11)) {
     tensors.push_back(
-        {info.name,
-         "F32",
-         info.shape,
+        {info.name, "F32", info.shape,
          std::span(zeros).first(static_cast<size_t>(4 * info.num_elements()))});
   }
   safetensors::write(folder / "model.safetensors", tensors);
@@ -542,7 +530,8 @@ TEST_F(CommandLine, ImportsAndExportsHuggingFaceFolders) {
   }
   const auto missing = run("import shards other");
   EXPECT_EQ(missing.exit_code, 3);
-  EXPECT_THAT(missing.err, HasSubstr("is missing, but model.safetensors.index"));
+  EXPECT_THAT(
+      missing.err, HasSubstr("is missing, but model.safetensors.index"));
   EXPECT_FALSE(fs::exists(folder_ / "other"));
   for (const auto& entry : fs::directory_iterator(folder_)) {
     EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr(".part-")));
@@ -647,22 +636,9 @@ TEST_F(CommandLine, DoctorNamesEachFindingAndItsRemedy) {
         << finding;
   }
   for (const std::string topic :
-       {"built with",
-        "LibTorch",
-        "processor",
-        "memory",
-        "GPUs",
-        "links",
-        "cluster",
-        "/dev/shm",
-        "memfd",
-        "pidfd",
-        "open files",
-        "processes",
-        "locked memory",
-        "ports",
-        "host name",
-        "all_reduce"}) {
+       {"built with", "LibTorch", "processor", "memory", "GPUs", "links",
+        "cluster", "/dev/shm", "memfd", "pidfd", "open files", "processes",
+        "locked memory", "ports", "host name", "all_reduce"}) {
     EXPECT_EQ(findings.count(topic), 1u) << topic;
   }
   EXPECT_EQ(findings["LibTorch"]["level"], "error");
@@ -678,7 +654,8 @@ TEST_F(CommandLine, DoctorSeesALowLimit) {
 }
 
 TEST_F(CommandLine, DoctorAsksTheDriverAndWritesTheCluster) {
-  const std::string driver = "LD_LIBRARY_PATH=" + test_program("fake_nvml") + " ";
+  const std::string driver =
+      "LD_LIBRARY_PATH=" + test_program("fake_nvml") + " ";
   const auto seen = shell(driver + "bin/echelon doctor");
   EXPECT_THAT(
       seen.out,

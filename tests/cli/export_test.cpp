@@ -1,5 +1,5 @@
-// Checkpoints out of Echelon and back, by the program `echelon` alone: there need be
-// no LibTorch, and no more memory than some pieces take.
+// Checkpoints out of Echelon and back, by the program `echelon` alone: there
+// need be no LibTorch, and no more memory than some pieces take.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -13,15 +13,15 @@
 #include <map>
 #include <random>
 
-#include "echelon/checkpoint/format/float_convert.h"
-#include "echelon/layout/shard.h"
 #include "echelon/architecture/language_model.h"
 #include "echelon/architecture/weights_source.h"
+#include "echelon/checkpoint/format/float_convert.h"
 #include "echelon/job/job.h"
+#include "echelon/layout/shard.h"
 #include "tests/checkpoint/files/written_checkpoint.h"
+#include "tests/support/places.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
-#include "tests/support/places.h"
 
 namespace echelon {
 namespace export_test {
@@ -69,10 +69,11 @@ WholeTensor normal_tensor(const ParameterInfo& info, Random& random) {
   return tensor;
 }
 
-// The parts that rank (d, t) of fsdp=2,tp=2 writes: matrices cut along one dimension
-// or the other, everything else by the first tensor-parallel rank, and of that, row
-// by row, one half of the elements.
-void add_part(RankSlices& rank, const WholeTensor& tensor, int d, int t, int dim) {
+// The parts that rank (d, t) of fsdp=2,tp=2 writes: matrices cut along one
+// dimension or the other, everything else by the first tensor-parallel rank,
+// and of that, row by row, one half of the elements.
+void add_part(
+    RankSlices& rank, const WholeTensor& tensor, int d, int t, int dim) {
   const Shard shard = tensor.shape.size() < 2
                           ? replicated(tensor.shape, t)
                           : even_shard(tensor.shape, dim, t, 2);
@@ -84,10 +85,8 @@ void add_part(RankSlices& rank, const WholeTensor& tensor, int d, int t, int dim
 }
 
 CheckpointManifest write_cut_checkpoint(
-    const std::string& folder,
-    const std::vector<WholeTensor>& tensors,
-    const std::string& config,
-    int64_t step) {
+    const std::string& folder, const std::vector<WholeTensor>& tensors,
+    const std::string& config, int64_t step) {
   std::vector<RankSlices> ranks(4);
   for (size_t i = 0; i < tensors.size(); ++i) {
     for (int rank = 0; rank < 4; ++rank) {
@@ -186,8 +185,7 @@ void expect_equal(
 TEST_F(Export, OutAndBackIsTheSameToTheLastBit) {
   auto tied = model("llama");
   tied.tie_embeddings = true;
-  for (const auto& [name, options] :
-       std::map<std::string, ModelOptions>{
+  for (const auto& [name, options] : std::map<std::string, ModelOptions>{
            {"gpt", model("gpt")}, {"llama", model("llama")}, {"tied", tied}}) {
     SCOPED_TRACE(name);
     const auto tensors = make_run(name, options, 100);
@@ -198,8 +196,9 @@ TEST_F(Export, OutAndBackIsTheSameToTheLastBit) {
     EXPECT_EQ(exported.exit_code, 0) << exported.err;
     EXPECT_THAT(
         exported.out,
-        AllOf(HasSubstr(" shards of weights; "),
-              HasSubstr("parameters in float32, from " + checkpoint(name, 100))));
+        AllOf(
+            HasSubstr(" shards of weights; "),
+            HasSubstr("parameters in float32, from " + checkpoint(name, 100))));
     EXPECT_TRUE(fs::exists(out + "/model.safetensors.index.json"));
     expect_equal(out, tensors);
     const auto back = path(name + ".back");
@@ -269,8 +268,8 @@ TEST_F(Export, TakesTheNewestCheckpointOrTheOneThatIsNamed) {
   // A checkpoint alone has its configuration with it.
   fs::rename(checkpoint("run", 100), path("copy"));
   EXPECT_EQ(
-      echelon_command({"export", path("copy"), path("alone"), "--format",
-                       "huggingface"})
+      echelon_command(
+          {"export", path("copy"), path("alone"), "--format", "huggingface"})
           .exit_code,
       0);
   expect_equal(path("alone"), old);
@@ -351,8 +350,9 @@ TEST_F(Export, RefusesWhatIsNoCheckpointOrNoSuchModel) {
   write_cut_checkpoint(checkpoint("gpt", 2), tensors, toml_of(other), 2);
   EXPECT_THAT(
       refused({path("gpt"), out, "--format", "huggingface"}),
-      AllOf(HasSubstr("does not fit the model in 12 places"),
-            HasSubstr("\"transformer.h.2.ln_1.weight\" is missing")));
+      AllOf(
+          HasSubstr("does not fit the model in 12 places"),
+          HasSubstr("\"transformer.h.2.ln_1.weight\" is missing")));
 
   EXPECT_FALSE(fs::exists(out));
   folder_.write("there/file", "");
@@ -382,8 +382,9 @@ TEST_F(Export, WhatIsNoHuggingFaceFolderIsSaidWithTheWayIn) {
   folder_.write("dcp/__0_0.distcp", "");
   EXPECT_THAT(
       refused(path("dcp")),
-      AllOf(HasSubstr(path("dcp") + ": is no Hugging Face folder; "),
-            HasSubstr("dcp_to_torch '" + path("dcp") + "'")));
+      AllOf(
+          HasSubstr(path("dcp") + ": is no Hugging Face folder; "),
+          HasSubstr("dcp_to_torch '" + path("dcp") + "'")));
   EXPECT_THAT(
       echelon_command({"export", path("dcp"), path("out")}).err,
       AllOf(HasSubstr("has no checkpoint"), HasSubstr("(DCP)")));
@@ -408,8 +409,11 @@ TEST_F(Export, WhatAKilledOneLeftTheNextRemoves) {
     const std::vector<std::string> words = {
         "export", path("run"), path(out), "--format", format};
     std::vector<std::string> killed = {
-        "strace", "-f", "-o", "/dev/null", "-e", "trace=rename,renameat",
-        "-e", "inject=rename,renameat:signal=KILL", kEchelon};
+        "strace", "-f",
+        "-o",     "/dev/null",
+        "-e",     "trace=rename,renameat",
+        "-e",     "inject=rename,renameat:signal=KILL",
+        kEchelon};
     killed.insert(killed.end(), words.begin(), words.end());
     Command first(killed);
     EXPECT_NE(first.wait(), 0);
@@ -428,9 +432,12 @@ TEST_F(Export, AFullDiskIsSaidBeforeAnythingIsWritten) {
   const auto disk = folder_.make_folder("disk");
   const auto on_disk = [&](const std::vector<std::string>& words) {
     std::vector<std::string> all = {
-        "unshare", "--mount", "sh", "-c",
-        "mount -t tmpfs -o size=16k tmpfs " + disk + " && { \"$@\"; code=$?; ls -A " +
-            disk + "; exit $code; }",
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        "mount -t tmpfs -o size=16k tmpfs " + disk +
+            " && { \"$@\"; code=$?; ls -A " + disk + "; exit $code; }",
         "sh"};
     all.insert(all.end(), words.begin(), words.end());
     Command command(all);
@@ -471,8 +478,8 @@ int64_t peak_bytes(const std::vector<std::string>& words) {
   return usage.ru_maxrss * 1024;
 }
 
-// 600 MiB of weights; all tensors take their values from the same memory, so that
-// this process has little.
+// 600 MiB of weights; all tensors take their values from the same memory, so
+// that this process has little.
 TEST_F(Export, TakesLittleMemoryWhateverTheModel) {
   ModelOptions options = model("gpt");
   options.layers = 13;

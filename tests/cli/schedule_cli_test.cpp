@@ -165,17 +165,16 @@ TEST_F(ScheduleCommand, RefusesWrongValues) {
 
 TEST_F(ScheduleCommand, ALargeOneIsASummary) {
   for (const std::string kind : {"1f1b", "zb-v"}) {
-    const auto outcome = run(
-        "--kind " + kind + " --stages 1024 --microbatches 8192",
-        "ulimit -v 2097152 && ");
+    const auto outcome =
+        run("--kind " + kind + " --stages 1024 --microbatches 8192",
+            "ulimit -v 2097152 && ");
     EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     EXPECT_THAT(
-        outcome.out,
-        AllOf(
-            StartsWith(kind + ": 1024 ranks"),
-            HasSubstr("is left out: --format csv has all"),
-            HasSubstr("\n1023  1023"),
-            HasSubstr("--format json has all 1024 ranks.")));
+        outcome.out, AllOf(
+                         StartsWith(kind + ": 1024 ranks"),
+                         HasSubstr("is left out: --format csv has all"),
+                         HasSubstr("\n1023  1023"),
+                         HasSubstr("--format json has all 1024 ranks.")));
     EXPECT_LT(std::count(outcome.out.begin(), outcome.out.end(), '\n'), 60);
   }
 }

@@ -70,9 +70,9 @@ TEST_F(SimulateCommand, SaysTimeMemoryAndWhereTheStepGoes) {
           StartsWith("gpt2 on h100-sxm:1x8, 8 of 8 devices\n"
                      "dp=2,pp=2,tp=2 · 8 microbatches of 1 · 1f1b\n"),
           HasSubstr("tokens/s"), HasSubstr("of the bf16 peak"),
-          HasSubstr("of the fullest device's"),
-          HasSubstr("waiting for tp"), HasSubstr("pipeline bubble"),
-          HasSubstr("optimizer"), HasSubstr("simulated 2 of 8 ranks"),
+          HasSubstr("of the fullest device's"), HasSubstr("waiting for tp"),
+          HasSubstr("pipeline bubble"), HasSubstr("optimizer"),
+          HasSubstr("simulated 2 of 8 ranks"),
           Not(HasSubstr("with failures"))));
   for (const std::string& line : lines_of(outcome.out)) {
     EXPECT_LE(width_of(line), 80u) << line;
@@ -101,7 +101,8 @@ TEST_F(SimulateCommand, PrintsJsonWhosePartsAreTheStep) {
   for (const auto& [name, part] : printed["parts"].items()) {
     if (name != "exposed") sum += part.get<double>();
   }
-  for (const auto& part : printed["parts"]["exposed"]) sum += part.get<double>();
+  for (const auto& part : printed["parts"]["exposed"])
+    sum += part.get<double>();
   EXPECT_NEAR(sum, printed["step_seconds"].get<double>(), 1e-9);
   const json& weeks = printed["effective_time"];
   EXPECT_NEAR(
@@ -113,7 +114,8 @@ TEST_F(SimulateCommand, PrintsJsonWhosePartsAreTheStep) {
 TEST_F(SimulateCommand, TheSeedIsAllThatIsRandom) {
   const auto steps = [&](const std::string& more) {
     const std::string text =
-        run(kSmall + more + " --jitter 0.1 --steps 3 --stragglers 2 --json").out;
+        run(kSmall + more + " --jitter 0.1 --steps 3 --stragglers 2 --json")
+            .out;
     return json::parse(text)["steps"];
   };
   EXPECT_EQ(steps("--seed 1"), steps("--seed 1"));
@@ -142,14 +144,12 @@ TEST_F(SimulateCommand, WritesWhatARunWrites) {
   EXPECT_THAT(page, Not(HasSubstr("http://")));
 
   // Never over what is there.
-  refuses(
-      std::string(kSmall) + "--run simulated", 2,
-      HasSubstr("simulated"));
+  refuses(std::string(kSmall) + "--run simulated", 2, HasSubstr("simulated"));
   EXPECT_EQ(lines_of(read_file(folder + "metrics.jsonl")).size(), 3u);
 }
 
-// Its configuration, layers and cluster are all that was simulated: explain predicts the
-// same of it, and reads the same of its timeline.
+// Its configuration, layers and cluster are all that was simulated: explain
+// predicts the same of it, and reads the same of its timeline.
 TEST_F(SimulateCommand, WritesARunThatExplainReads) {
   write("layers.json", R"({"model": "mlp", "seq_len": 0, "layers": [
     {"name": "fc", "forward_flops": 1e9, "backward_flops": 2e9, "parameters": 1e4,
@@ -162,14 +162,19 @@ TEST_F(SimulateCommand, WritesARunThatExplainReads) {
       source_path("examples/configs/digits.toml --cluster h100-sxm:1x8 ");
   int run_number = 0;
   for (const std::string& arguments :
-       {std::string(kSmall), std::string(kSmall) + "--schedule gpipe --recompute all",
-        std::string(kSmall) + "--sequence-parallel --precision fp32 --seq-len 512",
-        std::string("--model llama3.1-8b --cluster h100-sxm:2x8 --layout fsdp=16 "
-                    "--batch 64 --microbatch 2 --zero 2"),
-        std::string("--model resnet50 --cluster h100-sxm:1x8 --layout dp=4,pp=2 "
-                    "--batch 64 --microbatch 4"),
+       {std::string(kSmall),
+        std::string(kSmall) + "--schedule gpipe --recompute all",
+        std::string(kSmall) +
+            "--sequence-parallel --precision fp32 --seq-len 512",
+        std::string(
+            "--model llama3.1-8b --cluster h100-sxm:2x8 --layout fsdp=16 "
+            "--batch 64 --microbatch 2 --zero 2"),
+        std::string(
+            "--model resnet50 --cluster h100-sxm:1x8 --layout dp=4,pp=2 "
+            "--batch 64 --microbatch 4"),
         digits + "--layout dp=4 --batch 64 --microbatch 4 --precision bf16",
-        digits + "--layout pp=2", digits + "--layout dp=2 --layers layers.json"}) {
+        digits + "--layout pp=2",
+        digits + "--layout dp=2 --layers layers.json"}) {
     const std::string folder = "run" + std::to_string(++run_number);
     const Outcome simulated =
         run(arguments + " --steps 2 --json --run " + folder);
@@ -192,16 +197,20 @@ TEST_F(SimulateCommand, WritesARunThatExplainReads) {
 }
 
 TEST_F(SimulateCommand, SaysWhatItsConfigurationDoesNot) {
-  const Outcome other = run(
-      "--model mixtral-8x7b --cluster h100-sxm:2x8 --layout dp=2,tp=8 --batch 16 "
-      "--run experts");
+  const Outcome other =
+      run("--model mixtral-8x7b --cluster h100-sxm:2x8 --layout dp=2,tp=8 "
+          "--batch 16 "
+          "--run experts");
   EXPECT_EQ(other.exit_code, 0) << other.err;
   EXPECT_THAT(
-      other.out, HasSubstr("note: there is no config.toml: echelon train has no mix"));
+      other.out,
+      HasSubstr("note: there is no config.toml: echelon train has no mix"));
   EXPECT_EQ(typed(folder_, "explain experts").exit_code, 0);
-  const Outcome stack = run(std::string(kSmall) + "--stack megatron-core --run stack");
+  const Outcome stack =
+      run(std::string(kSmall) + "--stack megatron-core --run stack");
   EXPECT_THAT(
-      stack.out, HasSubstr("note: config.toml does not say --stack megatron-core"));
+      stack.out,
+      HasSubstr("note: config.toml does not say --stack megatron-core"));
 }
 
 TEST_F(SimulateCommand, SaysHowMuchOfWeeksCounts) {
@@ -219,23 +228,24 @@ TEST_F(SimulateCommand, SaysHowMuchOfWeeksCounts) {
   // Seldom saved is more done again, often is more saving.
   const json seldom = weeks(
       "--mean-hours-between-failures 50 --checkpoint-interval-seconds 20000");
-  EXPECT_GT(
-      seldom["lost"].get<double>(), 2 * failing["lost"].get<double>());
+  EXPECT_GT(seldom["lost"].get<double>(), 2 * failing["lost"].get<double>());
   EXPECT_LT(seldom["share"].get<double>(), failing["share"].get<double>());
   const json slow =
       weeks("--mean-hours-between-failures 50 --recovery-seconds 9000");
   EXPECT_GT(slow["recovering"].get<double>(), 0.03);
 
-  const Outcome text = run(
-      std::string(kSmall) + "--hours 720 --mean-hours-between-failures 50");
+  const Outcome text =
+      run(std::string(kSmall) + "--hours 720 --mean-hours-between-failures 50");
   EXPECT_THAT(
-      text.out, AllOf(HasSubstr("720 hours of it, with failures"),
-                      HasSubstr("by formula"), HasSubstr("done again")));
+      text.out, AllOf(
+                    HasSubstr("720 hours of it, with failures"),
+                    HasSubstr("by formula"), HasSubstr("done again")));
   for (const std::string& line : lines_of(text.out + run(kSmall).out)) {
     EXPECT_LE(width_of(line), 80u) << line;
   }
-  refuses(std::string(kSmall) + "--checkpoint-interval-seconds 5", 2,
-          HasSubstr("add --hours"));
+  refuses(
+      std::string(kSmall) + "--checkpoint-interval-seconds 5", 2,
+      HasSubstr("add --hours"));
 }
 
 TEST_F(SimulateCommand, TakesAConfigurationOfTrain) {
@@ -245,14 +255,15 @@ TEST_F(SimulateCommand, TakesAConfigurationOfTrain) {
       run(configuration + "--cluster h100-sxm:1x8 --layout dp=4");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(
-      outcome.out,
-      AllOf(StartsWith("simple_cnn on h100-sxm:1x8, 4 of 8 devices\n"
-                       "dp=4 · 1 microbatch of 16\n"),
-            HasSubstr("samples/s"), HasSubstr("fp32 peak"),
-            HasSubstr("waiting for dp_replicate")));
+      outcome.out, AllOf(
+                       StartsWith("simple_cnn on h100-sxm:1x8, 4 of 8 devices\n"
+                                  "dp=4 · 1 microbatch of 16\n"),
+                       HasSubstr("samples/s"), HasSubstr("fp32 peak"),
+                       HasSubstr("waiting for dp_replicate")));
   refuses(configuration, 2, HasSubstr("--cluster is missing"));
-  refuses(configuration + "--cluster h100-sxm:1x8 --model gpt2", 2,
-          HasSubstr("leave one out"));
+  refuses(
+      configuration + "--cluster h100-sxm:1x8 --model gpt2", 2,
+      HasSubstr("leave one out"));
   write("broken.toml", "[model]\nname = \"simple_cn\"\n");
   refuses("broken.toml --cluster h100-sxm:1x8", 2, HasSubstr("broken.toml"));
 }
@@ -261,7 +272,8 @@ TEST_F(SimulateCommand, NamesWhatIsMissingUnknownOrDoesNotFit) {
   refuses("", 2, HasSubstr("--model is missing"));
   refuses("--model gpt2", 2, HasSubstr("--cluster is missing"));
   refuses(
-      "--model gpt2 --cluster h100-sxm:1x8", 2, HasSubstr("--batch is missing"));
+      "--model gpt2 --cluster h100-sxm:1x8", 2,
+      HasSubstr("--batch is missing"));
   refuses(
       "--model gtp2 --cluster h100-sxm:1x8 --batch 8", 2,
       AllOf(HasSubstr("gtp2"), HasSubstr("did you mean \"gpt2\"")));
@@ -274,8 +286,9 @@ TEST_F(SimulateCommand, NamesWhatIsMissingUnknownOrDoesNotFit) {
   refuses(
       "--model gpt2 --cluster h100-sxm:1x8 --layout pp=15 --batch 16", 2,
       HasSubstr("15"));
-  refuses(std::string(kSmall) + "--schedule 1f2b", 2,
-          HasSubstr("did you mean \"1f1b\""));
+  refuses(
+      std::string(kSmall) + "--schedule 1f2b", 2,
+      HasSubstr("did you mean \"1f1b\""));
   refuses(std::string(kSmall) + "--stack meg", 2, HasSubstr("unknown stack"));
   refuses(std::string(kSmall) + "--recompute al", 2, HasSubstr("\"all\""));
   refuses(std::string(kSmall) + "--precision fp17", 2, HasSubstr("fp17"));
@@ -304,13 +317,13 @@ TEST_F(SimulateCommand, RefusesNumbersThatAreNone) {
 TEST_F(SimulateCommand, RefusesClusterFilesThatAreBroken) {
   const auto with = [&](const std::string& text) {
     write("c.toml", text);
-    return std::string(
-        "--model gpt2 --cluster c.toml --layout dp=8 --batch 8");
+    return std::string("--model gpt2 --cluster c.toml --layout dp=8 --batch 8");
   };
   refuses(with("nodes = ["), 2, HasSubstr("c.toml"));
   refuses(with(""), 2, HasSubstr("c.toml"));
-  refuses(with("[[nodes]]\ndevice = \"h101\"\ncount = 1\n"), 2,
-          HasSubstr("c.toml"));
+  refuses(
+      with("[[nodes]]\ndevice = \"h101\"\ncount = 1\n"), 2,
+      HasSubstr("c.toml"));
   refuses(
       "--model gpt2 --cluster nowhere.toml --layout dp=8 --batch 8", 2,
       HasSubstr("nowhere.toml"));

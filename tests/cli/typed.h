@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "tests/support/temp_folder.h"
 #include "tests/support/places.h"
+#include "tests/support/temp_folder.h"
 
 namespace echelon {
 
@@ -17,8 +17,8 @@ struct Outcome {
   std::string err;
 };
 
-/// `echelon ARGUMENTS` in the test's folder, without input; `before` may set limits.
-/// `name` is the path of another program.
+/// `echelon ARGUMENTS` in the test's folder, without input; `before` may set
+/// limits. `name` is the path of another program.
 inline Outcome typed(
     const TempFolder& folder, const std::string& arguments,
     const std::string& before = "",
@@ -29,8 +29,7 @@ inline Outcome typed(
   const int status = std::system(line.c_str());
   return {
       WIFEXITED(status) ? WEXITSTATUS(status) : 128,
-      read_file(folder.path("out")),
-      read_file(folder.path("err"))};
+      read_file(folder.path("out")), read_file(folder.path("err"))};
 }
 
 }  // namespace echelon

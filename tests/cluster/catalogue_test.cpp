@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-
 #include "tests/support/error_text.h"
 
 namespace echelon {
@@ -83,7 +82,8 @@ TEST(FindCluster, TakesMixedOnes) {
 
 TEST(FindCluster, SaysWhichOfTheseATextIsNot) {
   const auto says = [](const std::string& text) {
-    const std::string error = error_text<ConfigError>([&] { find_cluster(text); });
+    const std::string error =
+        error_text<ConfigError>([&] { find_cluster(text); });
     EXPECT_LE(std::count(error.begin(), error.end(), '\n'), 4);
     return error;
   };

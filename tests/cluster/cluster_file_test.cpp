@@ -188,7 +188,8 @@ TEST(ClusterFile, MissingLinksAreNamed) {
   EXPECT_EQ(error_of(own + "[[nodes]]\ndevice = \"ours\"\n"), "no error");
   EXPECT_THAT(
       error_of(
-          own + "[[nodes]]\ndevice = \"ours\"\nhost = { latency = \"1 us\" }\n"),
+          own +
+          "[[nodes]]\ndevice = \"ours\"\nhost = { latency = \"1 us\" }\n"),
       HasSubstr("host needs rate"));
 }
 
@@ -214,18 +215,23 @@ TEST(ClusterFile, DevicesNeedTheirFigures) {
   EXPECT_THAT(
       error_of(
           std::string(kOwn) +
-          "matrix_rates = [ { of = \"convolutions\", precision = \"fp32\", m = 1, "
-          "n = 1, k = 1, rate = \"1 GFLOP/s\" } ]\n" + nodes),
+          "matrix_rates = [ { of = \"convolutions\", precision = \"fp32\", m = "
+          "1, "
+          "n = 1, k = 1, rate = \"1 GFLOP/s\" } ]\n" +
+          nodes),
       HasSubstr("did you mean \"convolution\"?"));
   EXPECT_THAT(
       error_of(
-          std::string(kOwn) + "operator_rates = [ { name = \"gelu\" } ]\n" + nodes),
+          std::string(kOwn) + "operator_rates = [ { name = \"gelu\" } ]\n" +
+          nodes),
       HasSubstr("needs name, bytes and rate"));
   EXPECT_THAT(
       error_of(
           std::string(kOwn) +
-          "operator_rates = [ { name = \"gelu\", bytes = \"0 B\", rate = \"1 GB/s\" } "
-          "]\n" + nodes),
+          "operator_rates = [ { name = \"gelu\", bytes = \"0 B\", rate = \"1 "
+          "GB/s\" } "
+          "]\n" +
+          nodes),
       HasSubstr("operator_rates: bytes"));
 }
 

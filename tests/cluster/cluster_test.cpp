@@ -27,7 +27,8 @@ TEST(Cluster, RanksFillGroupsInOrder) {
       error_text<ConfigError>([&] { cluster.node_of(32); }),
       HasSubstr("no device 32, it has 32"));
   EXPECT_THAT(
-      error_text<ConfigError>([&] { cluster.node_index(-1); }), HasSubstr("no device -1"));
+      error_text<ConfigError>([&] { cluster.node_index(-1); }),
+      HasSubstr("no device -1"));
 }
 
 TEST(Cluster, FirstTakesWholeNodesThenAPart) {
@@ -41,8 +42,12 @@ TEST(Cluster, FirstTakesWholeNodesThenAPart) {
     }
   }
   EXPECT_EQ(cluster.first(32), cluster);
-  EXPECT_THAT(error_text<ConfigError>([&] { cluster.first(33); }), HasSubstr("it has 32"));
-  EXPECT_THAT(error_text<ConfigError>([&] { cluster.first(0); }), HasSubstr("0 devices"));
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { cluster.first(33); }),
+      HasSubstr("it has 32"));
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { cluster.first(0); }),
+      HasSubstr("0 devices"));
 }
 
 TEST(Cluster, CheckNamesGroupKeyValueAndRule) {
@@ -112,9 +117,10 @@ TEST(Cluster, NothingThatTheHostDoesTakesLessThanNoTime) {
         HasSubstr("launch_rates: "));
   }
   for (double HostWork::*part :
-       {&HostWork::step_seconds, &HostWork::layer_seconds, &HostWork::pass_seconds,
-        &HostWork::action_seconds, &HostWork::pipeline_seconds,
-        &HostWork::operator_seconds, &HostWork::computing_seconds}) {
+       {&HostWork::step_seconds, &HostWork::layer_seconds,
+        &HostWork::pass_seconds, &HostWork::action_seconds,
+        &HostWork::pipeline_seconds, &HostWork::operator_seconds,
+        &HostWork::computing_seconds}) {
     EXPECT_THAT(
         error_with([&](Device& device) {
           device.host_work = {{}, {}};

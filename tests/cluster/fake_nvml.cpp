@@ -1,6 +1,6 @@
-// A stand-in for the driver's library: two H100s whose 18 links end at a switch.
-// FAKE_NVML_ERROR is what nvmlInit_v2 returns; FAKE_NVML_NAME is what the GPUs call
-// themselves; FAKE_NVML_OLD is a driver that knows no links.
+// A stand-in for the driver's library: two H100s whose 18 links end at a
+// switch. FAKE_NVML_ERROR is what nvmlInit_v2 returns; FAKE_NVML_NAME is what
+// the GPUs call themselves; FAKE_NVML_OLD is a driver that knows no links.
 #include <cstdlib>
 #include <cstring>
 
@@ -23,8 +23,12 @@ constexpr int kNotSupported = 3;
 
 extern "C" {
 
-int nvmlInit_v2() { return number("FAKE_NVML_ERROR"); }
-int nvmlShutdown() { return 0; }
+int nvmlInit_v2() {
+  return number("FAKE_NVML_ERROR");
+}
+int nvmlShutdown() {
+  return 0;
+}
 
 int nvmlSystemGetDriverVersion(char* text, unsigned size) {
   std::strncpy(text, "560.35.03", size);

@@ -38,7 +38,8 @@ class FakeNvml : public testing::Test {
 };
 
 TEST_F(FakeNvml, TellsDevicesLinksAndDriver) {
-  const NvmlFindings found = ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
+  const NvmlFindings found =
+      ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
   ASSERT_TRUE(found.library);
   EXPECT_EQ(found.error, 0);
   EXPECT_EQ(found.driver, "560.35.03");
@@ -62,12 +63,14 @@ TEST_F(FakeNvml, TellsDevicesLinksAndDriver) {
   EXPECT_TRUE(node.switched);
   EXPECT_EQ(cluster_of(here, 1).num_devices(), 1);
   EXPECT_THAT(
-      error_text<ConfigError>([&] { cluster_of(here, 3); }), HasSubstr("has 2 GPUs"));
+      error_text<ConfigError>([&] { cluster_of(here, 3); }),
+      HasSubstr("has 2 GPUs"));
 }
 
 TEST_F(FakeNvml, ADriverWithoutLinksLeavesPcie) {
   ::setenv("FAKE_NVML_OLD", "1", 1);
-  const NvmlFindings found = ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
+  const NvmlFindings found =
+      ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
   EXPECT_EQ(found.gpus.at(0).nvlinks, 0);
   const Node node = cluster_of(machine(found.gpus)).groups[0].node;
   EXPECT_EQ(node.inside.name, "PCIe 5");
@@ -77,7 +80,8 @@ TEST_F(FakeNvml, ADriverWithoutLinksLeavesPcie) {
 
 TEST_F(FakeNvml, AFailedStartAndNoLibraryAreTold) {
   ::setenv("FAKE_NVML_ERROR", "9", 1);
-  const NvmlFindings failed = ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
+  const NvmlFindings failed =
+      ask_nvml(test_program("fake_nvml/libnvidia-ml.so.1").c_str());
   EXPECT_TRUE(failed.library);
   EXPECT_EQ(failed.error, 9);
   EXPECT_TRUE(failed.gpus.empty());
@@ -104,7 +108,8 @@ TEST(LocalMachine, GpusAreFoundInTheCatalogue) {
   EXPECT_EQ(named("NVIDIA GeForce RTX 4090", 24), "rtx-4090");
   EXPECT_EQ(named("NVIDIA GeForce RTX 4090 Laptop GPU", 16), "");
   EXPECT_THAT(
-      error_text<ConfigError>([&] { cluster_of(machine({{.name = "NVIDIA T4"}})); }),
+      error_text<ConfigError>(
+          [&] { cluster_of(machine({{.name = "NVIDIA T4"}})); }),
       HasSubstr("echelon bench --save"));
   EXPECT_THAT(
       error_text<ConfigError>([&] {
@@ -135,9 +140,11 @@ TEST(LocalMachine, ThisOneIsACluster) {
   EXPECT_GE(here.num_devices(), 1);
   EXPECT_EQ(parse_cluster(to_toml(here), "x.toml"), here);
   EXPECT_THAT(
-      error_text<ConfigError>([] { find_cluster("local:0"); }), HasSubstr("no number"));
+      error_text<ConfigError>([] { find_cluster("local:0"); }),
+      HasSubstr("no number"));
   EXPECT_THAT(
-      error_text<ConfigError>([] { find_cluster("local:9999999"); }), HasSubstr("at most"));
+      error_text<ConfigError>([] { find_cluster("local:9999999"); }),
+      HasSubstr("at most"));
 }
 
 TEST(LocalMachine, ReadsProcessorsAndAdapters) {
@@ -174,8 +181,7 @@ TEST(LocalMachine, ReadsProcessorsAndAdapters) {
 
   LocalMachine here = machine();
   here.adapters = adapters;
-  EXPECT_EQ(
-      cluster_of(here, 2).groups[0].node.network.bytes_per_second, 25e9);
+  EXPECT_EQ(cluster_of(here, 2).groups[0].node.network.bytes_per_second, 25e9);
   EXPECT_TRUE(find_adapters("/nowhere").empty());
 }
 

@@ -38,16 +38,14 @@ MachineMeasurement measurement(int64_t ranks) {
   made.launch_seconds = 1.5e-6;
   made.launch_rates = {{0, 1.5e-6, 2.50004e-6, 0.50004e-6, 0.60004e-6}};
   made.host_work = {
-      {80e-6, 3e-6, 7e-6, 15.00004e-6, 90.00004e-6, 2.00004e-6,
-       60.00004e-6},
+      {80e-6, 3e-6, 7e-6, 15.00004e-6, 90.00004e-6, 2.00004e-6, 60.00004e-6},
       {.step_seconds = 90e-6, .computing_seconds = 500e-6}};
   if (ranks == 1) return made;
   made.jitter_seconds = 36.00004e-6;
   const auto n = static_cast<double>(ranks);
   for (int64_t bytes : {4096, 1 << 20, 16 << 20}) {
     made.calls.push_back(
-        {"all_reduce",
-         bytes,
+        {"all_reduce", bytes,
          10e-6 + 2 * (n - 1) / n * static_cast<double>(bytes) / 2e9});
     made.calls.push_back({"send_recv", bytes, 1e-6});
   }
@@ -99,8 +97,7 @@ TEST(MeasuredMachine, AProcessorsSharesHaveTheMeasuredFigures) {
   MachineMeasurement long_ones = measurement(1);
   long_ones.memory_bytes_per_second = 9069391473.09;
   long_ones.launch_seconds = 1.2180436e-6;
-  const Device rounded =
-      cluster_of(long_ones, machine()).groups[0].node.device;
+  const Device rounded = cluster_of(long_ones, machine()).groups[0].node.device;
   EXPECT_EQ(rounded.memory_bytes_per_second, 9.069e9);
   EXPECT_DOUBLE_EQ(rounded.launch_seconds, 1.218e-6);
 }
@@ -111,7 +108,8 @@ TEST(MeasuredMachine, GpusOfTheCatalogueKeepTheirPeaks) {
   gpus.nvml.gpus = {l4, l4};
   const Device device = cluster_of(measurement(2), gpus).groups[0].node.device;
   EXPECT_EQ(device.name, "l4");
-  EXPECT_EQ(device.peak(Precision::bf16), find_device("l4").peak(Precision::bf16));
+  EXPECT_EQ(
+      device.peak(Precision::bf16), find_device("l4").peak(Precision::bf16));
   EXPECT_EQ(device.memory_bytes_per_second, 7e9);
 
   const Gpu other{.name = "NVIDIA T4", .memory_bytes = 16e9};

@@ -21,13 +21,12 @@ const std::vector<torch::Dtype> kReduced = {
 const std::vector<int64_t> kNumels = {0, 1, 7, 1000, 20011};
 
 /// Rank r's values: small whole numbers, so that every dtype sums them exactly.
-Tensor values(
-    int rank, int64_t numel, torch::Dtype dtype, const Place& at) {
+Tensor values(int rank, int64_t numel, torch::Dtype dtype, const Place& at) {
   return ((torch::arange(numel) * 7 + rank * 3) % 11).to(at(dtype));
 }
 
-std::vector<Tensor> all_values(
-    int size, int64_t numel, torch::Dtype dtype, const Place& at) {
+std::vector<Tensor>
+all_values(int size, int64_t numel, torch::Dtype dtype, const Place& at) {
   std::vector<Tensor> all;
   for (int r = 0; r < size; ++r) all.push_back(values(r, numel, dtype, at));
   return all;
@@ -36,18 +35,22 @@ std::vector<Tensor> all_values(
 Tensor reduced(const std::vector<Tensor>& all, ReduceOp op) {
   const Tensor stacked = torch::stack(all).to(torch::kFloat64);
   switch (op) {
-    case ReduceOp::sum: return stacked.sum(0);
-    case ReduceOp::avg: return stacked.sum(0) / static_cast<double>(all.size());
-    case ReduceOp::min: return std::get<0>(stacked.min(0));
-    case ReduceOp::max: return std::get<0>(stacked.max(0));
+    case ReduceOp::sum:
+      return stacked.sum(0);
+    case ReduceOp::avg:
+      return stacked.sum(0) / static_cast<double>(all.size());
+    case ReduceOp::min:
+      return std::get<0>(stacked.min(0));
+    case ReduceOp::max:
+      return std::get<0>(stacked.max(0));
   }
   return {};
 }
 
-void expect_equal(const Tensor& actual, const Tensor& expected,
-                  const std::string& what) {
-  EXPECT_TRUE(torch::equal(
-      actual.cpu(), expected.cpu().to(actual.scalar_type())))
+void expect_equal(
+    const Tensor& actual, const Tensor& expected, const std::string& what) {
+  EXPECT_TRUE(
+      torch::equal(actual.cpu(), expected.cpu().to(actual.scalar_type())))
       << what << " " << actual.dtype();
 }
 
@@ -55,8 +58,8 @@ void all_reduce(World& world, const Place& at) {
   const Group& group = world.group();
   for (torch::Dtype dtype : kReduced) {
     for (int64_t numel : kNumels) {
-      for (ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min,
-                          ReduceOp::max}) {
+      for (ReduceOp op :
+           {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max}) {
         if (op == ReduceOp::avg && !torch::isFloatingType(dtype)) continue;
         Tensor tensor = values(group.rank(), numel, dtype, at);
         group.all_reduce(tensor, op);
@@ -100,13 +103,13 @@ void all_gather_and_reduce_scatter(World& world, const Place& at) {
       group.reduce_scatter(slice, wide[static_cast<size_t>(group.rank())]);
       expect_equal(
           slice,
-          reduced(wide, ReduceOp::sum)
-              .narrow(0, numel * group.rank(), numel),
+          reduced(wide, ReduceOp::sum).narrow(0, numel * group.rank(), numel),
           "reduce_scatter");
     }
   }
   // Numbers of elements count, not shapes.
-  const Tensor mine = torch::full({2, 3}, group.rank() + 1.0, at(torch::kFloat32));
+  const Tensor mine =
+      torch::full({2, 3}, group.rank() + 1.0, at(torch::kFloat32));
   const Tensor all = torch::arange(1, size + 1, at(torch::kFloat32));
   const Tensor rows = all.unsqueeze(1).expand({size, 6}).contiguous();
   for (const bool list : {false, true}) {
@@ -127,8 +130,7 @@ void all_gather_and_reduce_scatter(World& world, const Place& at) {
   }
   Tensor average = torch::empty({3}, at(torch::kFloat64));
   group.reduce_scatter(
-      average,
-      torch::full({3 * size}, group.rank() + 1.0, at(torch::kFloat64)),
+      average, torch::full({3 * size}, group.rank() + 1.0, at(torch::kFloat64)),
       ReduceOp::avg);
   expect_equal(
       average,
@@ -141,16 +143,18 @@ void all_to_all_equal_and_unequal(World& world, const Place& at) {
   const Group& group = world.group();
   const int size = group.size();
   const int rank = group.rank();
-  for (torch::Dtype dtype : {torch::kFloat32, torch::kInt64,
-                             torch::kBFloat16, torch::kBool}) {
+  for (torch::Dtype dtype :
+       {torch::kFloat32, torch::kInt64, torch::kBFloat16, torch::kBool}) {
     // Row i of rank r goes to rank i: it holds 10 r + i.
     Tensor in = (torch::arange(size) + 10 * rank)
-                    .reshape({size, 1}).expand({size, 5}).contiguous()
+                    .reshape({size, 1})
+                    .expand({size, 5})
+                    .contiguous()
                     .to(at(dtype));
     Tensor out = torch::zeros({size, 5}, at(dtype));
     group.all_to_all(out, in);
-    Tensor expected = (torch::arange(size) * 10 + rank)
-                          .reshape({size, 1}).expand({size, 5});
+    Tensor expected =
+        (torch::arange(size) * 10 + rank).reshape({size, 1}).expand({size, 5});
     expect_equal(out, expected, "all_to_all");
 
     // Rank r sends r + i rows to rank i, some of them none.
@@ -170,8 +174,9 @@ void all_to_all_equal_and_unequal(World& world, const Place& at) {
     int64_t row = 0;
     for (int i = 0; i < size; ++i) {
       const int64_t count = receive[static_cast<size_t>(i)];
-      expect_equal(output.narrow(0, row, count),
-                   torch::full({count, 4}, i + 1), "unequal all_to_all");
+      expect_equal(
+          output.narrow(0, row, count), torch::full({count, 4}, i + 1),
+          "unequal all_to_all");
       row += count;
     }
   }
@@ -180,8 +185,8 @@ void all_to_all_equal_and_unequal(World& world, const Place& at) {
 void one_to_all_and_all_to_one(World& world, const Place& at) {
   const Group& group = world.group();
   const size_t me = static_cast<size_t>(group.rank());
-  for (torch::Dtype dtype : {torch::kFloat64, torch::kFloat16,
-                             torch::kInt32, torch::kBool}) {
+  for (torch::Dtype dtype :
+       {torch::kFloat64, torch::kFloat16, torch::kInt32, torch::kBool}) {
     for (int root = 0; root < group.size(); ++root) {
       const size_t source = static_cast<size_t>(root);
       const auto all = all_values(group.size(), 33, dtype, at);
@@ -227,10 +232,11 @@ void send_and_receive(World& world, const Place& at) {
     const Tensor two = one + 100;
     Tensor got_one = torch::empty_like(one);
     Tensor got_two = torch::empty_like(two);
-    group.batch_send_recv({{true, two, next, 2},
-                           {true, one, next, 1},
-                           {false, got_one, previous, 1},
-                           {false, got_two, previous, 2}});
+    group.batch_send_recv(
+        {{true, two, next, 2},
+         {true, one, next, 1},
+         {false, got_one, previous, 1},
+         {false, got_two, previous, 2}});
     const Tensor expected = values(previous, numel, torch::kFloat32, at);
     expect_equal(got_one, expected, "tag 1");
     expect_equal(got_two, expected + 100, "tag 2");
@@ -262,10 +268,10 @@ void many_in_flight(World& world, const Place& at) {
     auto all =
         all_values(group.size(), tensors[i].numel(), torch::kFloat32, at);
     for (auto& tensor : all) tensor += static_cast<double>(i);
-    const Tensor expected = reduced(
-        all, i % 2 == 0 ? ReduceOp::sum : ReduceOp::avg);
-    EXPECT_TRUE(torch::allclose(
-        tensors[i].to(torch::kFloat64), expected, 1e-6));
+    const Tensor expected =
+        reduced(all, i % 2 == 0 ? ReduceOp::sum : ReduceOp::avg);
+    EXPECT_TRUE(
+        torch::allclose(tensors[i].to(torch::kFloat64), expected, 1e-6));
     EXPECT_TRUE(works[i].done());  // the result has been read
   }
 }
@@ -279,8 +285,8 @@ void each_kind_in_flight(World& world, const Place& at) {
   const Call call{.label = "in flight", .async = true};
   const auto empty = [&](int64_t numel) { return torch::zeros({numel}, real); };
   const std::vector<Tensor> outs = {
-      empty(3 * size), empty(3), empty(3 * size), empty(3), empty(3 * size),
-      mine.clone(), mine.clone()};
+      empty(3 * size), empty(3),     empty(3 * size), empty(3),
+      empty(3 * size), mine.clone(), mine.clone()};
   std::vector<Work> works = {
       group.all_gather(outs[0], mine, call),
       group.reduce_scatter(outs[1], wide, ReduceOp::sum, call),
@@ -315,14 +321,16 @@ void coalesced(World& world, const Place& at) {
   size_t i = 0;
   for (int64_t numel : {3, 1, 500}) {
     EXPECT_TRUE(torch::allclose(
-        tensors[i++], reduced(all_values(group.size(), numel,
-                                         torch::kFloat64, at), ReduceOp::avg)));
+        tensors[i++], reduced(
+                          all_values(group.size(), numel, torch::kFloat64, at),
+                          ReduceOp::avg)));
   }
   const auto real = at(torch::kFloat32);
-  std::vector<Tensor> ins = {torch::full({4}, group.rank() + 1.0, real),
-                             torch::full({2}, group.rank() + 5.0, real)};
-  std::vector<Tensor> outs = {torch::zeros({4 * size}, real),
-                              torch::zeros({2 * size}, real)};
+  std::vector<Tensor> ins = {
+      torch::full({4}, group.rank() + 1.0, real),
+      torch::full({2}, group.rank() + 5.0, real)};
+  std::vector<Tensor> outs = {
+      torch::zeros({4 * size}, real), torch::zeros({2 * size}, real)};
   group.all_gather(outs, ins);
   for (int64_t r = 0; r < size; ++r) {
     EXPECT_EQ(outs[0][4 * r].item<float>(), r + 1);
@@ -331,10 +339,12 @@ void coalesced(World& world, const Place& at) {
   std::vector<Tensor> slices = {
       torch::zeros({4}, real), torch::zeros({2}, real)};
   group.reduce_scatter(slices, outs);
-  EXPECT_EQ(slices[0][0].item<float>(),
-            static_cast<float>(size * (group.rank() + 1)));
-  EXPECT_EQ(slices[1][1].item<float>(),
-            static_cast<float>(size * (group.rank() + 5)));
+  EXPECT_EQ(
+      slices[0][0].item<float>(),
+      static_cast<float>(size * (group.rank() + 1)));
+  EXPECT_EQ(
+      slices[1][1].item<float>(),
+      static_cast<float>(size * (group.rank() + 5)));
 }
 
 void groups_of_some_ranks(World& world, const Place& at) {
@@ -403,34 +413,43 @@ void wrong_arguments_are_refused(World& world, const Place& at) {
   };
   const auto real = at(torch::kFloat32);
   Tensor tensor = torch::ones({4, 4}, real);
-  EXPECT_THAT(error_of([&] { group.all_reduce(tensor.t()); }),
-              HasSubstr("not contiguous"));
-  EXPECT_THAT(error_of([&] { group.all_reduce(Tensor()); }),
-              HasSubstr("undefined"));
-  EXPECT_THAT(error_of([&] { group.broadcast(tensor, group.size()); }),
-              HasSubstr("outside the group"));
-  EXPECT_THAT(error_of([&] { group.all_gather(tensor.clone(),
-                                              torch::ones({17}, real)); }),
-              HasSubstr("needs an output of"));
+  EXPECT_THAT(
+      error_of([&] { group.all_reduce(tensor.t()); }),
+      HasSubstr("not contiguous"));
+  EXPECT_THAT(
+      error_of([&] { group.all_reduce(Tensor()); }), HasSubstr("undefined"));
+  EXPECT_THAT(
+      error_of([&] { group.broadcast(tensor, group.size()); }),
+      HasSubstr("outside the group"));
+  EXPECT_THAT(
+      error_of(
+          [&] { group.all_gather(tensor.clone(), torch::ones({17}, real)); }),
+      HasSubstr("needs an output of"));
   EXPECT_THAT(
       error_of([&] {
-        group.all_gather(torch::ones({4 * group.size()}, at(torch::kInt64)),
-                         torch::ones({4}, real));
+        group.all_gather(
+            torch::ones({4 * group.size()}, at(torch::kInt64)),
+            torch::ones({4}, real));
       }),
       HasSubstr("must agree"));
-  EXPECT_THAT(error_of([&] {
-                group.all_reduce(torch::ones({2}, at(torch::kInt64)),
-                                 ReduceOp::avg);
-              }),
-              HasSubstr("average of"));
-  EXPECT_THAT(error_of([&] {
-                group.all_to_all(tensor, tensor, {-1, 5}, {-1, 5});
-              }),
-              HasSubstr("splits must be"));
-  EXPECT_THAT(error_of([&] { group.send(tensor, group.rank()); }),
-              HasSubstr("is this rank"));
-  EXPECT_THAT(error_of([&] { world.new_group("x", {0, 0}); }),
-              HasSubstr("different numbers"));
+  EXPECT_THAT(
+      error_of([&] {
+        group.all_reduce(torch::ones({2}, at(torch::kInt64)), ReduceOp::avg);
+      }),
+      HasSubstr("average of"));
+  EXPECT_THAT(
+      error_of([&] {
+        group.all_to_all(tensor, tensor, {-1, 5}, {-1, 5});
+      }),
+      HasSubstr("splits must be"));
+  EXPECT_THAT(
+      error_of([&] { group.send(tensor, group.rank()); }),
+      HasSubstr("is this rank"));
+  EXPECT_THAT(
+      error_of([&] {
+        world.new_group("x", {0, 0});
+      }),
+      HasSubstr("different numbers"));
   group.all_reduce(tensor);
   EXPECT_EQ(tensor[0][0].item<float>(), static_cast<float>(group.size()));
 }
@@ -463,8 +482,9 @@ void meta_tensors_send_nothing(World& world, const Place& at) {
     if (size > 1) {
       group.send(part, 0);
       group.recv(part, 0);
-      group.batch_send_recv({{.tensor = part, .peer = 0},
-                             {.send = false, .tensor = part, .peer = 0}});
+      group.batch_send_recv(
+          {{.tensor = part, .peer = 0},
+           {.send = false, .tensor = part, .peer = 0}});
     }
     // Arguments are looked at all the same.
     EXPECT_THROW(

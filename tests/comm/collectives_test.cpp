@@ -67,8 +67,8 @@ class Rank : public testing::TestWithParam<CollectiveCase> {
       }
       set_cuda_device(place_.device.index());
     }
-    world_ = std::make_unique<World>(World::from_environment(
-        options_of(backend_of(std::getenv(kBackend)))));
+    world_ = std::make_unique<World>(
+        World::from_environment(options_of(backend_of(std::getenv(kBackend)))));
   }
   static void TearDownTestSuite() { world_.reset(); }
   void SetUp() override {

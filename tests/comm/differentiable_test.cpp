@@ -32,7 +32,9 @@ struct Case {
 
 constexpr int64_t kLargest = 10;
 
-void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
+void PrintTo(const Case& test, std::ostream* out) {
+  *out << test.name;
+}
 
 Tensor random(const at::IntArrayRef shape, uint64_t seed) {
   auto generator = at::detail::createCPUGenerator(seed);
@@ -70,26 +72,32 @@ std::vector<Case> cases() {
   const auto same = [](int, int) { return std::vector<int64_t>{2, 3}; };
   return {
       {"copy_to", same,
-       [](const Tensor& x, const Group& g) { return copy_to(x, g); },
-       true, false},
+       [](const Tensor& x, const Group& g) { return copy_to(x, g); }, true,
+       false},
       {"reduce_from", same,
-       [](const Tensor& x, const Group& g) { return reduce_from(x, g); },
-       false, true},
+       [](const Tensor& x, const Group& g) { return reduce_from(x, g); }, false,
+       true},
       {"gather_from", same,
        [](const Tensor& x, const Group& g) { return gather_from(x, g, 1); },
        false, true},
       {"gather_from_uneven",
-       [](int r, int n) { return std::vector<int64_t>{2, uneven(n)[r]}; },
+       [](int r, int n) {
+         return std::vector<int64_t>{2, uneven(n)[r]};
+       },
        [](const Tensor& x, const Group& g) {
          return gather_from(x, g, -1, uneven(g.size()));
        },
        false, true},
       {"scatter_to",
-       [](int, int) { return std::vector<int64_t>{5, 2}; },
+       [](int, int) {
+         return std::vector<int64_t>{5, 2};
+       },
        [](const Tensor& x, const Group& g) { return scatter_to(x, g, 0); },
        true, false},
       {"scatter_to_uneven",
-       [](int, int n) { return std::vector<int64_t>{1, total(uneven(n))}; },
+       [](int, int n) {
+         return std::vector<int64_t>{1, total(uneven(n))};
+       },
        [](const Tensor& x, const Group& g) {
          return scatter_to(x, g, 1, uneven(g.size()));
        },
@@ -99,23 +107,31 @@ std::vector<Case> cases() {
       {"all_gather", same,
        [](const Tensor& x, const Group& g) { return all_gather(x, g); }},
       {"all_gather_uneven",
-       [](int r, int n) { return std::vector<int64_t>{2, uneven(n)[r]}; },
+       [](int r, int n) {
+         return std::vector<int64_t>{2, uneven(n)[r]};
+       },
        [](const Tensor& x, const Group& g) {
          return all_gather(x, g, 1, uneven(g.size()));
        }},
       {"reduce_scatter",
-       [](int, int n) { return std::vector<int64_t>{2 * n, 1}; },
+       [](int, int n) {
+         return std::vector<int64_t>{2 * n, 1};
+       },
        [](const Tensor& x, const Group& g) { return reduce_scatter(x, g); }},
       {"reduce_scatter_uneven",
-       [](int, int) { return std::vector<int64_t>{2, 5}; },
-       [](const Tensor& x, const Group& g) {
-         return reduce_scatter(x, g, 1);
-       }},
+       [](int, int) {
+         return std::vector<int64_t>{2, 5};
+       },
+       [](const Tensor& x, const Group& g) { return reduce_scatter(x, g, 1); }},
       {"all_to_all",
-       [](int, int n) { return std::vector<int64_t>{2 * n, 1}; },
+       [](int, int n) {
+         return std::vector<int64_t>{2 * n, 1};
+       },
        [](const Tensor& x, const Group& g) { return all_to_all(x, g); }},
       {"all_to_all_uneven",
-       [](int r, int n) { return std::vector<int64_t>{total(sends(r, n)), 2}; },
+       [](int r, int n) {
+         return std::vector<int64_t>{total(sends(r, n)), 2};
+       },
        [](const Tensor& x, const Group& g) {
          return all_to_all(
              x, g, sends(g.rank(), g.size()), receives(g.rank(), g.size()));
@@ -148,10 +164,8 @@ class Adjoint : public testing::TestWithParam<std::tuple<Case, int>> {
   // Central differences of F with respect to every element of every rank's x,
   // which has at most kLargest; F is called by all ranks at once.
   static Tensor differences(
-      const std::function<double(const Tensor&)>& f,
-      const Tensor& x,
-      const Case& test,
-      const Group& group) {
+      const std::function<double(const Tensor&)>& f, const Tensor& x,
+      const Case& test, const Group& group) {
     Tensor result = torch::zeros_like(x);
     EXPECT_LE(x.numel(), kLargest);
     for (int owner = 0; owner < group.size(); ++owner) {
@@ -181,8 +195,7 @@ TEST_P(Adjoint, IsThatOfTheSharedNumber) {
     Tensor x = random(shape, test.replicated_input ? 7 : 10 + rank);
     x.requires_grad_();
     Tensor y = test.operation(x, group);
-    const Tensor w =
-        random(y.sizes(), test.replicated_output ? 5 : 20 + rank);
+    const Tensor w = random(y.sizes(), test.replicated_output ? 5 : 20 + rank);
     (y * w).sum().backward();
 
     const auto f = [&](const Tensor& at) {
@@ -193,7 +206,9 @@ TEST_P(Adjoint, IsThatOfTheSharedNumber) {
     const Tensor expected = differences(f, x.detach(), test, group);
     ASSERT_TRUE(x.grad().defined());
     EXPECT_TRUE(torch::allclose(x.grad(), expected, 1e-10, 1e-10))
-        << "rank " << rank << "\n" << x.grad() << "\n" << expected;
+        << "rank " << rank << "\n"
+        << x.grad() << "\n"
+        << expected;
   });
 }
 
@@ -226,17 +241,18 @@ TEST_P(Adjoint, CanBeDifferentiatedTwice) {
     };
     const Tensor expected = differences(g, x.detach(), test, group);
     EXPECT_TRUE(torch::allclose(x.grad(), expected, 1e-9, 1e-9))
-        << "rank " << rank << "\n" << x.grad() << "\n" << expected;
+        << "rank " << rank << "\n"
+        << x.grad() << "\n"
+        << expected;
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Differentiable,
-    Adjoint,
+    Differentiable, Adjoint,
     testing::Combine(testing::ValuesIn(cases()), testing::Values(1, 2, 3, 4)),
     [](const auto& info) {
       return std::get<0>(info.param).name + "_" +
-          std::to_string(std::get<1>(info.param));
+             std::to_string(std::get<1>(info.param));
     });
 
 // What the results are, by rank.
@@ -258,10 +274,11 @@ TEST(Differentiable, Values) {
     EXPECT_TRUE(scatter_to(five, group).equal(parts[rank]));
     EXPECT_TRUE(reduce_scatter(five, group).equal(3 * parts[rank]));
     EXPECT_TRUE(broadcast_from(x, group, 1).equal(row({2, 20})));
-    EXPECT_TRUE(reduce_to(x, group, 2).equal(
-        rank == 2 ? row({6, 60}) : row({0, 0})));
-    EXPECT_TRUE(shift(x, group, 1).equal(
-        row({1.0 + (rank + 2) % 3, 10.0 * (1 + (rank + 2) % 3)})));
+    EXPECT_TRUE(
+        reduce_to(x, group, 2).equal(rank == 2 ? row({6, 60}) : row({0, 0})));
+    EXPECT_TRUE(
+        shift(x, group, 1)
+            .equal(row({1.0 + (rank + 2) % 3, 10.0 * (1 + (rank + 2) % 3)})));
     const Tensor own = torch::full({3}, rank, torch::kFloat64);
     EXPECT_TRUE(all_to_all(own, group).equal(row({0, 1, 2})));
   });
@@ -313,10 +330,14 @@ TEST(Differentiable, WrongShapesAreErrorsBeforeAnythingIsSent) {
         message([&] { gather_from(x, group, 0, {3}); }),
         HasSubstr("sizes [3], but 2 ranks need one size"));
     EXPECT_THAT(
-        message([&] { gather_from(x, group, 0, {4, 4}); }),
+        message([&] {
+          gather_from(x, group, 0, {4, 4});
+        }),
         HasSubstr("a slice of 4, but its input has 3"));
     EXPECT_THAT(
-        message([&] { reduce_scatter(x, group, 0, {1, 1}); }),
+        message([&] {
+          reduce_scatter(x, group, 0, {1, 1});
+        }),
         HasSubstr("sum to 2, but the input has 3"));
     EXPECT_THAT(
         message([&] { all_to_all(x, group); }),

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/process.h"
-#include "tests/support/two_hosts.h"
-#include "tests/support/python.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
+#include "tests/support/python.h"
+#include "tests/support/two_hosts.h"
 
 namespace echelon {
 namespace launchers_test {
@@ -21,8 +21,8 @@ using testing_support::Command;
 using Words = std::vector<std::string>;
 
 /// What `size` ranks of launchers_rank say on `num_nodes` hosts with as many.
-std::set<std::string> lines_of(
-    int size, const std::string& backend, int num_nodes = 1) {
+std::set<std::string>
+lines_of(int size, const std::string& backend, int num_nodes = 1) {
   std::set<std::string> lines;
   const int local_size = size / num_nodes;
   const auto text = [](int number) { return std::to_string(number); };
@@ -50,8 +50,7 @@ void expect_lines(
   EXPECT_TRUE(Command::until([&] { return run.living().empty(); }));
 }
 
-void expect_ranks(
-    const Words& launcher, int size, const std::string& backend) {
+void expect_ranks(const Words& launcher, int size, const std::string& backend) {
   expect_lines(launcher, backend, lines_of(size, backend));
 }
 
@@ -70,8 +69,9 @@ class MpirunRanks : public testing::TestWithParam<int> {
     }
   }
   static Words mpirun(int size) {
-    return {"mpirun", "--allow-run-as-root", "--oversubscribe", "-n",
-            std::to_string(size)};
+    return {
+        "mpirun", "--allow-run-as-root", "--oversubscribe", "-n",
+        std::to_string(size)};
   }
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, MpirunRanks, testing::Values(1, 2, 3));
@@ -95,9 +95,10 @@ TEST(Mpirun, StartsRanksOnTwoHosts) {
   }
   const testing_support::TempFolder folder;
   const auto agent = folder.script("agent", enter + " \"$*\"\n");
-  const auto mpirun = hosts.on(0, {
-      "mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", agent,
-      "--host", hosts.address(0) + ":2," + hosts.address(1) + ":2", "-n", "4"});
+  const auto mpirun = hosts.on(
+      0, {"mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", agent,
+          "--host", hosts.address(0) + ":2," + hosts.address(1) + ":2", "-n",
+          "4"});
   expect_lines(mpirun, "gloo", lines_of(4, "gloo", 2));
 }
 
@@ -106,8 +107,9 @@ class Torchrun : public testing::TestWithParam<int> {
   void SetUp() override { ECHELON_NEED_PYTHON(); }
   static Words torchrun(int size, const Words& how) {
     const std::filesystem::path python = pytorch_python();
-    Words words = {python.parent_path() / "torchrun", "--no-python",
-                   "--nproc-per-node", std::to_string(size)};
+    Words words = {
+        python.parent_path() / "torchrun", "--no-python", "--nproc-per-node",
+        std::to_string(size)};
     words.insert(words.end(), how.begin(), how.end());
     return words;
   }

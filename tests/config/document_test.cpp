@@ -43,9 +43,7 @@ void bind(Section& section, Options& options) {
   section.field("words", options.words, "words");
   section.field("timeout", options.timeout, "a time").at_least(1);
   section.field(
-      "color",
-      options.color,
-      "a color",
+      "color", options.color, "a color",
       {{"red", Color::red}, {"green", Color::green}});
 }
 
@@ -123,8 +121,7 @@ TEST(Document, NamesPlaceValueRule) {
       error_of("[t]\ncount = 10\n"),
       "f.toml:2:9: [t] count = 10: must be at most 9");
   EXPECT_EQ(
-      error_of("[t]\nrate = 1\n"),
-      "f.toml:2:8: [t] rate = 1: must be below 1");
+      error_of("[t]\nrate = 1\n"), "f.toml:2:8: [t] rate = 1: must be below 1");
   EXPECT_EQ(
       error_of("[t]\nrate = nan\n"),
       "f.toml:2:8: [t] rate = nan: must be a finite number");
@@ -237,16 +234,8 @@ TEST(Document, RefusesWhatIsNotToml) {
       error_of("[t]\nname = \"beta\ncount = 1\n"),
       HasSubstr("is the closing quote missing?"));
   for (const std::string text :
-       {"[t",
-        "a b = 1",
-        "= 1",
-        "a =",
-        "\xff\xfe",
-        "[t]\ncount = 1OO\n",
-        "[[[[",
-        "a = [[[[[[",
-        "\"",
-        "count = 99999999999999999999"}) {
+       {"[t", "a b = 1", "= 1", "a =", "\xff\xfe", "[t]\ncount = 1OO\n", "[[[[",
+        "a = [[[[[[", "\"", "count = 99999999999999999999"}) {
     const std::string message = error_of(text);
     EXPECT_THAT(message, HasSubstr("f.toml:")) << text;
     EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 0) << message;
@@ -275,11 +264,7 @@ TEST(Document, ShowsAtMostFiveLines) {
 TEST(Document, OverridesWin) {
   auto document = Document::parse("[t]\ncount = 3\n", "f.toml");
   for (const auto* set :
-       {"t.count=4",
-        "t.count=5",
-        "t.name=gamma",
-        "t.shape=[7]",
-        "t.rate=1e-3",
+       {"t.count=4", "t.count=5", "t.name=gamma", "t.shape=[7]", "t.rate=1e-3",
         "t.flag=true"}) {
     document.set(set);
   }

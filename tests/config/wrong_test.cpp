@@ -70,9 +70,7 @@ void write_tensors(const fs::path& path, const std::vector<Tensor>& tensors) {
     uint64_t bytes = safetensors::dtype_bytes(tensor.dtype);
     for (int64_t size : tensor.shape) bytes *= static_cast<uint64_t>(size);
     list.push_back(
-        {tensor.name,
-         tensor.dtype,
-         tensor.shape,
+        {tensor.name, tensor.dtype, tensor.shape,
          std::span(zeros).first(bytes)});
   }
   safetensors::write(path.string(), list);
@@ -80,13 +78,9 @@ void write_tensors(const fs::path& path, const std::vector<Tensor>& tensors) {
 
 // simple_cnn on the digits.
 std::vector<Tensor> weights() {
-  return {
-      {"conv1.weight", "F32", {16, 1, 3, 3}},
-      {"conv1.bias", "F32", {16}},
-      {"conv2.weight", "F32", {32, 16, 3, 3}},
-      {"conv2.bias", "F32", {32}},
-      {"fc.weight", "F32", {10, 128}},
-      {"fc.bias", "F32", {10}}};
+  return {{"conv1.weight", "F32", {16, 1, 3, 3}},  {"conv1.bias", "F32", {16}},
+          {"conv2.weight", "F32", {32, 16, 3, 3}}, {"conv2.bias", "F32", {32}},
+          {"fc.weight", "F32", {10, 128}},         {"fc.bias", "F32", {10}}};
 }
 
 // What the configurations name.
@@ -152,8 +146,8 @@ struct Outcome {
 
 // Runs `echelon train NAME.toml …` in the current folder.
 Outcome check(const std::string& name, const std::string& arguments) {
-  const std::string command = program("echelon") + " train " +
-                              name + ".toml " + arguments + " 2>&1 >/dev/null";
+  const std::string command = program("echelon") + " train " + name + ".toml " +
+                              arguments + " 2>&1 >/dev/null";
   const auto begin = std::chrono::steady_clock::now();
   FILE* pipe = ::popen(command.c_str(), "r");
   Outcome outcome;
@@ -227,9 +221,7 @@ TEST_P(WrongConfiguration, IsRefusedWithItsMessage) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Wrong,
-    WrongConfiguration,
-    testing::ValuesIn(names()),
+    Wrong, WrongConfiguration, testing::ValuesIn(names()),
     [](const auto& info) { return info.param; });
 
 TEST(WrongConfigurations, AreManyAndEachHasItsMessage) {

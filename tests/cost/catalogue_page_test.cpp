@@ -1,4 +1,5 @@
-// doc/catalogue.md is what the catalogues have: every model and device, with sources.
+// doc/catalogue.md is what the catalogues have: every model and device, with
+// sources.
 //
 // ECHELON_UPDATE_EXPECTED=1 writes the file anew; read it before you commit it.
 #include <gtest/gtest.h>
@@ -12,8 +13,8 @@
 
 #include "echelon/cluster/catalogue.h"
 #include "echelon/cost/model_catalogue.h"
-#include "tests/support/temp_folder.h"
 #include "tests/support/places.h"
+#include "tests/support/temp_folder.h"
 
 namespace echelon {
 namespace catalogue_page_test {
@@ -71,12 +72,14 @@ std::string millions(double value) {
   char text[32];
   const bool large = value >= 1e9;
   std::snprintf(
-      text, sizeof(text), "%.4g %s", value / (large ? 1e9 : 1e6), large ? "B" : "M");
+      text, sizeof(text), "%.4g %s", value / (large ? 1e9 : 1e6),
+      large ? "B" : "M");
   return text;
 }
 
 std::string model_row(const ModelShape& model) {
-  std::string row = "| " + model.name + " | " + millions(model.num_parameters());
+  std::string row =
+      "| " + model.name + " | " + millions(model.num_parameters());
   if (!model.transformer) {
     return row + " | " + std::to_string(model.layers.size()) +
            " | | | | | | | | " + source_of(model.name) + " |\n";
@@ -103,7 +106,8 @@ std::string models_table() {
   std::string table =
       "\n## Models\n\n"
       "| name | parameters | layers | hidden | heads | key-value heads | "
-      "feed-forward | experts a token | vocabulary | tokens of a sample | source |\n"
+      "feed-forward | experts a token | vocabulary | tokens of a sample | "
+      "source |\n"
       "|---|---|---|---|---|---|---|---|---|---|---|\n";
   for (const std::string& name : catalogue_names()) {
     table += model_row(find_model(name));
@@ -134,7 +138,8 @@ std::string device_row(const std::string& name) {
 std::string devices_table() {
   std::string table =
       "\n## Devices\n\n"
-      "Memory in GiB and GB/s, dense peaks in TFLOP/s, links in GB/s of one device in one "
+      "Memory in GiB and GB/s, dense peaks in TFLOP/s, links in GB/s of one "
+      "device in one "
       "direction; the node is the usual one.\n\n| name | memory | its rate";
   std::string line = "|---|---|---";
   for (const Precision precision : kPrecisions) {
@@ -148,8 +153,7 @@ std::string devices_table() {
 }
 
 TEST(CataloguePage, IsWhatTheCataloguesHave) {
-  const auto path =
-      source_path("doc/catalogue.md");
+  const auto path = source_path("doc/catalogue.md");
   const std::string text = kHead + models_table() + devices_table();
   if (std::getenv("ECHELON_UPDATE_EXPECTED") != nullptr) {
     std::ofstream(path, std::ios::binary) << text;

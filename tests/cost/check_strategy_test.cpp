@@ -28,32 +28,60 @@ std::string problem_of(auto change, const char* model = "llama3-8b") {
 
 TEST(CheckStrategy, SaysNothingOfOneThatIs) {
   EXPECT_EQ(problem_of([](Strategy&) {}), "");
-  for (const char* schedule : {"gpipe", "zb-h1", "zb-v", "interleaved", "dualpipev"}) {
-    EXPECT_EQ(problem_of([&](Strategy& s) { s.schedule = schedule; }), "") << schedule;
+  for (const char* schedule :
+       {"gpipe", "zb-h1", "zb-v", "interleaved", "dualpipev"}) {
+    EXPECT_EQ(problem_of([&](Strategy& s) { s.schedule = schedule; }), "")
+        << schedule;
   }
-  EXPECT_EQ(problem_of([](Strategy& s) { s.layout = {.dp_shard = 8, .ep = 8}; s.global_batch = 64; },
-                       "mixtral-8x7b"), "");
-  EXPECT_EQ(problem_of([](Strategy& s) { s.layout = {.dp_replicate = 8}; }, "resnet50"), "");
+  EXPECT_EQ(
+      problem_of(
+          [](Strategy& s) {
+            s.layout = {.dp_shard = 8, .ep = 8};
+            s.global_batch = 64;
+          },
+          "mixtral-8x7b"),
+      "");
+  EXPECT_EQ(
+      problem_of(
+          [](Strategy& s) { s.layout = {.dp_replicate = 8}; }, "resnet50"),
+      "");
 }
 
 TEST(CheckStrategy, NamesWhatDoesNotDivideAndWhatDoes) {
-  EXPECT_EQ(problem_of([](Strategy& s) { s.layout.tp = 3; }),
-            "tp=3 does not divide 32 heads; 1, 2, 4, 8, 16 and 32 do");
-  EXPECT_EQ(problem_of([](Strategy& s) { s.global_batch = 33; }),
-            "batch 33 does not divide over 2 data-parallel ranks in microbatches of 1; "
-            "a batch of 32 or 34 does");
-  EXPECT_THAT(problem_of([](Strategy& s) { s.layout.pp = 8; s.layout.tp = 8; }),
-              HasSubstr("are 128 ranks, but"));
-  EXPECT_THAT(problem_of([](Strategy& s) { s.layout = {.cp = 3}; }),
-              HasSubstr("cp=3 does not divide 8192 tokens"));
-  EXPECT_THAT(problem_of([](Strategy& s) { s.layout.ep = 2; }),
-              HasSubstr("the model has no experts; take ep=1"));
-  EXPECT_THAT(problem_of([](Strategy& s) { s.layout = {.ep = 3}; s.global_batch = 3; }, "mixtral-8x7b"),
-              HasSubstr("ep=3 does not divide 8 experts; 1, 2, 4 and 8 do"));
-  EXPECT_THAT(problem_of([](Strategy& s) { s.layout = {.cp = 2}; }, "resnet50"),
-              HasSubstr("images have no sequence"));
-  EXPECT_THAT(problem_of([](Strategy& s) { s.layout = {.tp = 2}; }, "resnet50"),
-              HasSubstr("tp=2, but what ranks of tp compute and send is known of "));
+  EXPECT_EQ(
+      problem_of([](Strategy& s) { s.layout.tp = 3; }),
+      "tp=3 does not divide 32 heads; 1, 2, 4, 8, 16 and 32 do");
+  EXPECT_EQ(
+      problem_of([](Strategy& s) { s.global_batch = 33; }),
+      "batch 33 does not divide over 2 data-parallel ranks in microbatches of "
+      "1; "
+      "a batch of 32 or 34 does");
+  EXPECT_THAT(
+      problem_of([](Strategy& s) {
+        s.layout.pp = 8;
+        s.layout.tp = 8;
+      }),
+      HasSubstr("are 128 ranks, but"));
+  EXPECT_THAT(
+      problem_of([](Strategy& s) { s.layout = {.cp = 3}; }),
+      HasSubstr("cp=3 does not divide 8192 tokens"));
+  EXPECT_THAT(
+      problem_of([](Strategy& s) { s.layout.ep = 2; }),
+      HasSubstr("the model has no experts; take ep=1"));
+  EXPECT_THAT(
+      problem_of(
+          [](Strategy& s) {
+            s.layout = {.ep = 3};
+            s.global_batch = 3;
+          },
+          "mixtral-8x7b"),
+      HasSubstr("ep=3 does not divide 8 experts; 1, 2, 4 and 8 do"));
+  EXPECT_THAT(
+      problem_of([](Strategy& s) { s.layout = {.cp = 2}; }, "resnet50"),
+      HasSubstr("images have no sequence"));
+  EXPECT_THAT(
+      problem_of([](Strategy& s) { s.layout = {.tp = 2}; }, "resnet50"),
+      HasSubstr("tp=2, but what ranks of tp compute and send is known of "));
 }
 
 TEST(CheckStrategy, NamesWhatTheScheduleNeeds) {
@@ -64,14 +92,17 @@ TEST(CheckStrategy, NamesWhatTheScheduleNeeds) {
       s.global_batch = batch;
     });
   };
-  EXPECT_THAT(with("1f1b", 35, 64), HasSubstr("has 32 layers, an embedding and a head; take pp=34 or less"));
+  EXPECT_THAT(
+      with("1f1b", 35, 64),
+      HasSubstr("has 32 layers, an embedding and a head; take pp=34 or less"));
   EXPECT_EQ(with("1f1b", 34, 68), "");
   EXPECT_EQ(with("1f2b", 1, 64), "") << "read in a pipeline";
   EXPECT_THAT(with("1f2b", 4, 64), HasSubstr("did you mean \"1f1b\""));
   EXPECT_THAT(with("interleaved", 4, 6), HasSubstr("no multiple of pp=4"));
   EXPECT_THAT(with("dualpipev", 4, 6), HasSubstr("needs 8 or more"));
-  EXPECT_THAT(problem_of([](Strategy& s) { s.stages_per_rank = 2; }),
-              HasSubstr("1f1b has 1 stage per rank, not 2"));
+  EXPECT_THAT(
+      problem_of([](Strategy& s) { s.stages_per_rank = 2; }),
+      HasSubstr("1f1b has 1 stage per rank, not 2"));
 }
 
 TEST(CheckStrategy, StagesHaveAllLayersBetweenThem) {
@@ -79,23 +110,34 @@ TEST(CheckStrategy, StagesHaveAllLayersBetweenThem) {
     return problem_of([&](Strategy& s) { s.stage_layers = layers; });
   };
   EXPECT_EQ(with({5, 9, 9, 9}), "");
-  for (const auto& wrong : {std::vector<int64_t>{5, 9, 9}, {5, 9, 9, 8}, {14, 0, 9, 9},
-                            {16, 16}, {5, 9, 9, 5, 4}}) {
-    EXPECT_THAT(with(wrong), HasSubstr("they must be 4, each of 1 or more, and sum to 32"));
+  for (const auto& wrong :
+       {std::vector<int64_t>{5, 9, 9},
+        {5, 9, 9, 8},
+        {14, 0, 9, 9},
+        {16, 16},
+        {5, 9, 9, 5, 4}}) {
+    EXPECT_THAT(
+        with(wrong),
+        HasSubstr("they must be 4, each of 1 or more, and sum to 32"));
   }
 }
 
 TEST(CheckStrategy, RefusesNumbersThatAreNone) {
-  EXPECT_THAT(problem_of([](Strategy& s) { s.layout.tp = 0; }), HasSubstr("tp=0"));
-  EXPECT_THAT(problem_of([](Strategy& s) { s.microbatch_size = -1; }),
-              HasSubstr("microbatch_size=-1"));
-  EXPECT_THAT(problem_of([](Strategy& s) { s.global_batch = 0; }),
-              HasSubstr("global_batch=0"));
-  EXPECT_THAT(problem_of([](Strategy& s) { s.zero_stage = 4; }),
-              HasSubstr("zero_stage=4"));
+  EXPECT_THAT(
+      problem_of([](Strategy& s) { s.layout.tp = 0; }), HasSubstr("tp=0"));
+  EXPECT_THAT(
+      problem_of([](Strategy& s) { s.microbatch_size = -1; }),
+      HasSubstr("microbatch_size=-1"));
+  EXPECT_THAT(
+      problem_of([](Strategy& s) { s.global_batch = 0; }),
+      HasSubstr("global_batch=0"));
+  EXPECT_THAT(
+      problem_of([](Strategy& s) { s.zero_stage = 4; }),
+      HasSubstr("zero_stage=4"));
   for (const auto number : {&Strategy::seq_len, &Strategy::stages_per_rank}) {
-    EXPECT_THAT(problem_of([=](Strategy& s) { s.*number = -1; }),
-                HasSubstr("must be 0 or more"));
+    EXPECT_THAT(
+        problem_of([=](Strategy& s) { s.*number = -1; }),
+        HasSubstr("must be 0 or more"));
   }
 }
 

@@ -22,8 +22,9 @@ double least_flops(
   double least = std::numeric_limits<double>::infinity();
   for (const auto choice : kRecomputes) {
     least = std::min(
-        least, layers[at].again(choice) +
-                   least_flops(layers, budget - layers[at].kept(choice), at + 1));
+        least,
+        layers[at].again(choice) +
+            least_flops(layers, budget - layers[at].kept(choice), at + 1));
   }
   return least;
 }
@@ -73,14 +74,12 @@ TEST(ChooseRecompute, IsTheBestOfAllChoices) {
 TEST(ChooseRecompute, BigBudgetsComputeNothingAgain) {
   const std::vector<RecomputeCost> layers(
       4, {"block", {100, 40, 10}, {0, 5, 50}});
-  EXPECT_THAT(
-      choose_recompute(layers, 400).layers, Each(Recompute::none));
+  EXPECT_THAT(choose_recompute(layers, 400).layers, Each(Recompute::none));
   const auto one_less = choose_recompute(layers, 399);
   EXPECT_THAT(
-      one_less.layers,
-      ElementsAre(
-          Recompute::none, Recompute::none, Recompute::none,
-          Recompute::selective));
+      one_less.layers, ElementsAre(
+                           Recompute::none, Recompute::none, Recompute::none,
+                           Recompute::selective));
   EXPECT_EQ(one_less.again_flops, 5);
 }
 

@@ -13,9 +13,11 @@ constexpr double kLarge = 1e11;
 
 class CollectiveFormula : public testing::Test {
  protected:
-  double seconds(CollectiveKind kind, double bytes, const GroupPlace& place) const {
+  double
+  seconds(CollectiveKind kind, double bytes, const GroupPlace& place) const {
     return collective_seconds(
-        kind, bytes, place, cluster_.node_of(0), cluster_, find_stack("echelon"));
+        kind, bytes, place, cluster_.node_of(0), cluster_,
+        find_stack("echelon"));
   }
   const DeviceRates& rates() const {
     return rates_of(cluster_.node_of(0).device);
@@ -92,8 +94,8 @@ TEST_F(CollectiveFormula, AllToAllSendsWhatIsNotTheRanksOwn) {
       1, 0.05);
   const GroupPlace far{.ranks = 32, .ranks_per_node = 8, .nodes = 4};
   // Three quarters leave the node, each rank's through its own adapter.
-  const double adapter = cluster_.node_of(0).network.bytes_per_second *
-                         rates().network_share;
+  const double adapter =
+      cluster_.node_of(0).network.bytes_per_second * rates().network_share;
   EXPECT_NEAR(
       seconds(CollectiveKind::all_to_all, kLarge, far), 0.75 * kLarge / adapter,
       0.02 * kLarge / adapter);
@@ -141,44 +143,46 @@ TEST_F(CollectiveFormula, AGroupIsAcrossRacksFromTheFirstRankBeyondOne) {
 TEST_F(CollectiveFormula, SlicesOfAMessageLeaveThroughTheirOwnAdapters) {
   const Strategy strategy = strategy_of({.tp = 8, .pp = 4});
   const auto transfer = [&](const char* stack) {
-    return transfer_seconds(
-        strategy, cluster_, find_stack(stack), 1e9, 0, 8);
+    return transfer_seconds(strategy, cluster_, find_stack(stack), 1e9, 0, 8);
   };
   EXPECT_LT(transfer("megatron-2021"), transfer("echelon") / 3);
   EXPECT_EQ(
-      transfer_seconds(strategy, cluster_, find_stack("echelon"), 1e9, 5, 5), 0);
+      transfer_seconds(strategy, cluster_, find_stack("echelon"), 1e9, 5, 5),
+      0);
 }
 
 TEST(PassTime, TheHostsLaunchesAreALowerBound) {
   const Cluster cluster = find_cluster("h100-sxm:1x8");
   const Stack& stack = find_stack("echelon");
   Operations operations;
-  for (int i = 0; i < 100; ++i) operations.push_back({.name = "small", .bytes = 64});
+  for (int i = 0; i < 100; ++i)
+    operations.push_back({.name = "small", .bytes = 64});
   const PassSeconds pass =
       pass_seconds(operations, strategy_of({}), cluster, stack);
   EXPECT_NEAR(
       pass.total(), 100 * stack.host_seconds + stack.layer_host_seconds, 1e-12);
   operations.push_back({.name = "large", .bytes = 1e10});
-  EXPECT_EQ(
-      pass_seconds(operations, strategy_of({}), cluster, stack).host, 0);
+  EXPECT_EQ(pass_seconds(operations, strategy_of({}), cluster, stack).host, 0);
 }
 
 TEST(PassTime, WhatCanBeHiddenIs) {
   const Cluster cluster = find_cluster("h100-sxm:1x8");
   const Stack& stack = find_stack("echelon");
   Operations operations;
-  operations.push_back({.kind = OperationKind::collective,
-                        .name = "sum",
-                        .bytes = 1e9,
-                        .axis = Axis::tp,
-                        .hideable = 0.75});
+  operations.push_back(
+      {.kind = OperationKind::collective,
+       .name = "sum",
+       .bytes = 1e9,
+       .axis = Axis::tp,
+       .hideable = 0.75});
   const PassSeconds pass =
       pass_seconds(operations, strategy_of({.tp = 8}), cluster, stack);
   const auto tp = static_cast<size_t>(Axis::tp);
   EXPECT_GT(pass.communication[tp], 1e-3);
   EXPECT_NEAR(pass.exposed[tp], 0.25 * pass.communication[tp], 1e-12);
   EXPECT_NEAR(
-      pass.memory, 0.75 * pass.communication[tp] * stack.overlap_slowdown, 1e-12);
+      pass.memory, 0.75 * pass.communication[tp] * stack.overlap_slowdown,
+      1e-12);
 }
 
 }  // namespace collective_formula_test

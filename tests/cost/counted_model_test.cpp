@@ -20,10 +20,15 @@ ModelShape model() {
   first.forward = {
       {.name = "mm", .product = "product", .count = 1, .m = 2, .n = 3, .k = 4},
       {.name = "gelu", .bytes = 24}};
-  first.backward = {{.name = "mm", .product = "convolution weights",
-                     .count = 2, .m = 2, .n = 3, .k = 4, .for_weight = true},
-                    {.name = "add", .bytes = 144, .for_weight = true,
-                     .accumulates = true}};
+  first.backward = {
+      {.name = "mm",
+       .product = "convolution weights",
+       .count = 2,
+       .m = 2,
+       .n = 3,
+       .k = 4,
+       .for_weight = true},
+      {.name = "add", .bytes = 144, .for_weight = true, .accumulates = true}};
   CountedLayer loss{.name = "loss", .output_elements = 0.125};
   loss.stage = 1;
   return {.name = "ours", .layers = {first, loss}, .seq_len = 128};
@@ -38,7 +43,8 @@ std::string error_of(const std::string& text) {
   return "";
 }
 
-std::string with(std::string text, const std::string& from, const std::string& to) {
+std::string
+with(std::string text, const std::string& from, const std::string& to) {
   const size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
   return text.replace(at, from.size(), to);

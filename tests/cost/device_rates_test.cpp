@@ -16,9 +16,9 @@ double matrix_share(const std::string& name, const std::string& like = "") {
 
 TEST(DeviceRates, EveryKindOfTheCatalogueThatWasMeasuredHasItsOwn) {
   const double unknown = DeviceRates{}.matrix_share;
-  for (const char* name : {"v100", "v100-16gb", "a100-40gb", "a100-80gb", "h100-sxm",
-                           "h100-96gb", "h100-pcie", "h200", "gh200", "b200", "gb200",
-                           "b300", "gb300"}) {
+  for (const char* name :
+       {"v100", "v100-16gb", "a100-40gb", "a100-80gb", "h100-sxm", "h100-96gb",
+        "h100-pcie", "h200", "gh200", "b200", "gb200", "b300", "gb300"}) {
     EXPECT_EQ(find_device(name).name, name);
     EXPECT_NE(matrix_share(name), unknown) << name;
   }
@@ -43,8 +43,9 @@ TEST(DeviceRates, AClusterFileDeclaresThem) {
       share("[devices.a100-big]\nlike = \"a100-80gb\"\nmemory = \"96 GiB\"\n"),
       matrix_share("a100-80gb"));
   EXPECT_EQ(
-      share("[devices.a100-big]\nmemory = \"96 GiB\"\nmemory_rate = \"2 TB/s\"\n"
-            "peak = { bf16 = \"312 TFLOP/s\" }\n"),
+      share(
+          "[devices.a100-big]\nmemory = \"96 GiB\"\nmemory_rate = \"2 TB/s\"\n"
+          "peak = { bf16 = \"312 TFLOP/s\" }\n"),
       DeviceRates{}.matrix_share);
 }
 
@@ -62,14 +63,15 @@ TEST(DeviceRates, AnOffloadedOptimizerTakesAsLongAsTheHostsMemory) {
   };
   // 28 bytes a parameter at the share of the rate that an optimizer reaches.
   const double elements = 124.5e6;
-  const double share = rates_of(cluster.groups[0].node.device).host_memory_share;
+  const double share =
+      rates_of(cluster.groups[0].node.device).host_memory_share;
   EXPECT_NEAR(
-      optimizer(10e9) - optimizer(20e9), elements * 28 / share * (1 / 10e9 - 1 / 20e9),
-      0.01 * optimizer(20e9));
+      optimizer(10e9) - optimizer(20e9),
+      elements * 28 / share * (1 / 10e9 - 1 / 20e9), 0.01 * optimizer(20e9));
   // Not said: the link to the host, which is as fast.
   EXPECT_NEAR(
-      optimizer(0), optimizer(cluster.groups[0].node.host.bytes_per_second / share),
-      1e-9);
+      optimizer(0),
+      optimizer(cluster.groups[0].node.host.bytes_per_second / share), 1e-9);
 }
 
 }  // namespace device_rates_test

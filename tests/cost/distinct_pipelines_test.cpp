@@ -62,22 +62,23 @@ std::map<Axis, int64_t> coordinates(const Strategy& strategy, int64_t rank) {
 
 int64_t group_of(const Cluster& cluster, int64_t rank) {
   int64_t group = 0;
-  while (&cluster.node_of(rank) != &cluster.groups[static_cast<size_t>(group)].node) {
+  while (&cluster.node_of(rank) !=
+         &cluster.groups[static_cast<size_t>(group)].node) {
     ++group;
   }
   return group;
 }
 
 // By the definition, rank by rank: those of a pipeline differ along pp alone.
-std::vector<PipelinePlace> pipelines_by_rank(
-    const Strategy& strategy, const Cluster& cluster) {
+std::vector<PipelinePlace>
+pipelines_by_rank(const Strategy& strategy, const Cluster& cluster) {
   std::map<std::map<Axis, int64_t>, PipelinePlace> of;
   std::map<std::map<Axis, int64_t>, int64_t> last_node;
   std::vector<std::map<Axis, int64_t>> keys;
   for (int64_t rank = 0; rank < strategy.layout.num_ranks(); ++rank) {
     auto key = coordinates(strategy, rank);
-    const int64_t index =
-        key[Axis::dp_replicate] * strategy.layout.dp_shard + key[Axis::dp_shard];
+    const int64_t index = key[Axis::dp_replicate] * strategy.layout.dp_shard +
+                          key[Axis::dp_shard];
     key[Axis::pp] = 0;
     if (!of.contains(key)) {
       keys.push_back(key);
@@ -111,13 +112,16 @@ double seconds_of_each(
   return slowest;
 }
 
-using Kinds = std::set<std::tuple<std::vector<int64_t>, std::vector<bool>, int64_t>>;
+using Kinds =
+    std::set<std::tuple<std::vector<int64_t>, std::vector<bool>, int64_t>>;
 
-Kinds kinds_of(const Strategy& strategy, const std::vector<PipelinePlace>& places) {
+Kinds kinds_of(
+    const Strategy& strategy, const std::vector<PipelinePlace>& places) {
   Kinds kinds;
   for (const auto& place : places) {
     kinds.emplace(
-        place.groups, place.next_in_node, microbatch_of(strategy, place.data_index));
+        place.groups, place.next_in_node,
+        microbatch_of(strategy, place.data_index));
   }
   return kinds;
 }
@@ -128,12 +132,14 @@ double fullness_of_each(
   double most = 0;
   for (const PipelinePlace& place : pipelines_by_rank(strategy, cluster)) {
     const MemoryEstimate memory = estimate_memory(
-        model, with_microbatch(strategy, microbatch_of(strategy, place.data_index)),
+        model,
+        with_microbatch(strategy, microbatch_of(strategy, place.data_index)),
         cluster);
     for (size_t rank = 0; rank < memory.ranks.size(); ++rank) {
       const auto group = static_cast<size_t>(place.groups[rank]);
       most = std::max(
-          most, memory.bytes(rank) / usable_bytes(cluster.groups[group].node.device));
+          most,
+          memory.bytes(rank) / usable_bytes(cluster.groups[group].node.device));
     }
   }
   return most;
@@ -164,7 +170,8 @@ void expect_as_each(const Strategy& strategy, const Cluster& cluster) {
 
 TEST(DistinctPipelines, AreOneWhereAllNodesAreAlike) {
   const auto one = distinct_pipelines(
-      strategy_of({.dp_replicate = 2, .tp = 2, .pp = 2}), find_cluster("a100-80gb:1x8"));
+      strategy_of({.dp_replicate = 2, .tp = 2, .pp = 2}),
+      find_cluster("a100-80gb:1x8"));
   ASSERT_EQ(one.size(), 1u);
   EXPECT_EQ(one[0].groups, (std::vector<int64_t>{0, 0}));
 }
@@ -181,7 +188,8 @@ TEST(DistinctPipelines, NodesThatEndWithinSomePipelinesPartThem) {
   expect_as_each(
       strategy_of(
           {.dp_replicate = 3, .pp = 8},
-          {Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep, Axis::tp}),
+          {Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep,
+           Axis::tp}),
       cluster);
 }
 
@@ -190,7 +198,8 @@ TEST(DistinctPipelines, ABorderWithinAStrideParts) {
   const Cluster cluster = cluster_of({{"v100", 3, 1}, {"h100-sxm", 5, 1}});
   const Strategy strategy = strategy_of(
       {.dp_replicate = 4, .pp = 2},
-      {Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep, Axis::tp});
+      {Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep,
+       Axis::tp});
   EXPECT_EQ(distinct_pipelines(strategy, cluster).size(), 2u);
   expect_as_each(strategy, cluster);
 }
@@ -199,38 +208,42 @@ TEST(DistinctPipelines, TheSlowOneIsTheLast) {
   const Cluster cluster = cluster_of({{"h100-sxm", 7, 1}, {"v100", 1, 1}});
   const Strategy strategy = strategy_of(
       {.dp_replicate = 4, .pp = 2},
-      {Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep, Axis::tp});
+      {Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep,
+       Axis::tp});
   expect_as_each(strategy, cluster);
   EXPECT_GT(
       estimate_time(find_model("gpt2"), strategy, cluster).step_seconds,
       1.5 * estimate_time(
-                find_model("gpt2"), strategy,
-                cluster_of({{"h100-sxm", 8, 1}})).step_seconds);
+                find_model("gpt2"), strategy, cluster_of({{"h100-sxm", 8, 1}}))
+                .step_seconds);
 }
 
 TEST(DistinctPipelines, GroupsOfUnevenSizes) {
   const Cluster cluster =
       cluster_of({{"a100-80gb", 1, 3}, {"h100-sxm", 2, 5}, {"v100", 11, 1}});
-  expect_as_each(strategy_of({.dp_replicate = 3, .dp_shard = 2, .pp = 4}), cluster);
+  expect_as_each(
+      strategy_of({.dp_replicate = 3, .dp_shard = 2, .pp = 4}), cluster);
   expect_as_each(strategy_of({.dp_shard = 12, .pp = 2}), cluster);
 }
 
 TEST(DistinctPipelines, EachSizeOfMicrobatchesIsOne) {
-  Strategy strategy = strategy_of({.dp_replicate = 2, .dp_shard = 2, .tp = 2, .pp = 2});
+  Strategy strategy =
+      strategy_of({.dp_replicate = 2, .dp_shard = 2, .tp = 2, .pp = 2});
   take_sizes(strategy, {1, 1, 4, 2});
   const Cluster equal = find_cluster("a100-80gb:2x8");
   EXPECT_EQ(distinct_pipelines(strategy, equal).size(), 3u);
   expect_as_each(strategy, equal);
   // Sizes that change within a stride of the pipeline.
-  strategy.layout.order =
-      {Axis::pp, Axis::dp_replicate, Axis::tp, Axis::dp_shard, Axis::cp, Axis::ep};
+  strategy.layout.order = {Axis::pp,       Axis::dp_replicate, Axis::tp,
+                           Axis::dp_shard, Axis::cp,           Axis::ep};
   expect_as_each(strategy, equal);
   expect_as_each(strategy, cluster_of({{"v100", 1, 5}, {"a100-80gb", 3, 5}}));
 }
 
 TEST(DistinctPipelines, ARanksOwnStrategyHasItsSamplesAndAsManyMicrobatches) {
   Strategy strategy = strategy_of({.dp_replicate = 2, .pp = 2});
-  EXPECT_EQ(with_microbatch(strategy, 5).microbatch_size, 1) << "all have theirs";
+  EXPECT_EQ(with_microbatch(strategy, 5).microbatch_size, 1)
+      << "all have theirs";
   take_sizes(strategy, {3, 1});
   const Strategy own = with_microbatch(strategy, 1);
   EXPECT_EQ(own.microbatch_size, 1);
@@ -278,7 +291,8 @@ TEST(DistinctPipelines, DrawnLayoutsOnDrawnClustersAreEstimatedAsEach) {
     const Strategy strategy = drawn_strategy(draw);
     if (strategy.layout.num_ranks() > cluster.num_devices()) continue;
     ++tried;
-    SCOPED_TRACE("layout " + std::to_string(tried) + ": " + to_string(strategy));
+    SCOPED_TRACE(
+        "layout " + std::to_string(tried) + ": " + to_string(strategy));
     expect_as_each(strategy, cluster);
   }
 }

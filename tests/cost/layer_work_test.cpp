@@ -57,7 +57,8 @@ TEST(LayerWork, WhatIsNotTiedIsNoCopy) {
       elements(layer_work(llama, strategy, stack)), llama.num_parameters(), 1);
 }
 
-// 4 h d L^2 forwards, half of it behind a causal mask; 2.5 times that backwards.
+// 4 h d L^2 forwards, half of it behind a causal mask; 2.5 times that
+// backwards.
 TEST(LayerWork, AttentionComputesWhatTheMaskLeaves) {
   ModelShape gpt2 = find_model("gpt2");
   const auto flops = [&](const Operations& operations) {
@@ -112,7 +113,8 @@ TEST(LayerWork, CountedLayersComputeWhatTheModelDoes) {
   EXPECT_NEAR(flops, all, 1e-6 * all);
 }
 
-// Counted for two samples, asked for eight: four times the side that samples are on.
+// Counted for two samples, asked for eight: four times the side that samples
+// are on.
 TEST(LayerWork, CountedOperatorsGrowWithTheSamples) {
   const CountedOperator product{
       .name = "mm", .product = "product", .count = 1, .m = 32, .n = 5, .k = 7};
@@ -120,8 +122,11 @@ TEST(LayerWork, CountedOperatorsGrowWithTheSamples) {
   weight.for_weight = true;
   many.count = 6;
   ModelShape model;
-  model.layers = {{.name = "fc", .counted_samples = 2, .forward = {product, many},
-                   .backward = {product, weight}}};
+  model.layers = {
+      {.name = "fc",
+       .counted_samples = 2,
+       .forward = {product, many},
+       .backward = {product, weight}}};
   Strategy strategy = pipeline(1, "1f1b");
   strategy.microbatch_size = 8;
   const LayerWork work = layer_work(model, strategy, find_stack("echelon"))[0];
@@ -135,28 +140,36 @@ TEST(LayerWork, CountedOperatorsGrowWithTheSamples) {
   EXPECT_EQ(work.backward_weight[0].m, 32);
 }
 
-// Gradients are as large whatever the samples, and the first microbatch adds none.
+// Gradients are as large whatever the samples, and the first microbatch adds
+// none.
 TEST(LayerWork, CountedGradientsAddUpOverMicrobatches) {
   ModelShape model;
-  model.layers = {{.name = "fc", .counted_samples = 2,
-                   .forward = {{.name = "relu", .bytes = 100}},
-                   .backward = {{.name = "relu", .bytes = 100},
-                                {.name = "add", .bytes = 1200, .for_weight = true,
-                                 .accumulates = true}}}};
+  model.layers = {
+      {.name = "fc",
+       .counted_samples = 2,
+       .forward = {{.name = "relu", .bytes = 100}},
+       .backward = {
+           {.name = "relu", .bytes = 100},
+           {.name = "add",
+            .bytes = 1200,
+            .for_weight = true,
+            .accumulates = true}}}};
   Strategy strategy = pipeline(1, "1f1b");
   strategy.microbatch_size = 4;
   for (const int64_t microbatches : {1, 2, 4}) {
     strategy.global_batch = 4 * microbatches;
-    const LayerWork work = layer_work(model, strategy, find_stack("echelon"))[0];
+    const LayerWork work =
+        layer_work(model, strategy, find_stack("echelon"))[0];
     ASSERT_EQ(work.backward_weight.size(), microbatches == 1 ? 0u : 1u);
     if (microbatches == 1) continue;
     EXPECT_EQ(work.backward_weight[0].bytes, 1200);
     EXPECT_EQ(work.backward_weight[0].times, microbatches == 2 ? 0.5 : 0.75);
-    // Since they were added to, the operators of 4 samples have moved their bytes, and
-    // all sums theirs.
+    // Since they were added to, the operators of 4 samples have moved their
+    // bytes, and all sums theirs.
     EXPECT_EQ(work.backward_weight[0].bytes_since, 1600);
     EXPECT_EQ(work.backward_input[0].bytes_since, 0);
-    // Its node is there in any case: to start it takes what it takes in a forward.
+    // Its node is there in any case: to start it takes what it takes in a
+    // forward.
     EXPECT_FALSE(work.backward_weight[0].backward);
     EXPECT_TRUE(work.backward_input[0].backward);
     // What operators move on average is of the others.

@@ -15,8 +15,8 @@
 namespace echelon {
 namespace measured_rates_test {
 
-// Two ranks on a processor: 10 us to start an operator, 30 of a gradient, links of
-// 100 us and 1 GB/s.
+// Two ranks on a processor: 10 us to start an operator, 30 of a gradient, links
+// of 100 us and 1 GB/s.
 constexpr const char* kHere = R"(
 [devices.cpu]
 memory = "8 GiB"
@@ -47,15 +47,20 @@ network = { rate = "1 GB/s", latency = "100 us" }
 host = { rate = "4 GB/s", latency = "1 us" }
 )";
 
-Cluster here() { return parse_cluster(kHere, "here.toml"); }
-Device device() { return here().groups.front().node.device; }
+Cluster here() {
+  return parse_cluster(kHere, "here.toml");
+}
+Device device() {
+  return here().groups.front().node.device;
+}
 
 // The formulas' and the simulator's, which are equal.
 double step_seconds(
     const ModelShape& model, const Strategy& strategy, const Cluster& cluster) {
   const double estimated = estimate_time(model, strategy, cluster).step_seconds;
   EXPECT_NEAR(
-      simulate(model, strategy, cluster).step.step_seconds, estimated, estimated * 1e-3);
+      simulate(model, strategy, cluster).step.step_seconds, estimated,
+      estimated * 1e-3);
   return estimated;
 }
 
@@ -86,12 +91,14 @@ TEST(MeasuredRates, APlaneOfLogarithmsIsFound) {
     for (const int64_t n : {16, 256}) {
       for (const int64_t k : {16, 256}) {
         const double here = rate(
-            static_cast<double>(m), static_cast<double>(n), static_cast<double>(k));
+            static_cast<double>(m), static_cast<double>(n),
+            static_cast<double>(k));
         device.matrix_rates.push_back({Precision::fp32, m, n, k, here});
       }
     }
   }
-  for (const auto& [m, n, k] : {std::tuple(64.0, 64.0, 64.0), std::tuple(32.0, 100.0, 20.0)}) {
+  for (const auto& [m, n, k] :
+       {std::tuple(64.0, 64.0, 64.0), std::tuple(32.0, 100.0, 20.0)}) {
     const double seconds =
         measured_product_seconds(
             device, ProductKind::product, Precision::fp32, m, n, k)
@@ -106,14 +113,16 @@ TEST(MeasuredRates, NoRateIsBeyondThoseMeasured) {
     Device device;
     const int64_t side = m > 16 ? 16 : 256;  // the corner across
     device.matrix_rates.push_back({Precision::fp32, side, side, 64, corner});
-    for (const auto& [rows, columns] : {std::pair(16, 256), std::pair(256, 16)}) {
+    for (const auto& [rows, columns] :
+         {std::pair(16, 256), std::pair(256, 16)}) {
       device.matrix_rates.push_back({Precision::fp32, rows, columns, 64, flat});
     }
     return measured_product_seconds(
                device, ProductKind::product, Precision::fp32, m, n, 64)
         .value();
   };
-  EXPECT_NEAR(seconds_at(40e9, 10e9, 256, 256), 2 * 256.0 * 256 * 64 / 40e9, 1e-12);
+  EXPECT_NEAR(
+      seconds_at(40e9, 10e9, 256, 256), 2 * 256.0 * 256 * 64 / 40e9, 1e-12);
   EXPECT_NEAR(seconds_at(10e9, 40e9, 16, 16), 2 * 16.0 * 16 * 64 / 10e9, 1e-12);
 }
 
@@ -128,7 +137,8 @@ TEST(MeasuredRates, OnAProcessorNothingRunsBesideComputing) {
   }
   Device gpu = device();
   gpu.processor = false;
-  EXPECT_GT(stack_on(find_stack("megatron-core"), gpu).hidden_tensor_parallel, 0);
+  EXPECT_GT(
+      stack_on(find_stack("megatron-core"), gpu).hidden_tensor_parallel, 0);
 }
 
 TEST(MeasuredRates, AboveWhatWasMeasuredTheBordersRateCounts) {
@@ -153,7 +163,8 @@ TEST(MeasuredRates, KindsHaveTheirOwnRatesOrThoseOfProducts) {
   const auto seconds = [](ProductKind kind) {
     return measured_product_seconds(device(), kind, Precision::fp32, 64, 16, 9);
   };
-  EXPECT_NEAR(*seconds(ProductKind::convolution), 2 * 64.0 * 16 * 9 / 5e9, 1e-12);
+  EXPECT_NEAR(
+      *seconds(ProductKind::convolution), 2 * 64.0 * 16 * 9 / 5e9, 1e-12);
   EXPECT_NEAR(
       *seconds(ProductKind::attention), 4 * 64.0 * 64 * 64 / 10e9, 1e-12);
   EXPECT_FALSE(measured_product_seconds(
@@ -172,8 +183,8 @@ TEST(MeasuredRates, OperatorsHaveTheirOwnRatesOrThoseOfAdd) {
   EXPECT_FALSE(measured_operator_seconds(Device{}, "add", 1e3));
 }
 
-// Of three tensors that an addition moves, the sum so far, read and written, comes
-// from where a tensor lies that is as large as what was moved since.
+// Of three tensors that an addition moves, the sum so far, read and written,
+// comes from where a tensor lies that is as large as what was moved since.
 TEST(MeasuredRates, AnAdditionToASumFindsItWhereOtherMemoryLeftIt) {
   const auto seconds = [](double bytes, double since) {
     return measured_operator_seconds(device(), "add", bytes, since).value();
@@ -201,8 +212,10 @@ TEST(MeasuredRates, CollectivesTakeWhatTheFileSays) {
 }
 
 TEST(MeasuredRates, AWorseLatencyIsSeenInAnyCluster) {
-  for (Cluster cluster : {here(), parse_cluster(
-           "[[nodes]]\ndevice = \"a100-80gb\"\ndevices = 8\n", "a100.toml")}) {
+  for (Cluster cluster :
+       {here(),
+        parse_cluster(
+            "[[nodes]]\ndevice = \"a100-80gb\"\ndevices = 8\n", "a100.toml")}) {
     Node& node = cluster.groups.front().node;
     const GroupPlace pair{.ranks = 2, .ranks_per_node = 2};
     const auto seconds = [&] {
@@ -223,7 +236,12 @@ CountedLayer counted_layer() {
   layer.output_elements = 64;
   layer.counted_samples = 64;
   const CountedOperator mm{
-      .name = "mm", .product = "product", .count = 1, .m = 64, .n = 64, .k = 64};
+      .name = "mm",
+      .product = "product",
+      .count = 1,
+      .m = 64,
+      .n = 64,
+      .k = 64};
   layer.forward = {mm, {.name = "gelu", .bytes = 2e5}, {.name = "view"}};
   layer.backward = {mm, mm};
   layer.backward[1].for_weight = true;
@@ -251,7 +269,8 @@ TEST(MeasuredRates, AProcessorLaunchesBesidesComputing) {
   EXPECT_NEAR(times.stages[0].backward_weight, kBackward / 2, 1e-9);
 }
 
-// Three microbatches of four add: launched as in a forward, both three times of four.
+// Three microbatches of four add: launched as in a forward, both three times of
+// four.
 TEST(MeasuredRates, AnAdditionIsOfAllMicrobatchesButTheFirst) {
   CountedLayer layer = counted_layer();
   layer.backward.push_back(
@@ -265,11 +284,13 @@ TEST(MeasuredRates, AnAdditionIsOfAllMicrobatchesButTheFirst) {
   const double add = *measured_operator_seconds(device(), "add", 1e6, since);
   EXPECT_NEAR(times.stages[0].backward, kBackward + 0.75 * (add + 10e-6), 1e-9);
   EXPECT_NEAR(
-      operation_seconds({.name = "gelu", .times = 0.25, .bytes = 2e5}, four, here()),
+      operation_seconds(
+          {.name = "gelu", .times = 0.25, .bytes = 2e5}, four, here()),
       0.25 * 2e5 / 2e9, 1e-12);
 }
 
-// Two operators of 64 KiB and a view: 1.5 times as long as where nothing is moved.
+// Two operators of 64 KiB and a view: 1.5 times as long as where nothing is
+// moved.
 TEST(MeasuredRates, LaunchesTakeLongerBesideMuchMemory) {
   Cluster cluster = here();
   Device& device = cluster.groups.front().node.device;
@@ -291,12 +312,11 @@ TEST(MeasuredRates, LaunchesTakeLongerBesideMuchMemory) {
       {.name = "gelu", .bytes = 1 << 20}, {.name = "view"}};
   model.layers[0].backward = {};
   const StageTimes times = stage_times(model, strategy(1, 64), cluster);
-  EXPECT_NEAR(
-      times.stages[0].forward, (1 << 20) / 2e9 + 15e-6 + 1.5e-6, 1e-9);
+  EXPECT_NEAR(times.stages[0].forward, (1 << 20) / 2e9 + 15e-6 + 1.5e-6, 1e-9);
 }
 
-// A layer with parameters and one without; each stage of a pipeline two actions for
-// each microbatch.
+// A layer with parameters and one without; each stage of a pipeline two actions
+// for each microbatch.
 TEST(MeasuredRates, TheHostsWorkOfStepsLayersAndActionsIsAdded) {
   ModelShape model{.name = "two", .layers = {counted_layer(), counted_layer()}};
   model.layers[1].parameters = 0;
@@ -327,7 +347,8 @@ TEST(MeasuredRates, TheHostsWorkOfStepsLayersAndActionsIsAdded) {
   EXPECT_NEAR(seconds(pipeline) - pipeline_before, 1e-3, 1e-9);
 }
 
-// It takes longer behind long computing: by what a rank computes of a microbatch.
+// It takes longer behind long computing: by what a rank computes of a
+// microbatch.
 TEST(MeasuredRates, HostWorkIsLinearBetweenWhatWasMeasured) {
   Device device;
   EXPECT_EQ(host_work_beside(device, 1), HostWork{});
@@ -341,14 +362,17 @@ TEST(MeasuredRates, HostWorkIsLinearBetweenWhatWasMeasured) {
 }
 
 TEST(MeasuredRates, HostWorkIsBesideWhatARankComputesOfAMicrobatch) {
-  const ModelShape model{.name = "two", .layers = {counted_layer(), counted_layer()}};
+  const ModelShape model{
+      .name = "two", .layers = {counted_layer(), counted_layer()}};
   Cluster cluster = here();
   const auto step = [&](const Strategy& strategy) {
     return step_seconds(model, strategy, cluster);
   };
-  // Of a microbatch two layers, three times as many samples, and one layer of two.
+  // Of a microbatch two layers, three times as many samples, and one layer of
+  // two.
   const double pass = 2 * (kForward + kBackward);
-  Strategy one = strategy(2, 128), large = strategy(2, 384), pipeline = strategy(1, 512);
+  Strategy one = strategy(2, 128), large = strategy(2, 384),
+           pipeline = strategy(1, 512);
   pipeline.layout.pp = 2;
   pipeline.microbatch_size = 64;
   const double before = step(one), large_before = step(large);
@@ -360,8 +384,8 @@ TEST(MeasuredRates, HostWorkIsBesideWhatARankComputesOfAMicrobatch) {
   EXPECT_NEAR(step(one) - before, 0.5e-3, 1e-9);
   EXPECT_NEAR(step(large) - large_before, 1e-3, 1e-9);
   EXPECT_NEAR(step(pipeline) - pipeline_before, 0.25e-3, 1e-9);
-  // Of ranks with batches of their own each what it computes itself: the one that
-  // computes little has most here.
+  // Of ranks with batches of their own each what it computes itself: the one
+  // that computes little has most here.
   Strategy uneven = strategy(2, 128);
   uneven.rank_microbatch = {32, 96};
   uneven.microbatch_size = 96;
@@ -371,10 +395,11 @@ TEST(MeasuredRates, HostWorkIsBesideWhatARankComputesOfAMicrobatch) {
   EXPECT_GT(step(uneven), 6e-3);
 }
 
-// Once in a step: a product and a gelu forwards, the product of a gradient for inputs
-// and for weights; a view is none.
+// Once in a step: a product and a gelu forwards, the product of a gradient for
+// inputs and for weights; a view is none.
 TEST(MeasuredRates, KindsOfOperatorsThatBeginAnewTakeLonger) {
-  const ModelShape model{.name = "two", .layers = {counted_layer(), counted_layer()}};
+  const ModelShape model{
+      .name = "two", .layers = {counted_layer(), counted_layer()}};
   Cluster cluster = here();
   const auto step = [&](const Strategy& strategy) {
     return step_seconds(model, strategy, cluster);
@@ -391,7 +416,8 @@ TEST(MeasuredRates, KindsOfOperatorsThatBeginAnewTakeLonger) {
 
 // Also where the first device of the cluster has none.
 TEST(MeasuredRates, EachDeviceHasItsOwnHostWork) {
-  const ModelShape model{.name = "two", .layers = {counted_layer(), counted_layer()}};
+  const ModelShape model{
+      .name = "two", .layers = {counted_layer(), counted_layer()}};
   Cluster cluster = here();
   cluster.groups.front().node.num_devices = 1;
   cluster.groups.push_back(cluster.groups.front());

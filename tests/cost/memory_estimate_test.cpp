@@ -1,5 +1,5 @@
-// Memory by formula: against the papers' equations, in its limits, and against what
-// others measured (benchmarks/published).
+// Memory by formula: against the papers' equations, in its limits, and against
+// what others measured (benchmarks/published).
 #include "echelon/cost/memory_estimate.h"
 
 #include <gtest/gtest.h>
@@ -45,33 +45,40 @@ TEST(ActivationBytes, AreThoseOfKorthikanti) {
   EXPECT_NEAR(kept(Recompute::all), 2 / t, 1e-9);
 }
 
-// Beside what is kept, backward needs gradients: of the residual stream twice, and
-// of the feed-forward's two tensors or of scores, projections and attention.
+// Beside what is kept, backward needs gradients: of the residual stream twice,
+// and of the feed-forward's two tensors or of scores, projections and
+// attention.
 TEST(ActivationBytes, WhileALayerComputesItsGradientsAreThere) {
   const ModelShape model = find_model("gpt3-175b");
   const Strategy strategy = strategy_of({}, 8, "megatron-2022");
   const double s = 2048, h = 12288, a = 96, sbh = s * h;
   const auto working = [&](const char* stack, Recompute how) {
-    return block_bytes(model, strategy, find_stack(stack), false, how).working / sbh;
+    return block_bytes(model, strategy, find_stack(stack), false, how).working /
+           sbh;
   };
-  const double fused = 2 * (2 + 2 * 4), scores = 2 * (2 + 2 * a * s / h + 3 + 1);
+  const double fused = 2 * (2 + 2 * 4),
+               scores = 2 * (2 + 2 * a * s / h + 3 + 1);
   EXPECT_NEAR(working("echelon", Recompute::none), fused, 1e-9);
   EXPECT_NEAR(working("megatron-2022", Recompute::none), scores, 1e-9);
   // What is computed again is there as well.
   EXPECT_NEAR(
-      working("megatron-2022", Recompute::all), scores + 34 + 5 * a * s / h - 2, 1e-9);
+      working("megatron-2022", Recompute::all), scores + 34 + 5 * a * s / h - 2,
+      1e-9);
 }
 
-// What queries, keys and values are made of, and its norm, whole on ranks of tp.
+// What queries, keys and values are made of, and its norm, whole on ranks of
+// tp.
 TEST(ActivationBytes, OfLatentAttentionAreItsCompressedTensorsToo) {
   ModelShape model = find_model("deepseek-v3");
   Strategy strategy = strategy_of({.tp = 4}, 8, "echelon");
   const auto kept = [&](bool sequence_parallel) {
     strategy.sequence_parallel = sequence_parallel;
-    return block_bytes(model, strategy, find_stack("echelon"), false, Recompute::none)
+    return block_bytes(
+               model, strategy, find_stack("echelon"), false, Recompute::none)
         .kept;
   };
-  const double tokens = 2.0 * static_cast<double>(model.seq_len);  // two bytes each
+  const double tokens =
+      2.0 * static_cast<double>(model.seq_len);  // two bytes each
   const double whole = 4 * 7168 + 2 * (1536 + 512);
   EXPECT_NEAR(kept(false) - kept(true), tokens * whole * 3 / 4, 1);
 }
@@ -81,7 +88,9 @@ TEST(ActivationBytes, OfACountedLayerAreItsElements) {
       .name = "conv", .kept_elements = 100, .output_elements = 30};
   Strategy strategy = strategy_of({}, 8, "echelon");
   strategy.microbatch_size = 4;
-  const auto bytes = [&](Recompute how) { return counted_bytes(layer, strategy, how); };
+  const auto bytes = [&](Recompute how) {
+    return counted_bytes(layer, strategy, how);
+  };
   EXPECT_EQ(bytes(Recompute::none).kept, 2 * 4 * 100);
   EXPECT_EQ(bytes(Recompute::none).working, 2 * 4 * 2 * 30);
   EXPECT_EQ(bytes(Recompute::selective).kept, 2 * 4 * 50);
@@ -123,7 +132,10 @@ TEST(MemoryEstimate, OfAPartIsLess) {
   less([](Strategy& s) { s.offload_optimizer = true; });
   less([](Strategy& s) { s.offload_activations = true; });
   for (const int64_t stage : {1, 2, 3}) {
-    less([=](Strategy& s) { s.layout.dp_shard = 4; s.zero_stage = stage; });
+    less([=](Strategy& s) {
+      s.layout.dp_shard = 4;
+      s.zero_stage = stage;
+    });
   }
   EXPECT_GT(with([](Strategy& s) { s.schedule = "gpipe"; }), plain);
   EXPECT_GT(with([](Strategy& s) { s.microbatch_size = 2; }), plain);
@@ -139,11 +151,14 @@ TEST(MemoryEstimate, OfAPartIsLess) {
 TEST(ActivationBytes, OfAStageIsTheSumKeptAndTheLargestAtWork) {
   ModelShape model;
   for (const double elements : {5.0, 70.0, 20.0}) {
-    model.layers.push_back({.forward_flops = 1, .backward_flops = 2,
-                            .kept_elements = elements, .output_elements = elements});
+    model.layers.push_back(
+        {.forward_flops = 1,
+         .backward_flops = 2,
+         .kept_elements = elements,
+         .output_elements = elements});
   }
-  const auto stages =
-      stage_activations(model, strategy_of({}, 1, "echelon"), find_stack("echelon"));
+  const auto stages = stage_activations(
+      model, strategy_of({}, 1, "echelon"), find_stack("echelon"));
   ASSERT_EQ(stages.size(), 1u);
   EXPECT_EQ(stages[0].kept, 2 * (5 + 70 + 20));
   EXPECT_EQ(stages[0].working, 2 * 2 * 70);
@@ -167,7 +182,8 @@ TEST(StateBytes, GradientsAreAsWideAsTheSoftwareSumsThem) {
 
 TEST(StateBytes, AnOffloadedOptimizerIsInTheHostsMemory) {
   const RankParameters part{.dense = 1e9};
-  for (const auto& [name, host] : {std::pair("echelon", 12e9), std::pair("megatron-2022", 12e9)}) {
+  for (const auto& [name, host] :
+       {std::pair("echelon", 12e9), std::pair("megatron-2022", 12e9)}) {
     Strategy strategy = strategy_of({}, 8, name);
     const Stack& stack = find_stack(name);
     const MemoryByKind here = state_bytes(part, strategy, stack).device;
@@ -182,7 +198,8 @@ TEST(StateBytes, AnOffloadedOptimizerIsInTheHostsMemory) {
 
 TEST(MemoryEstimate, AScheduleIsOfPipelinesAlone) {
   const ModelShape model = find_model("gpt3-175b");
-  Strategy strategy = strategy_of({}, 16, "megatron-2022");  // blocks are the most
+  Strategy strategy =
+      strategy_of({}, 16, "megatron-2022");  // blocks are the most
   const double plain = gib(model, strategy);
   strategy.schedule = "gpipe";
   EXPECT_EQ(gib(model, strategy), plain);
@@ -208,7 +225,8 @@ TEST(MemoryEstimate, AGatheredEmbeddingIsOnTheRanksThatHaveIt) {
 }
 
 TEST(MemoryEstimate, IsAtLeastTheQuickBound) {
-  for (const char* name : {"gpt2", "llama3-8b", "mixtral-8x7b", "deepseek-v3", "resnet50"}) {
+  for (const char* name :
+       {"gpt2", "llama3-8b", "mixtral-8x7b", "deepseek-v3", "resnet50"}) {
     const ModelShape model = find_model(name);
     for (const int64_t stage : {0, 1, 2, 3}) {
       Strategy strategy = strategy_of({.dp_shard = 8, .pp = 2}, 32, "echelon");
@@ -224,8 +242,8 @@ TEST(MemoryEstimate, IsAtLeastTheQuickBound) {
 TEST(MemoryEstimate, ExpertsAreSharedOverTheirRanks) {
   const ModelShape model = find_model("mixtral-8x7b");
   const auto experts_of = [&](int64_t ep) {
-    const auto stages = stage_parameters(
-        model, strategy_of({.ep = ep}, 8, "echelon"));
+    const auto stages =
+        stage_parameters(model, strategy_of({.ep = ep}, 8, "echelon"));
     return stages.front().experts;
   };
   EXPECT_NEAR(experts_of(1), 8 * 3.0 * 4096 * 14336 * 32, 1);
@@ -234,10 +252,15 @@ TEST(MemoryEstimate, ExpertsAreSharedOverTheirRanks) {
 
 TEST(MemoryEstimate, OfPureDataParallelismOfALargeModelFitsNowhere) {
   const Device device = find_device("h100-sxm");
-  EXPECT_GT(least_bytes(find_model("gpt3-175b"), strategy_of({.dp_replicate = 8}, 8, "echelon")),
-            usable_bytes(device));
-  EXPECT_LT(gib(find_model("gpt2"), strategy_of({.dp_replicate = 8}, 8, "echelon")) * kGiB,
-            usable_bytes(device));
+  EXPECT_GT(
+      least_bytes(
+          find_model("gpt3-175b"),
+          strategy_of({.dp_replicate = 8}, 8, "echelon")),
+      usable_bytes(device));
+  EXPECT_LT(
+      gib(find_model("gpt2"), strategy_of({.dp_replicate = 8}, 8, "echelon")) *
+          kGiB,
+      usable_bytes(device));
 }
 
 // One measured peak, in GiB.
@@ -264,33 +287,275 @@ ModelShape model_of(const Measured& one) {
 }
 
 TEST(MemoryEstimate, IsWithinATenthOfWhatOthersMeasured) {
-  const auto none = Recompute::none, all = Recompute::all, some = Recompute::selective;
+  const auto none = Recompute::none, all = Recompute::all,
+             some = Recompute::selective;
   const Measured rows[] = {
       // BLOOM's trials on A100 80 GB: every size of pipeline and microbatch.
-      {"megatron-deepspeed", "bloom-176b", {.dp_shard = 4, .tp = 8, .pp = 12}, 72, 14336, 64, 2048, 1, 2048, "1f1b", all, 1, 29},
-      {"megatron-deepspeed", "bloom-176b", {.dp_shard = 4, .tp = 8, .pp = 12}, 72, 14336, 64, 2048, 8, 2048, "1f1b", all, 1, 69},
-      {"megatron-deepspeed", "bloom-176b", {.dp_shard = 8, .tp = 8, .pp = 6}, 72, 14336, 64, 2048, 4, 2048, "1f1b", all, 1, 56},
-      {"megatron-deepspeed", "bloom-176b", {.dp_shard = 24, .tp = 8, .pp = 2}, 72, 14336, 64, 2016, 1, 2048, "1f1b", all, 1, 65},
-      {"megatron-deepspeed", "bloom-176b", {.dp_shard = 8, .tp = 2, .pp = 24}, 72, 14336, 64, 2048, 2, 2048, "1f1b", all, 1, 53},
-      {"megatron-deepspeed", "bloom-176b", {.tp = 8}, 6, 14336, 64, 512, 2, 2048, "1f1b", all, 1, 54},
-      // In bf16: 32 bits of a gradient, and of the buckets in which they are summed.
-      {"megatron-deepspeed-bf16", "bloom-176b", {.dp_shard = 8, .tp = 4, .pp = 12}, 106, 12288, 64, 2048, 2, 2048, "1f1b", all, 1, 67},
-      {"megatron-deepspeed-bf16", "bloom-176b", {.dp_shard = 8, .tp = 8, .pp = 6}, 100, 12288, 64, 2048, 2, 2048, "1f1b", all, 1, 61},
+      {"megatron-deepspeed",
+       "bloom-176b",
+       {.dp_shard = 4, .tp = 8, .pp = 12},
+       72,
+       14336,
+       64,
+       2048,
+       1,
+       2048,
+       "1f1b",
+       all,
+       1,
+       29},
+      {"megatron-deepspeed",
+       "bloom-176b",
+       {.dp_shard = 4, .tp = 8, .pp = 12},
+       72,
+       14336,
+       64,
+       2048,
+       8,
+       2048,
+       "1f1b",
+       all,
+       1,
+       69},
+      {"megatron-deepspeed",
+       "bloom-176b",
+       {.dp_shard = 8, .tp = 8, .pp = 6},
+       72,
+       14336,
+       64,
+       2048,
+       4,
+       2048,
+       "1f1b",
+       all,
+       1,
+       56},
+      {"megatron-deepspeed",
+       "bloom-176b",
+       {.dp_shard = 24, .tp = 8, .pp = 2},
+       72,
+       14336,
+       64,
+       2016,
+       1,
+       2048,
+       "1f1b",
+       all,
+       1,
+       65},
+      {"megatron-deepspeed",
+       "bloom-176b",
+       {.dp_shard = 8, .tp = 2, .pp = 24},
+       72,
+       14336,
+       64,
+       2048,
+       2,
+       2048,
+       "1f1b",
+       all,
+       1,
+       53},
+      {"megatron-deepspeed",
+       "bloom-176b",
+       {.tp = 8},
+       6,
+       14336,
+       64,
+       512,
+       2,
+       2048,
+       "1f1b",
+       all,
+       1,
+       54},
+      // In bf16: 32 bits of a gradient, and of the buckets in which they are
+      // summed.
+      {"megatron-deepspeed-bf16",
+       "bloom-176b",
+       {.dp_shard = 8, .tp = 4, .pp = 12},
+       106,
+       12288,
+       64,
+       2048,
+       2,
+       2048,
+       "1f1b",
+       all,
+       1,
+       67},
+      {"megatron-deepspeed-bf16",
+       "bloom-176b",
+       {.dp_shard = 8, .tp = 8, .pp = 6},
+       100,
+       12288,
+       64,
+       2048,
+       2,
+       2048,
+       "1f1b",
+       all,
+       1,
+       61},
       // Zero Bubble on A100 80 GB, no recompute: every schedule.
-      {"zero-bubble", "zb-gpt-1.5b", {.pp = 8}, 0, 0, 0, 144, 6, 1024, "1f1b", none, 0, 30},
-      {"zero-bubble", "zb-gpt-1.5b", {.pp = 8}, 0, 0, 0, 144, 6, 1024, "zb-h1", none, 0, 32},
-      {"zero-bubble", "zb-gpt-1.5b", {.pp = 8}, 0, 0, 0, 144, 6, 1024, "zb-h2", none, 0, 59},
-      {"zero-bubble", "zb-gpt-6.2b", {.pp = 8}, 0, 0, 0, 24, 3, 1024, "zb-h2", none, 0, 44},
-      {"zero-bubble", "zb-gpt-6.2b", {.pp = 16}, 0, 0, 0, 288, 6, 1024, "zb-v", none, 0, 64},
-      {"zero-bubble", "zb-gpt-28.3b", {.pp = 32}, 0, 0, 0, 96, 1, 1024, "1f1b", none, 0, 43},
+      {"zero-bubble",
+       "zb-gpt-1.5b",
+       {.pp = 8},
+       0,
+       0,
+       0,
+       144,
+       6,
+       1024,
+       "1f1b",
+       none,
+       0,
+       30},
+      {"zero-bubble",
+       "zb-gpt-1.5b",
+       {.pp = 8},
+       0,
+       0,
+       0,
+       144,
+       6,
+       1024,
+       "zb-h1",
+       none,
+       0,
+       32},
+      {"zero-bubble",
+       "zb-gpt-1.5b",
+       {.pp = 8},
+       0,
+       0,
+       0,
+       144,
+       6,
+       1024,
+       "zb-h2",
+       none,
+       0,
+       59},
+      {"zero-bubble",
+       "zb-gpt-6.2b",
+       {.pp = 8},
+       0,
+       0,
+       0,
+       24,
+       3,
+       1024,
+       "zb-h2",
+       none,
+       0,
+       44},
+      {"zero-bubble",
+       "zb-gpt-6.2b",
+       {.pp = 16},
+       0,
+       0,
+       0,
+       288,
+       6,
+       1024,
+       "zb-v",
+       none,
+       0,
+       64},
+      {"zero-bubble",
+       "zb-gpt-28.3b",
+       {.pp = 32},
+       0,
+       0,
+       0,
+       96,
+       1,
+       1024,
+       "1f1b",
+       none,
+       0,
+       43},
       // NeMo on H100, exact bytes of a log.
-      {"megatron-core", "llama3-8b", {.dp_shard = 4, .cp = 2}, 0, 0, 0, 128, 1, 8192, "1f1b", none, 1, 65.97},
-      {"megatron-core", "nemotron4-15b", {.dp_shard = 32, .tp = 2}, 0, 0, 0, 256, 2, 4096, "1f1b", none, 1, 67.96},
+      {"megatron-core",
+       "llama3-8b",
+       {.dp_shard = 4, .cp = 2},
+       0,
+       0,
+       0,
+       128,
+       1,
+       8192,
+       "1f1b",
+       none,
+       1,
+       65.97},
+      {"megatron-core",
+       "nemotron4-15b",
+       {.dp_shard = 32, .tp = 2},
+       0,
+       0,
+       0,
+       256,
+       2,
+       4096,
+       "1f1b",
+       none,
+       1,
+       67.96},
       // torchtitan on H100.
-      {"torchtitan-eager", "llama3-8b", {.dp_shard = 8}, 0, 0, 0, 16, 2, 8192, "1f1b", some, 3, 82.4},
-      {"torchtitan-eager", "llama3-8b", {.dp_shard = 128}, 0, 0, 0, 256, 2, 8192, "1f1b", some, 3, 67},
-      {"torchtitan", "llama3-8b", {.dp_shard = 128}, 0, 0, 0, 256, 2, 8192, "1f1b", some, 3, 62},
-      {"torchtitan", "llama3-8b", {.cp = 8}, 0, 0, 0, 1, 1, 262144, "1f1b", all, 3, 84.5},
+      {"torchtitan-eager",
+       "llama3-8b",
+       {.dp_shard = 8},
+       0,
+       0,
+       0,
+       16,
+       2,
+       8192,
+       "1f1b",
+       some,
+       3,
+       82.4},
+      {"torchtitan-eager",
+       "llama3-8b",
+       {.dp_shard = 128},
+       0,
+       0,
+       0,
+       256,
+       2,
+       8192,
+       "1f1b",
+       some,
+       3,
+       67},
+      {"torchtitan",
+       "llama3-8b",
+       {.dp_shard = 128},
+       0,
+       0,
+       0,
+       256,
+       2,
+       8192,
+       "1f1b",
+       some,
+       3,
+       62},
+      {"torchtitan",
+       "llama3-8b",
+       {.cp = 8},
+       0,
+       0,
+       0,
+       1,
+       1,
+       262144,
+       "1f1b",
+       all,
+       3,
+       84.5},
   };
   for (const Measured& one : rows) {
     Strategy strategy = strategy_of(one.layout, one.batch, one.stack);

@@ -16,18 +16,29 @@ using ::testing::HasSubstr;
 // To the element: numbers of parameters that the weights' files have.
 TEST(ModelShape, HasAsManyParametersAsTheWeights) {
   const std::pair<const char*, double> published[] = {
-      {"gpt2", 124439808},          {"gpt2-medium", 354823168},
-      {"gpt2-large", 774030080},    {"gpt2-xl", 1557611200},
-      {"llama2-7b", 6738415616},    {"llama2-13b", 13015864320},
-      {"llama2-70b", 68976648192},  {"llama3-8b", 8030261248},
-      {"llama3-70b", 70553706496},  {"llama3.1-405b", 405853388800},
-      {"llama3.2-1b", 1235814400},  {"llama3.2-3b", 3212749824},
-      {"mistral-7b", 7241732096},   {"mixtral-8x7b", 46702792704},
+      {"gpt2", 124439808},
+      {"gpt2-medium", 354823168},
+      {"gpt2-large", 774030080},
+      {"gpt2-xl", 1557611200},
+      {"llama2-7b", 6738415616},
+      {"llama2-13b", 13015864320},
+      {"llama2-70b", 68976648192},
+      {"llama3-8b", 8030261248},
+      {"llama3-70b", 70553706496},
+      {"llama3.1-405b", 405853388800},
+      {"llama3.2-1b", 1235814400},
+      {"llama3.2-3b", 3212749824},
+      {"mistral-7b", 7241732096},
+      {"mixtral-8x7b", 46702792704},
       {"mixtral-8x22b", 140630071296},
-      {"bloom-176b", 176247271424}, {"qwen2.5-7b", 7615616512},
-      {"qwen3-8b", 8190735360},     {"qwen3-30b-a3b", 30532122624},
-      {"resnet18", 11689512},       {"resnet34", 21797672},
-      {"resnet50", 25557032},       {"resnet101", 44549160},
+      {"bloom-176b", 176247271424},
+      {"qwen2.5-7b", 7615616512},
+      {"qwen3-8b", 8190735360},
+      {"qwen3-30b-a3b", 30532122624},
+      {"resnet18", 11689512},
+      {"resnet34", 21797672},
+      {"resnet50", 25557032},
+      {"resnet101", 44549160},
       {"resnet152", 60192808}};
   for (const auto& [name, parameters] : published) {
     EXPECT_EQ(find_model(name).num_parameters(), parameters) << name;
@@ -41,31 +52,46 @@ TEST(ModelShape, HasAsManyParametersAsThePaperSays) {
     double billions, active, tolerance;
   };
   const Published published[] = {
-      {"gpt3-175b", 175, 175, 0.005},      {"gpt3-13b", 13, 13, 0.02},
-      {"megatron-1.7b", 1.7, 1.7, 0.03},   {"megatron-3.6b", 3.6, 3.6, 0.02},
-      {"megatron-7.5b", 7.5, 7.5, 0.01},   {"megatron-18b", 18.4, 18.4, 0.005},
-      {"megatron-39b", 39.1, 39.1, 0.005}, {"megatron-76b", 76.1, 76.1, 0.005},
+      {"gpt3-175b", 175, 175, 0.005},
+      {"gpt3-13b", 13, 13, 0.02},
+      {"megatron-1.7b", 1.7, 1.7, 0.03},
+      {"megatron-3.6b", 3.6, 3.6, 0.02},
+      {"megatron-7.5b", 7.5, 7.5, 0.01},
+      {"megatron-18b", 18.4, 18.4, 0.005},
+      {"megatron-39b", 39.1, 39.1, 0.005},
+      {"megatron-76b", 76.1, 76.1, 0.005},
       {"megatron-145b", 145.6, 145.6, 0.005},
       {"megatron-310b", 310.1, 310.1, 0.005},
       {"megatron-530b", 529.6, 529.6, 0.005},
-      {"megatron-1t", 1008, 1008, 0.005},  {"mt-nlg-530b", 530, 530, 0.005},
-      {"nemotron4-15b", 15.6, 15.6, 0.01}, {"nemotron4-340b", 340, 340, 0.01},
+      {"megatron-1t", 1008, 1008, 0.005},
+      {"mt-nlg-530b", 530, 530, 0.005},
+      {"nemotron4-15b", 15.6, 15.6, 0.01},
+      {"nemotron4-340b", 340, 340, 0.01},
       {"mixtral-8x7b", 46.7, 12.9, 0.005},
       {"mixtral-8x22b", 140.6, 39.1, 0.005},
       {"deepseek-v2-lite", 15.7, 2.7, 0.02},
-      {"deepseek-v2", 236, 21.4, 0.005},   {"deepseek-v3", 671, 37.5, 0.005},
-      {"kimi-k2", 1026, 32.9, 0.01},       {"qwen3-30b-a3b", 30.5, 3.35, 0.005},
+      {"deepseek-v2", 236, 21.4, 0.005},
+      {"deepseek-v3", 671, 37.5, 0.005},
+      {"kimi-k2", 1026, 32.9, 0.01},
+      {"qwen3-30b-a3b", 30.5, 3.35, 0.005},
       {"qwen3-235b-a22b", 235, 22.2, 0.005},
-      {"gpt-oss-120b", 116.8, 5.7, 0.005}, {"gpt-oss-20b", 20.9, 4.2, 0.01},
-      {"grok1", 314, 84, 0.02},            {"mpt-125m", 0.125, 0.125, 0.005},
-      {"mpt-30b", 30, 30, 0.01},           {"mpt-13b", 13, 13, 0.02},
-      {"zb-gpt-6.2b", 6.2, 6.2, 0.01},     {"zb-gpt-28.3b", 28.3, 28.3, 0.01}};
+      {"gpt-oss-120b", 116.8, 5.7, 0.005},
+      {"gpt-oss-20b", 20.9, 4.2, 0.01},
+      {"grok1", 314, 84, 0.02},
+      {"mpt-125m", 0.125, 0.125, 0.005},
+      {"mpt-30b", 30, 30, 0.01},
+      {"mpt-13b", 13, 13, 0.02},
+      {"zb-gpt-6.2b", 6.2, 6.2, 0.01},
+      {"zb-gpt-28.3b", 28.3, 28.3, 0.01}};
   for (const Published& one : published) {
     const ModelShape model = find_model(one.name);
-    EXPECT_NEAR(model.num_parameters() / 1e9, one.billions,
-                one.tolerance * one.billions) << one.name;
-    EXPECT_NEAR(model.active_parameters() / 1e9, one.active,
-                one.tolerance * one.active) << one.name;
+    EXPECT_NEAR(
+        model.num_parameters() / 1e9, one.billions,
+        one.tolerance * one.billions)
+        << one.name;
+    EXPECT_NEAR(
+        model.active_parameters() / 1e9, one.active, one.tolerance * one.active)
+        << one.name;
   }
 }
 
@@ -78,7 +104,8 @@ TEST(ModelShape, ComputesWhatMegatronsFormulaSays) {
     const double s = 2048, l = static_cast<double>(shape.layers),
                  h = static_cast<double>(shape.hidden),
                  v = static_cast<double>(shape.vocab);
-    const double formula = 72 * s * l * h * h * (1 + s / (6 * h) + v / (12 * l * h));
+    const double formula =
+        72 * s * l * h * h * (1 + s / (6 * h) + v / (12 * l * h));
     EXPECT_NEAR(model.model_flops(2048, true), formula, 1e-9 * formula) << name;
     const double half = 72 * s * l * h * h * (s / (6 * h)) / 2;
     EXPECT_NEAR(model.model_flops(2048, false), formula - half, 1e-3 * half);
@@ -125,7 +152,8 @@ TEST(ModelShape, OfImagesCostsWhatItsPaperSays) {
       {"resnet18", 1.8e9}, {"resnet34", 3.6e9}, {"resnet152", 11.5e9}};
   for (const auto& [name, macs] : multiplications) {
     double forward = 0;
-    for (const auto& layer : find_model(name).layers) forward += layer.forward_flops;
+    for (const auto& layer : find_model(name).layers)
+      forward += layer.forward_flops;
     EXPECT_NEAR(forward / 2, macs, 0.03 * macs) << name;
   }
 }
@@ -137,20 +165,22 @@ TEST(ModelShape, PoolingHandsOnAQuarterAndKeepsItsPlaces) {
   // 16 channels of 32 x 32, pooled to 16 x 16.
   const double cnn = 16 * 32 * 32;
   EXPECT_EQ(layer("simple_cnn", 0).output_elements, cnn / 4);
-  EXPECT_EQ(layer("simple_cnn", 0).kept_elements, 3 * 32 * 32 + cnn + 2 * cnn / 4);
+  EXPECT_EQ(
+      layer("simple_cnn", 0).kept_elements, 3 * 32 * 32 + cnn + 2 * cnn / 4);
   const double stem = 64 * 112 * 112;
   EXPECT_EQ(layer("resnet18", 1).output_elements, stem / 4);
   EXPECT_EQ(layer("resnet18", 2).output_elements, 64 * 56 * 56);
   EXPECT_EQ(layer("resnet50", 2).output_elements, 256 * 56 * 56);
   // Of normalisation and ReLU five times, then read and written by pooling.
-  EXPECT_EQ(layer("resnet18", 1).moved_elements, 5 * stem + stem + 3 * stem / 4);
+  EXPECT_EQ(
+      layer("resnet18", 1).moved_elements, 5 * stem + stem + 3 * stem / 4);
 }
 
 TEST(ModelShape, ImagesMayBeAsSmallAsThePoolsAllow) {
   EXPECT_NO_THROW(convolution_shape("simple_cnn", {1, 4, 4}, 10));
   EXPECT_NO_THROW(convolution_shape("resnet18", {1, 1, 1}, 1));
-  for (const ImageShape& image : {ImageShape{1, 3, 4}, ImageShape{1, 4, 3},
-                                  ImageShape{0, 4, 4}}) {
+  for (const ImageShape& image :
+       {ImageShape{1, 3, 4}, ImageShape{1, 4, 3}, ImageShape{0, 4, 4}}) {
     EXPECT_THAT(
         error_text([&] { convolution_shape("simple_cnn", image, 10); }),
         HasSubstr("4 pixels or more each way"));
@@ -168,13 +198,16 @@ TEST(ModelCatalogue, EveryNameIsAModel) {
 }
 
 TEST(ModelCatalogue, NamesTheNearest) {
-  EXPECT_THAT(error_text([] { find_model("lama3-8b"); }),
-              HasSubstr("did you mean \"llama3-8b\""));
-  EXPECT_THAT(error_text([] { find_model("GPT3-175B"); }),
-              HasSubstr("did you mean \"gpt3-175b\""));
+  EXPECT_THAT(
+      error_text([] { find_model("lama3-8b"); }),
+      HasSubstr("did you mean \"llama3-8b\""));
+  EXPECT_THAT(
+      error_text([] { find_model("GPT3-175B"); }),
+      HasSubstr("did you mean \"gpt3-175b\""));
   EXPECT_THAT(error_text([] { find_model(""); }), HasSubstr("is not known"));
-  EXPECT_THAT(error_text([] { find_model("./nothing.json"); }),
-              HasSubstr("there is no such file"));
+  EXPECT_THAT(
+      error_text([] { find_model("./nothing.json"); }),
+      HasSubstr("there is no such file"));
 }
 
 TEST(ModelShape, ImpossibleNumbersAreRefused) {
@@ -183,18 +216,25 @@ TEST(ModelShape, ImpossibleNumbersAreRefused) {
     change(*model.transformer);
     return error_text([&] { check(model); });
   };
-  EXPECT_THAT(error_with([](auto& shape) { shape.layers = 0; }),
-              HasSubstr("layers is 0"));
-  EXPECT_THAT(error_with([](auto& shape) { shape.kv_heads = 5; }),
-              HasSubstr("32 heads share 5"));
-  EXPECT_THAT(error_with([](auto& shape) { shape.hidden = 4097; }),
-              HasSubstr("give head_dim"));
-  EXPECT_THAT(error_with([](auto& shape) {
-                shape.experts = {.experts = 4, .experts_per_token = 5, .ffn = 8};
-              }),
-              HasSubstr("5 of 4 experts"));
-  EXPECT_THAT(error_text([] { convolution_shape("simple_cnn", {3, 2, 2}, 10); }),
-              HasSubstr("4 pixels"));
+  EXPECT_THAT(
+      error_with([](auto& shape) { shape.layers = 0; }),
+      HasSubstr("layers is 0"));
+  EXPECT_THAT(
+      error_with([](auto& shape) { shape.kv_heads = 5; }),
+      HasSubstr("32 heads share 5"));
+  EXPECT_THAT(
+      error_with([](auto& shape) { shape.hidden = 4097; }),
+      HasSubstr("give head_dim"));
+  EXPECT_THAT(
+      error_with([](auto& shape) {
+        shape.experts = {.experts = 4, .experts_per_token = 5, .ffn = 8};
+      }),
+      HasSubstr("5 of 4 experts"));
+  EXPECT_THAT(
+      error_text([] {
+        convolution_shape("simple_cnn", {3, 2, 2}, 10);
+      }),
+      HasSubstr("4 pixels"));
 }
 
 }  // namespace model_shape_test

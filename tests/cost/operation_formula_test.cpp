@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "echelon/cluster/catalogue.h"
-#include "echelon/cost/stack.h"
 #include "echelon/cost/operation_time.h"
+#include "echelon/cost/stack.h"
 #include "echelon/cost/state_bytes.h"
 
 namespace echelon {
@@ -42,8 +42,7 @@ TEST(OperationFormula, ALastWaveThatIsNotFullTakesAsLong) {
   const Device device = find_device("a100-80gb");
   DeviceRates rates = plain(1.2);
   const auto seconds = [&](int64_t rows) {
-    return matrix_seconds(
-        rows, 9 * 128, 16384, Precision::bf16, device, rates);
+    return matrix_seconds(rows, 9 * 128, 16384, Precision::bf16, device, rates);
   };
   // 12 times 9 tiles of 256 rows are one wave of 108; 13 times 9 are not.
   EXPECT_NEAR(seconds(26 * 128) / seconds(24 * 128), 13.0 / 12, 0.02);
@@ -70,7 +69,8 @@ TEST(OperationFormula, WhatFitsTheCacheMovesFaster) {
   DeviceRates rates = plain(1);
   const double alone = memory_seconds(1e6, device, rates);
   EXPECT_NEAR(
-      alone, 1e6 / (device.memory_bytes_per_second * rates.memory_share), 1e-15);
+      alone, 1e6 / (device.memory_bytes_per_second * rates.memory_share),
+      1e-15);
   rates.cache_bytes = 1e6;
   rates.cache_speedup = 3;
   EXPECT_NEAR(alone / memory_seconds(1e6, device, rates), 2, 1e-9);
@@ -83,7 +83,8 @@ TEST(OperationFormula, WhatFitsTheCacheMovesFaster) {
 TEST(OperationFormula, AMeasuredRateReplacesTheFormula) {
   Device device = find_device("a100-80gb");
   device.matrix_rates = {
-      {Precision::fp32, 64, 64, 64, 1e9}, {Precision::fp32, 4096, 4096, 4096, 8e9}};
+      {Precision::fp32, 64, 64, 64, 1e9},
+      {Precision::fp32, 4096, 4096, 4096, 8e9}};
   const DeviceRates rates = plain(1);
   EXPECT_NEAR(
       matrix_seconds(100, 80, 64, Precision::fp32, device, rates),

@@ -76,8 +76,8 @@ TEST(Overlap, CollectivesThatAreAllOnTheirWayHoldUpWhomTheyDoNotReach) {
   late.add(1, 5);     // there at 12, at 17 nobody waits
   EXPECT_DOUBLE_EQ(late.exposed(), 5);
 
-  // Half a second of slowing for each second that is hidden: a wait of 2, then none
-  // and 1 s hidden twice.
+  // Half a second of slowing for each second that is hidden: a wait of 2, then
+  // none and 1 s hidden twice.
   QueuedCollectives slowing(0.5);
   slowing.add(4, 2);
   slowing.add(4, 1, 2);

@@ -52,21 +52,27 @@ TEST(StageTimes, EachStageIsTimedOnItsOwnDevices) {
   for (const size_t stage : {0, 1}) {
     const StageTimes& alone = stage == 0 ? slow : fast;
     EXPECT_EQ(mixed.forward[stage].matrix, alone.forward[stage].matrix);
-    EXPECT_EQ(mixed.backward_weight[stage].memory, alone.backward_weight[stage].memory);
+    EXPECT_EQ(
+        mixed.backward_weight[stage].memory,
+        alone.backward_weight[stage].memory);
     EXPECT_EQ(mixed.after[stage].optimizer, alone.after[stage].optimizer);
   }
   EXPECT_GT(slow.forward[1].matrix, 1.5 * fast.forward[1].matrix);
   // So are ranks of one kind that meet on other nodes.
   const Strategy pairs = strategy_of({.tp = 2, .pp = 2});
   const StageTimes near = times_of("gpt2", pairs, "h100-sxm:1x2+h100-sxm:2x1");
-  EXPECT_GT(near.forward[1].exposed[static_cast<size_t>(Axis::tp)],
-            2 * near.forward[0].exposed[static_cast<size_t>(Axis::tp)]);
+  EXPECT_GT(
+      near.forward[1].exposed[static_cast<size_t>(Axis::tp)],
+      2 * near.forward[0].exposed[static_cast<size_t>(Axis::tp)]);
 }
 
 TEST(StageTimes, ExpertsAreSummedByThoseThatHaveThem) {
-  // Along ep every rank has other experts: their gradients are not summed there.
+  // Along ep every rank has other experts: their gradients are not summed
+  // there.
   const auto gradients = [](Layout layout, int64_t batch) {
-    return times_of("mixtral-8x7b", strategy_of(layout, batch)).after[0].gradients;
+    return times_of("mixtral-8x7b", strategy_of(layout, batch))
+        .after[0]
+        .gradients;
   };
   EXPECT_LT(gradients({.ep = 8}, 64), gradients({.dp_replicate = 8}, 64) / 8);
 }
@@ -83,12 +89,13 @@ TEST(StageTimes, AStackThatBlocksSendsInItsOwnTime) {
     EXPECT_EQ(times.backward_input[stage].exposed[pp] > 0, stage > 0);
     const double forward = times.forward[stage].total();
     const double backward = times.again[stage].total() +
-        times.backward_input[stage].total() +
-        times.backward_weight[stage].total();
+                            times.backward_input[stage].total() +
+                            times.backward_weight[stage].total();
     EXPECT_NEAR(times.stages[stage].forward, forward, 1e-12);
     EXPECT_NEAR(times.stages[stage].backward, backward, 1e-12);
     EXPECT_NEAR(
-        times.stages[stage].backward_input + times.stages[stage].backward_weight,
+        times.stages[stage].backward_input +
+            times.stages[stage].backward_weight,
         backward, 1e-12);
   }
 }

@@ -17,7 +17,9 @@ Strategy strategy_on(Layout layout, int64_t batch) {
   return strategy;
 }
 
-GroupPlace inside(int64_t ranks) { return {.ranks = ranks, .ranks_per_node = ranks}; }
+GroupPlace inside(int64_t ranks) {
+  return {.ranks = ranks, .ranks_per_node = ranks};
+}
 
 TEST(CollectiveTime, AGroupOfOneCostsNothing) {
   const Cluster cluster = find_cluster("a100-80gb:2x8");
@@ -26,7 +28,8 @@ TEST(CollectiveTime, AGroupOfOneCostsNothing) {
         CollectiveKind::all_to_all, CollectiveKind::send}) {
     EXPECT_EQ(
         collective_seconds(
-            kind, 1e9, inside(1), cluster.node_of(0), cluster, find_stack("echelon")),
+            kind, 1e9, inside(1), cluster.node_of(0), cluster,
+            find_stack("echelon")),
         0);
   }
 }
@@ -58,7 +61,8 @@ TEST(MatrixTime, SharesOfThePeakAreThoseMeasuredAndOddDepthIsSlow) {
   const Device device = find_device("a100-80gb");
   const DeviceRates rates = rates_of(device);
   const auto flops = [&](int64_t n) {
-    const double work = 2.0 * static_cast<double>(n * n) * static_cast<double>(n);
+    const double work =
+        2.0 * static_cast<double>(n * n) * static_cast<double>(n);
     return work / matrix_seconds(n, n, n, Precision::fp16, device, rates);
   };
   EXPECT_NEAR(flops(8192) / 1e12, 253.7, 25);
@@ -94,20 +98,23 @@ TEST(StepEstimate, UtilisationIsOfTheDevicesThatTheJobHas) {
   };
   expect_peak("a100-80gb:4x8", 12 * peak("a100-80gb"));
   expect_peak(
-      "a100-80gb:1x8+h100-sxm:2x8", 8 * peak("a100-80gb") + 4 * peak("h100-sxm"));
+      "a100-80gb:1x8+h100-sxm:2x8",
+      8 * peak("a100-80gb") + 4 * peak("h100-sxm"));
 }
 
 TEST(PipelineSeconds, BubbleOf1F1BIsTheFormulasAlsoWhereItIsExtrapolated) {
   for (const int64_t microbatches : {8, 64, 500}) {
     const Strategy strategy = strategy_on({.pp = 4}, microbatches);
-    const std::vector<StageCost> stages(4, StageCost{.forward = 1, .backward = 2});
+    const std::vector<StageCost> stages(
+        4, StageCost{.forward = 1, .backward = 2});
     EXPECT_NEAR(
         pipeline_seconds(strategy, stages),
         3.0 * static_cast<double>(microbatches + 3), 1e-9);
   }
 }
 
-TEST(PipelineSeconds, AStackThatValidatesAfterwardsTakesAsLongAsItsLongestRank) {
+TEST(
+    PipelineSeconds, AStackThatValidatesAfterwardsTakesAsLongAsItsLongestRank) {
   Strategy strategy = strategy_on({.pp = 4}, 16);
   strategy.schedule = "zb-h2";
   const std::vector<StageCost> stages(4);  // 1 for each of F, I and W
@@ -162,7 +169,8 @@ TEST(PassSeconds, TheHostLaunchesAheadOfCollectivesUnlessLaunchesWait) {
 
 TEST(StageTimes, ATiedHeadIsUpdatedOnceWhereTheEmbeddingIsOnItsRank) {
   const Cluster cluster = find_cluster("a100-80gb:1x8");
-  const auto optimizer = [&](const std::string& schedule, int64_t pp, bool tied) {
+  const auto optimizer = [&](const std::string& schedule, int64_t pp,
+                             bool tied) {
     ModelShape model = find_model("gpt2");
     model.transformer->tied = tied;
     Strategy strategy = strategy_on({.pp = pp}, 8);

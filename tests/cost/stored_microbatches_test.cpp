@@ -19,13 +19,15 @@ TEST(StoredMicrobatches, AreThoseOfTheSchedule) {
   for (const std::string& kind : schedule_kinds()) {
     const int64_t usual = stages_per_rank_of(kind);
     const bool any = kind == "interleaved" || kind == "breadth_first";
-    for (const int64_t v : any ? std::vector<int64_t>{2, 3, 4} : std::vector{usual}) {
+    for (const int64_t v :
+         any ? std::vector<int64_t>{2, 3, 4} : std::vector{usual}) {
       for (const int64_t p : {2, 3, 4, 8}) {
         for (const int64_t m : {p, 2 * p, 3 * p, 8 * p}) {
           Schedule schedule;
           try {
             schedule = make_schedule(
-                {.kind = kind, .ranks = static_cast<int32_t>(p),
+                {.kind = kind,
+                 .ranks = static_cast<int32_t>(p),
                  .microbatches = static_cast<int32_t>(m),
                  .stages_per_rank = static_cast<int32_t>(v)});
           } catch (const ConfigError&) {
@@ -36,13 +38,17 @@ TEST(StoredMicrobatches, AreThoseOfTheSchedule) {
           for (int64_t rank = 0; rank < p; ++rank) {
             const auto own = schedule.stages_of(static_cast<int32_t>(rank));
             const auto stages = stages_of_rank(shape, rank);
-            EXPECT_TRUE(std::equal(own.begin(), own.end(), stages.begin(), stages.end()));
+            EXPECT_TRUE(std::equal(
+                own.begin(), own.end(), stages.begin(), stages.end()));
             const auto stored = stored_microbatches(shape, rank);
-            const double sum = std::accumulate(stored.begin(), stored.end(), 0.0);
+            const double sum =
+                std::accumulate(stored.begin(), stored.end(), 0.0);
             const double truth = counted.ranks[static_cast<size_t>(rank)];
             const bool full = kind != "zb-v" || m >= 2 * p;
             EXPECT_GE(sum, truth) << kind << " " << p << " " << v << " " << m;
-            if (full) { EXPECT_EQ(sum, truth) << kind << " " << p << " " << v << " " << m; }
+            if (full) {
+              EXPECT_EQ(sum, truth) << kind << " " << p << " " << v << " " << m;
+            }
             ++compared;
           }
         }
@@ -53,7 +59,8 @@ TEST(StoredMicrobatches, AreThoseOfTheSchedule) {
 }
 
 TEST(StageCut, SparesTheEndsOfThePipeline) {
-  EXPECT_EQ(blocks_of_stages(30, 8), (std::vector<int64_t>{3, 4, 4, 4, 4, 4, 4, 3}));
+  EXPECT_EQ(
+      blocks_of_stages(30, 8), (std::vector<int64_t>{3, 4, 4, 4, 4, 4, 4, 3}));
   EXPECT_EQ(blocks_of_stages(4, 4), (std::vector<int64_t>{1, 1, 1, 1}));
   EXPECT_EQ(blocks_of_stages(5, 2), (std::vector<int64_t>{3, 2}));
 }
@@ -78,7 +85,8 @@ TEST(StageCut, ALayersWeightIsAllThatItComputes) {
 TEST(StageCut, OfCountedLayersIsEvenAndLeavesNoneEmpty) {
   EXPECT_EQ(layers_of_stages({1, 1, 1, 1}, 2), (std::vector<int64_t>{2, 2}));
   EXPECT_EQ(layers_of_stages({1, 1, 1, 5}, 2), (std::vector<int64_t>{3, 1}));
-  EXPECT_EQ(layers_of_stages({9, 0, 0, 0}, 4), (std::vector<int64_t>{1, 1, 1, 1}));
+  EXPECT_EQ(
+      layers_of_stages({9, 0, 0, 0}, 4), (std::vector<int64_t>{1, 1, 1, 1}));
   EXPECT_EQ(layers_of_stages({0, 0, 0, 9}, 3), (std::vector<int64_t>{2, 1, 1}));
 }
 

@@ -19,7 +19,8 @@ TEST(StrategyText, SaysWhatIsNotUsual) {
   strategy.sequence_parallel = true;
   EXPECT_EQ(
       to_string(strategy),
-      "fsdp=2,pp=2,tp=2 · sequence parallel · ZeRO 1 · 4 microbatches of 8 · 1f1b");
+      "fsdp=2,pp=2,tp=2 · sequence parallel · ZeRO 1 · 4 microbatches of 8 · "
+      "1f1b");
   strategy.schedule = "interleaved";
   strategy.stages_per_rank = 3;
   strategy.recompute = Recompute::all;
@@ -42,7 +43,8 @@ TEST(StrategyText, OfDevicesOfSeveralKindsHasTheirSizes) {
   strategy.recompute_layers = 1;
   EXPECT_EQ(
       to_string(strategy),
-      "dp=4,pp=3 · 2 microbatches of 3 x 2, 6 · 1f1b · stages of 3, 2 x 5 layers · "
+      "dp=4,pp=3 · 2 microbatches of 3 x 2, 6 · 1f1b · stages of 3, 2 x 5 "
+      "layers · "
       "recompute selective in 1 layer a stage");
 }
 
@@ -52,14 +54,14 @@ TEST(StrategyText, RanksInAnotherOrderAreNamed) {
   strategy.global_batch = 4;
   const std::string usual = to_string(strategy);
   const std::string degrees = to_string(strategy.layout);
-  strategy.layout.order = {
-      Axis::pp, Axis::dp_replicate, Axis::dp_shard, Axis::cp, Axis::ep, Axis::tp};
+  strategy.layout.order = {Axis::pp, Axis::dp_replicate, Axis::dp_shard,
+                           Axis::cp, Axis::ep,           Axis::tp};
   EXPECT_EQ(
       to_string(strategy),
       degrees + ",order=pp:dp:fsdp:tp" + usual.substr(degrees.size()));
   // Axes of one rank have no place.
-  strategy.layout.order = {
-      Axis::cp, Axis::dp_replicate, Axis::dp_shard, Axis::pp, Axis::ep, Axis::tp};
+  strategy.layout.order = {Axis::cp, Axis::dp_replicate, Axis::dp_shard,
+                           Axis::pp, Axis::ep,           Axis::tp};
   EXPECT_EQ(to_string(strategy), usual);
 }
 

@@ -1,8 +1,8 @@
 // What a layer of gpt and llama costs, against formulas in the model's numbers.
 #include <gtest/gtest.h>
 
-#include "echelon/comm/world.h"
 #include "echelon/architecture/language_model.h"
+#include "echelon/comm/world.h"
 #include "echelon/counting/layer_cost.h"
 #include "echelon/models/make_network.h"
 
@@ -26,8 +26,7 @@ ModelOptions options_of(const std::string& name) {
 }
 
 std::vector<LayerCost> costs_of(
-    const ModelOptions& options,
-    const TensorParallel& parallel = {},
+    const ModelOptions& options, const TensorParallel& parallel = {},
     bool documents = false) {
   const TensorSpec tokens{
       {static_cast<int64_t>(kBatch), static_cast<int64_t>(kSequence)},
@@ -35,8 +34,7 @@ std::vector<LayerCost> costs_of(
   std::vector<TensorSpec> inputs = {tokens};
   if (documents) inputs.push_back(tokens);
   return count_layers(
-      model_layers(
-          options, {static_cast<int64_t>(kSequence)}, 1000, parallel),
+      model_layers(options, {static_cast<int64_t>(kSequence)}, 1000, parallel),
       inputs);
 }
 
@@ -56,8 +54,8 @@ TEST(LanguageCost, IsThatOfTheFormula) {
     const auto costs = costs_of(options);
     ASSERT_EQ(costs.size(), list_layers(options).size());
     // 2 operations a weight and token; as many again for the gradient of the
-    // weights, and for that of the inputs. Scores and their product with values:
-    // 2 * 2 a pair of tokens and feature; 2 * 5 backwards.
+    // weights, and for that of the inputs. Scores and their product with
+    // values: 2 * 2 a pair of tokens and feature; 2 * 5 backwards.
     const double linear = 2 * kBatch * kSequence * weights_of_block(options);
     const double pairs = kBatch * kSequence * kSequence * 96;
     int64_t blocks = 0;

@@ -38,11 +38,10 @@ struct BlockImpl : torch::nn::Module {
   torch::Tensor forward(torch::Tensor x) {
     const auto batch = x.size(0);
     const auto length = x.size(1);
-    const auto parts =
-        qkv(norm1(x))
-            .view({batch, length, 3, kHeads, kWidth / kHeads})
-            .permute({2, 0, 3, 1, 4})
-            .unbind(0);
+    const auto parts = qkv(norm1(x))
+                           .view({batch, length, 3, kHeads, kWidth / kHeads})
+                           .permute({2, 0, 3, 1, 4})
+                           .unbind(0);
     const auto y = attend(parts[0], parts[1], parts[2]).transpose(1, 2);
     x = x + out(y.reshape({batch, length, kWidth}));
     return x + down(torch::gelu(up(norm2(x))));
@@ -90,8 +89,7 @@ Totals totals_of(const LayerList& layers, const TensorSpec& input) {
     totals.backward += cost.backward_flops;
     totals.parameters += static_cast<double>(cost.parameter_bytes);
   }
-  totals.saved =
-      static_cast<double>(activation_bytes(costs, 0, costs.size()));
+  totals.saved = static_cast<double>(activation_bytes(costs, 0, costs.size()));
   return totals;
 }
 

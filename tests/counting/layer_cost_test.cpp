@@ -53,12 +53,11 @@ TEST(BuildOnMeta, LeavesSharedTensorsWhatTheyAre) {
 }
 
 TEST(BuildOnMeta, NamesTheLayerThatNeedsData) {
-  const LayerDefinition layer{
-      "table", [] {
-        auto values = torch::ones({4});
-        values.data_ptr<float>()[0] = 2.0F;
-        return BuiltLayer{};
-      }};
+  const LayerDefinition layer{"table", [] {
+                                auto values = torch::ones({4});
+                                values.data_ptr<float>()[0] = 2.0F;
+                                return BuiltLayer{};
+                              }};
   EXPECT_THAT(
       error_text<ConfigError>([&] { build_on_meta(layer); }),
       AllOf(
@@ -66,7 +65,6 @@ TEST(BuildOnMeta, NamesTheLayerThatNeedsData) {
           HasSubstr("by pointer")));
   EXPECT_TRUE(torch::ones({2}).is_cpu());
 }
-
 
 using testing::ElementsAre;
 
@@ -196,9 +194,8 @@ TEST(LayerCost, KnowsCommonLayers) {
     }
   };
   check("conv1d", {2, 8, 9}, [] { return Conv1d(Conv1dOptions(8, 4, 3)); });
-  check("conv3d", {2, 8, 5, 5, 5}, [] {
-    return Conv3d(Conv3dOptions(8, 4, 3));
-  });
+  check(
+      "conv3d", {2, 8, 5, 5, 5}, [] { return Conv3d(Conv3dOptions(8, 4, 3)); });
   check("max_pool", image, [] { return MaxPool2d(MaxPool2dOptions(2)); });
   check("avg_pool", image, [] { return AvgPool2d(AvgPool2dOptions(2)); });
   check("adaptive_avg", image, [] {
@@ -276,10 +273,9 @@ TEST(LayerCost, LeavesTensorsThatExistAsTheyWere) {
   shared->weight.mutable_grad() = torch::full({6, 6}, 3.0);
   LayerList layers;
   layers.add("first", [=] { return shared; });
-  layers.add_function("table", [table = torch::ones({6})](
-                                   const torch::Tensor& x) {
-    return x * table;
-  });
+  layers.add_function(
+      "table",
+      [table = torch::ones({6})](const torch::Tensor& x) { return x * table; });
   layers.add("second", [=] { return shared; });
   const auto costs = count(layers, {4, 6});
   EXPECT_EQ(costs[0].parameters, 42);
@@ -295,9 +291,8 @@ TEST(LayerCost, LeavesTensorsThatExistAsTheyWere) {
 TEST(LayerCost, DisturbsNoOtherThread) {
   LayerList layers;
   for (int i = 0; i < 20; ++i) {
-    layers.add("a" + std::to_string(i), [] {
-      return torch::nn::Linear(16, 16);
-    });
+    layers.add(
+        "a" + std::to_string(i), [] { return torch::nn::Linear(16, 16); });
   }
   std::atomic<bool> stop{false};
   std::thread other([&] {
@@ -334,7 +329,9 @@ TEST(LayerCost, NamesTheLayerThatDoesNotFit) {
   layers.add("a", [] { return torch::nn::Linear(10, 20); });
   layers.add("b", [] { return torch::nn::Linear(21, 5); });
   EXPECT_THAT(
-      error_text<ConfigError>([&] { count(layers, {4, 10}); }),
+      error_text<ConfigError>([&] {
+        count(layers, {4, 10});
+      }),
       AllOf(
           HasSubstr("layer \"b\", which is given [4, 20] float32 by layer "
                     "\"a\", cannot compute: operator aten::addmm: "),
@@ -344,18 +341,21 @@ TEST(LayerCost, NamesTheLayerThatDoesNotFit) {
     return torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 8, 3));
   });
   EXPECT_THAT(
-      error_text<ConfigError>([&] { count(images, {2, 1, 8, 8}); }),
-      AllOf(HasSubstr("given [2, 1, 8, 8] float32 by the batch"),
-            HasSubstr("channels")));
+      error_text<ConfigError>([&] {
+        count(images, {2, 1, 8, 8});
+      }),
+      AllOf(
+          HasSubstr("given [2, 1, 8, 8] float32 by the batch"),
+          HasSubstr("channels")));
 }
 
 TEST(LayerCost, NamesTheOperatorThatNeedsData) {
   LayerList layers;
-  layers.add_function("some", [](const torch::Tensor& x) {
-    return x.histc();
-  });
+  layers.add_function("some", [](const torch::Tensor& x) { return x.histc(); });
   EXPECT_THAT(
-      error_text<ConfigError>([&] { count(layers, {5, 2, 4}); }),
+      error_text<ConfigError>([&] {
+        count(layers, {5, 2, 4});
+      }),
       AllOf(
           HasSubstr("layer \"some\""),
           HasSubstr("operator aten::histc has no kernel"),
@@ -366,8 +366,9 @@ TEST(LayerCost, NamesTheOperatorThatNeedsData) {
   });
   EXPECT_THAT(
       error_text<ConfigError>([&] { count(value, {5}); }),
-      AllOf(HasSubstr("layer \"value\""),
-            HasSubstr("aten::_local_scalar_dense")));
+      AllOf(
+          HasSubstr("layer \"value\""),
+          HasSubstr("aten::_local_scalar_dense")));
 }
 
 // A linear layer, its activation and the linear layer after it.
@@ -395,8 +396,7 @@ TEST(LayerCost, PeaksByHand) {
   EXPECT_EQ(costs[1].backward_peak_bytes, 2 * wide);
   EXPECT_EQ(costs[1].backward_working_bytes, 2 * wide);
   EXPECT_EQ(costs[1].backward_peak_gradient_bytes, 0);
-  EXPECT_EQ(
-      costs[2].backward_peak_bytes, 4 * 4 * 5 + wide + 4 * 5 * 20);
+  EXPECT_EQ(costs[2].backward_peak_bytes, 4 * 4 * 5 + wide + 4 * 5 * 20);
   EXPECT_EQ(costs[2].backward_working_bytes, 4 * 4 * 5 + wide);
   EXPECT_EQ(costs[0].input_bytes, 4 * 4 * 10);
   EXPECT_EQ(costs[1].input_bytes, wide);
@@ -428,8 +428,8 @@ TEST(LayerCost, ParametersByName) {
 }
 
 TEST(LayerCost, ResultsThatSelectiveRecomputeKeeps) {
-  const auto costs = count_layers(
-      mlp(), {{{4, 10}}}, {.keep = {"aten::addmm", "aten::mm"}});
+  const auto costs =
+      count_layers(mlp(), {{{4, 10}}}, {.keep = {"aten::addmm", "aten::mm"}});
   EXPECT_EQ(costs[0].kept_result_bytes, 4 * 4 * 20);
   EXPECT_EQ(costs[1].kept_result_bytes, 0);
   EXPECT_EQ(costs[2].kept_result_bytes, 4 * 4 * 5);
@@ -454,8 +454,10 @@ TEST(LayerCost, InputsThatTravelAlongCountOnce) {
   const auto pass = [](torch::nn::LinearImpl& linear, const Tensors& inputs) {
     return Tensors{linear.forward(inputs[0]), inputs[1]};
   };
-  layers.add("a", [] { return torch::nn::Linear(10, 10); }, pass);
-  layers.add("b", [] { return torch::nn::Linear(10, 10); }, pass);
+  layers.add(
+      "a", [] { return torch::nn::Linear(10, 10); }, pass);
+  layers.add(
+      "b", [] { return torch::nn::Linear(10, 10); }, pass);
   const auto costs = count_layers(layers, {{{4, 10}}, {{4, 7}}});
   EXPECT_EQ(costs[0].input_bytes, 4 * 4 * (10 + 7));
   EXPECT_EQ(costs[1].input_bytes, 4 * 4 * 10);
@@ -467,7 +469,8 @@ TEST(MetaKernels, LeaveImagesInTheOrderOfProcessors) {
   using Tensors = std::vector<torch::Tensor>;
   using Call = std::function<Tensors(const torch::Tensor&)>;
   const auto convolved = [](const torch::Tensor& x, torch::MemoryFormat order) {
-    const auto w = torch::ones({4, x.size(1), 3, 3}, x.options()).contiguous(order);
+    const auto w =
+        torch::ones({4, x.size(1), 3, 3}, x.options()).contiguous(order);
     const auto y = at::convolution(
         x, w, std::nullopt, {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1);
     const auto [gx, gw, gb] = at::convolution_backward(
@@ -500,8 +503,7 @@ TEST(MetaKernels, LeaveImagesInTheOrderOfProcessors) {
              y, at::_adaptive_avg_pool2d_backward(y, x),
              std::get<0>(at::max_pool2d_with_indices(x, {2, 2}))};
        }},
-      {"element by element",
-       [](const auto& x) {
+      {"element by element", [](const auto& x) {
          return Tensors{
              at::relu(x), at::hardtanh(x, -1, 1), at::where(x > 0, x, x),
              x.flip({0}), at::reflection_pad2d(x, {1, 1, 1, 1})};

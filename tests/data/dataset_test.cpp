@@ -184,10 +184,7 @@ TEST_F(Images, AugmentationDependsOnSeedEpochAndIndexAlone) {
 
 TEST_F(Images, HoldoutFolderUsesTheNumbersOfTheOther) {
   for (const char* name :
-       {"root/a/1.png",
-        "root/b/1.png",
-        "root/c/1.png",
-        "val/c/1.png",
+       {"root/a/1.png", "root/b/1.png", "root/c/1.png", "val/c/1.png",
         "val/b/1.png"}) {
     folder_.write(name, make_png(24, 24));
   }
@@ -229,10 +226,9 @@ TEST_F(TextData, TensorsOfABatch) {
   const Batch batch = dataset->get(indices, {});
   // "line " | "0\0line" with \0 for the end of a document.
   EXPECT_TRUE(torch::equal(
-      batch.inputs,
-      torch::tensor(
-          {{'0', 256, 'l', 'i', 'n'}, {'l', 'i', 'n', 'e', ' '}},
-          torch::kInt64)));
+      batch.inputs, torch::tensor(
+                        {{'0', 256, 'l', 'i', 'n'}, {'l', 'i', 'n', 'e', ' '}},
+                        torch::kInt64)));
   EXPECT_TRUE(torch::equal(
       batch.targets,
       torch::tensor(
@@ -251,13 +247,12 @@ TEST_F(TextData, OneOrderForAnyRanksAndItGoesOnAtOthers) {
   const auto total = static_cast<int64_t>(order.size());
   const auto loader = [&](int64_t batch, int64_t rank, int64_t ranks) {
     return std::make_unique<Loader>(
-        *data.train,
-        LoaderOptions{
-            .samples = data.train_samples,
-            .global_batch = batch,
-            .rank = rank,
-            .num_ranks = ranks,
-            .seed = 7});
+        *data.train, LoaderOptions{
+                         .samples = data.train_samples,
+                         .global_batch = batch,
+                         .rank = rank,
+                         .num_ranks = ranks,
+                         .seed = 7});
   };
   const auto first = loader(12, 0, 1);
   first->start_epoch(1);
@@ -288,21 +283,19 @@ TEST_F(TextData, OneOrderForAnyRanksAndItGoesOnAtOthers) {
     EXPECT_EQ(all, order) << ranks << " ranks";
   }
   // The short second source is repeated: a quarter of what is seen.
-  const auto repeated =
-      std::count_if(order.begin(), order.end(), [&](int64_t sample) {
-        return sample >= data.train->size() - 2;
-      });
+  const auto repeated = std::count_if(
+      order.begin(), order.end(),
+      [&](int64_t sample) { return sample >= data.train->size() - 2; });
   EXPECT_EQ(repeated, (total + 2) / 4);
 }
 
 TEST_F(TextData, HeldOutSamplesAreSeenOnceAsTheyAre) {
   const TrainingData data = open_data(options_, 7);
   Loader loader(
-      *data.holdout,
-      {.samples = data.holdout_samples,
-       .global_batch = 1000000,
-       .shuffle = false,
-       .training = false});
+      *data.holdout, {.samples = data.holdout_samples,
+                      .global_batch = 1000000,
+                      .shuffle = false,
+                      .training = false});
   EXPECT_EQ(loader.next()->indices, data.holdout_samples);
 }
 

@@ -8,8 +8,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -40,10 +40,8 @@ class Numbers : public Dataset {
   }
   bool may_skip() const override { return skip; }
   bool in_memory() const override { return memory; }
-  void load(
-      int64_t index,
-      const SampleContext& context,
-      const SampleMemory& to) const override {
+  void load(int64_t index, const SampleContext& context, const SampleMemory& to)
+      const override {
     {
       std::unique_lock lock(mutex_);
       threads_.insert(std::this_thread::get_id());
@@ -141,11 +139,10 @@ TEST(Loader, WalksTheOrderOfAnEpoch) {
 TEST(Loader, WithoutShuffleAndLastBatch) {
   const Numbers data(20);
   Loader loader(
-      data,
-      {.samples = {2, 3, 5, 7, 11, 13, 17},
-       .global_batch = 3,
-       .shuffle = false,
-       .drop_last = true});
+      data, {.samples = {2, 3, 5, 7, 11, 13, 17},
+             .global_batch = 3,
+             .shuffle = false,
+             .drop_last = true});
   EXPECT_EQ(loader.batches_per_epoch(), 2);
   EXPECT_FALSE(loader.at_end());
   EXPECT_THAT(
@@ -165,13 +162,12 @@ TEST(Loader, AnyNumberOfRanksSeesTheSameGlobalBatches) {
     std::vector<std::vector<int64_t>> batches;
     for (int64_t rank = 0; rank < ranks; ++rank) {
       Loader loader(
-          data,
-          {.samples = first(50),
-           .global_batch = 12,
-           .rank = rank,
-           .num_ranks = ranks,
-           .rank_batch = rank_batch,
-           .seed = 9});
+          data, {.samples = first(50),
+                 .global_batch = 12,
+                 .rank = rank,
+                 .num_ranks = ranks,
+                 .rank_batch = rank_batch,
+                 .seed = 9});
       size_t i = 0;
       while (auto batch = loader.next()) {
         batches.resize(std::max(batches.size(), i + 1));
@@ -198,13 +194,12 @@ TEST(Loader, KeysDependOnSeedEpochAndSampleAlone) {
     std::map<int64_t, int64_t> keys;
     for (int64_t rank = 0; rank < ranks; ++rank) {
       Loader loader(
-          data,
-          {.samples = first(20),
-           .global_batch = ranks == 1 ? 7 : 12,
-           .rank = rank,
-           .num_ranks = ranks,
-           .seed = seed,
-           .sample_keys = true});
+          data, {.samples = first(20),
+                 .global_batch = ranks == 1 ? 7 : 12,
+                 .rank = rank,
+                 .num_ranks = ranks,
+                 .seed = seed,
+                 .sample_keys = true});
       loader.start_epoch(epoch);
       while (const auto batch = loader.next()) {
         EXPECT_EQ(batch->more.size(), 2);  // behind those of the data set
@@ -258,12 +253,11 @@ TEST(Loader, GoesOnFromAPositionAtOtherRanksAndBatches) {
     std::vector<std::vector<int64_t>> batches(4);
     for (int64_t rank = 0; rank < ranks; ++rank) {
       Loader after(
-          data,
-          {.samples = first(40),
-           .global_batch = 6,
-           .rank = rank,
-           .num_ranks = ranks,
-           .seed = 5});
+          data, {.samples = first(40),
+                 .global_batch = 6,
+                 .rank = rank,
+                 .num_ranks = ranks,
+                 .seed = 5});
       after.seek(before.position());
       for (auto& batch : batches) {
         const auto part = after.next()->indices;
@@ -317,7 +311,8 @@ TEST(Loader, PreparesBatchesAhead) {
 TEST(Loader, QuickBatchesAreLoadedByNext) {
   Numbers plain(50), quick(50);
   quick.memory = true;
-  const LoaderOptions options{.samples = first(50), .global_batch = 4, .seed = 9};
+  const LoaderOptions options{
+      .samples = first(50), .global_batch = 4, .seed = 9};
   Loader by_threads(plain, options), by_next(quick, options);
   for (const int64_t epoch : {0, 1}) {
     by_threads.start_epoch(epoch);
@@ -366,7 +361,8 @@ TEST(Loader, QuickBatchesFailAndSkipAsOthers) {
   Numbers data(12);
   data.memory = true;
   data.bad = {5};
-  Loader loader(data, {.samples = first(12), .global_batch = 4, .shuffle = false});
+  Loader loader(
+      data, {.samples = first(12), .global_batch = 4, .shuffle = false});
   EXPECT_TRUE(loader.next());
   EXPECT_EQ(
       error_text<DataError>([&] { loader.next(); }), "sample 5 is broken");
@@ -415,11 +411,10 @@ TEST(Loader, SkipsAndCounts) {
 TEST(Loader, BatchesStayTheCallersOwn) {
   const Numbers data(400);
   Loader loader(
-      data,
-      {.samples = first(400),
-       .global_batch = 4,
-       .shuffle = false,
-       .prefetch = 1});
+      data, {.samples = first(400),
+             .global_batch = 4,
+             .shuffle = false,
+             .prefetch = 1});
   std::vector<torch::Tensor> kept;
   std::vector<float> values;
   while (auto batch = loader.next()) {

@@ -34,17 +34,8 @@ make_jpeg(int width, int height, int subsampling = TJSAMP_420, int flags = 0) {
   unsigned char* out = nullptr;
   unsigned long bytes = 0;
   if (tjCompress2(
-          handle,
-          pixels.data(),
-          width,
-          0,
-          height,
-          TJPF_RGB,
-          &out,
-          &bytes,
-          subsampling,
-          90,
-          flags) != 0) {
+          handle, pixels.data(), width, 0, height, TJPF_RGB, &out, &bytes,
+          subsampling, 90, flags) != 0) {
     throw std::runtime_error(tjGetErrorStr2(handle));
   }
   const std::string file(reinterpret_cast<char*>(out), bytes);
@@ -55,34 +46,24 @@ make_jpeg(int width, int height, int subsampling = TJSAMP_420, int flags = 0) {
 
 /// PNG of the given colour type; `pixels` are rows of its own format.
 inline std::string make_png(
-    int width,
-    int height,
-    int colour,
-    int depth,
-    const std::vector<uint8_t>& pixels,
-    bool interlaced = false) {
+    int width, int height, int colour, int depth,
+    const std::vector<uint8_t>& pixels, bool interlaced = false) {
   std::string file;
   png_structp png =
       png_create_write_struct(PNG_LIBPNG_VER_STRING, nullptr, nullptr, nullptr);
   png_infop info = png_create_info_struct(png);
   png_set_write_fn(
-      png,
-      &file,
+      png, &file,
       [](png_structp self, png_bytep data, size_t bytes) {
         static_cast<std::string*>(png_get_io_ptr(self))
             ->append(reinterpret_cast<char*>(data), bytes);
       },
       nullptr);
   png_set_IHDR(
-      png,
-      info,
-      static_cast<png_uint_32>(width),
-      static_cast<png_uint_32>(height),
-      depth,
-      colour,
+      png, info, static_cast<png_uint_32>(width),
+      static_cast<png_uint_32>(height), depth, colour,
       interlaced ? PNG_INTERLACE_ADAM7 : PNG_INTERLACE_NONE,
-      PNG_COMPRESSION_TYPE_DEFAULT,
-      PNG_FILTER_TYPE_DEFAULT);
+      PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
   if (colour == PNG_COLOR_TYPE_PALETTE) {
     const png_color palette[] = {{255, 0, 0}, {0, 255, 0}, {0, 0, 255}};
     png_set_PLTE(png, info, palette, 3);
@@ -104,11 +85,7 @@ inline std::string make_png(
 
 inline std::string make_png(int width, int height, bool interlaced = false) {
   return make_png(
-      width,
-      height,
-      PNG_COLOR_TYPE_RGB,
-      8,
-      test_pixels(width, height),
+      width, height, PNG_COLOR_TYPE_RGB, 8, test_pixels(width, height),
       interlaced);
 }
 

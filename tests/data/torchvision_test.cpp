@@ -9,8 +9,8 @@
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/data/dataset.h"
 #include "echelon/data/images/image.h"
-#include "echelon/data/sources/image_folder.h"
 #include "echelon/data/images/resize.h"
+#include "echelon/data/sources/image_folder.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
@@ -83,9 +83,7 @@ class Torchvision : public testing::Test {
 
 TEST_F(Torchvision, ResizeAndCentreCrop) {
   const auto theirs = reference(
-      {"load",
-       folder_.path("root"),
-       folder_.path("out"),
+      {"load", folder_.path("root"), folder_.path("out"),
        std::to_string(kSize)});
   std::istringstream names(printed_);
   for (const auto& image : found_.images) {

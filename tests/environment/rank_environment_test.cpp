@@ -14,12 +14,11 @@ using testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
 RankEnvironment read(const Variables& variables) {
-  return read_environment(
-      [&](const char* name) -> std::optional<std::string> {
-        const auto it = variables.find(name);
-        if (it == variables.end()) return std::nullopt;
-        return it->second;
-      });
+  return read_environment([&](const char* name) -> std::optional<std::string> {
+    const auto it = variables.find(name);
+    if (it == variables.end()) return std::nullopt;
+    return it->second;
+  });
 }
 
 std::string error_of(const Variables& variables) {
@@ -40,11 +39,16 @@ TEST(Environment, WithoutALauncherThereIsOneRank) {
 
 TEST(Environment, ReadsTorchrun) {
   const auto env = read(
-      {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"},
-       {"LOCAL_WORLD_SIZE", "4"}, {"GROUP_RANK", "1"},
-       {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29500"},
+      {{"RANK", "5"},
+       {"WORLD_SIZE", "8"},
+       {"LOCAL_RANK", "1"},
+       {"LOCAL_WORLD_SIZE", "4"},
+       {"GROUP_RANK", "1"},
+       {"MASTER_ADDR", "10.0.0.1"},
+       {"MASTER_PORT", "29500"},
        {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-       {"TORCHELASTIC_RUN_ID", "abc"}, {"TORCHELASTIC_RESTART_COUNT", "2"}});
+       {"TORCHELASTIC_RUN_ID", "abc"},
+       {"TORCHELASTIC_RESTART_COUNT", "2"}});
   EXPECT_EQ(env.rank, 5);
   EXPECT_EQ(env.local_rank, 1);
   EXPECT_EQ(env.node_rank, 1);
@@ -58,9 +62,13 @@ TEST(Environment, ReadsTorchrun) {
 
 TEST(Environment, ReadsOurLauncher) {
   const auto env = read(
-      {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"},
-       {"MASTER_PORT", "1234"}, {"ECHELON_JOB", "j1"},
-       {"ECHELON_GENERATION", "3"}, {"ECHELON_MASTER_FD", "7"}});
+      {{"RANK", "0"},
+       {"WORLD_SIZE", "2"},
+       {"MASTER_ADDR", "127.0.0.1"},
+       {"MASTER_PORT", "1234"},
+       {"ECHELON_JOB", "j1"},
+       {"ECHELON_GENERATION", "3"},
+       {"ECHELON_MASTER_FD", "7"}});
   EXPECT_EQ(env.launcher, "echelon");
   EXPECT_EQ(env.master_fd, 7);
   EXPECT_EQ(env.generation, 3);
@@ -69,8 +77,10 @@ TEST(Environment, ReadsOurLauncher) {
 
 TEST(Environment, MapsMpirun) {
   const Variables one_host = {
-      {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"},
-      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+      {"OMPI_COMM_WORLD_RANK", "1"},
+      {"OMPI_COMM_WORLD_SIZE", "2"},
+      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
       {"PMIX_NAMESPACE", "123"},
       {"OMPI_COMM_WORLD_NODE_RANK", "1"},  // among this host's ranks
       {"OMPI_MCA_orte_local_daemon_uri", "9.0;tcp://10.0.0.7:4321"},
@@ -90,10 +100,14 @@ TEST(Environment, MapsMpirun) {
 
 TEST(Environment, MapsSrun) {
   const auto env = read(
-      {{"SLURM_PROCID", "3"}, {"SLURM_STEP_ID", "0"},
-       {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_NTASKS", "9"},
-       {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"},
-       {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_JOB_ID", "77"},
+      {{"SLURM_PROCID", "3"},
+       {"SLURM_STEP_ID", "0"},
+       {"SLURM_STEP_NUM_TASKS", "4"},
+       {"SLURM_NTASKS", "9"},
+       {"SLURM_LOCALID", "1"},
+       {"SLURM_NODEID", "1"},
+       {"SLURM_STEP_NUM_NODES", "2"},
+       {"SLURM_JOB_ID", "77"},
        {"SLURM_STEP_NODELIST", "node[03-04,9]"}});
   EXPECT_EQ(env.rank, 3);
   EXPECT_EQ(env.world_size, 4);
@@ -103,19 +117,28 @@ TEST(Environment, MapsSrun) {
 }
 
 TEST(Environment, NamesTheVariableThatIsWrong) {
-  EXPECT_THAT(error_of({{"RANK", "x"}, {"WORLD_SIZE", "2"}}),
-              HasSubstr("RANK=\"x\""));
+  EXPECT_THAT(
+      error_of({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK=\"x\""));
   EXPECT_THAT(error_of({{"RANK", "0"}}), HasSubstr("WORLD_SIZE is not set"));
-  EXPECT_THAT(error_of({{"RANK", "2"}, {"WORLD_SIZE", "2"},
-                        {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}),
-              HasSubstr("RANK=2 must be below 2"));
-  EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}}),
-              HasSubstr("MASTER_ADDR is not set"));
-  EXPECT_THAT(error_of({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}),
-              HasSubstr("0 or more"));
-  EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"},
-                        {"MASTER_ADDR", "a"}, {"MASTER_PORT", "70000"}}),
-              HasSubstr("65536"));
+  EXPECT_THAT(
+      error_of(
+          {{"RANK", "2"},
+           {"WORLD_SIZE", "2"},
+           {"MASTER_ADDR", "a"},
+           {"MASTER_PORT", "1"}}),
+      HasSubstr("RANK=2 must be below 2"));
+  EXPECT_THAT(
+      error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}}),
+      HasSubstr("MASTER_ADDR is not set"));
+  EXPECT_THAT(
+      error_of({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}), HasSubstr("0 or more"));
+  EXPECT_THAT(
+      error_of(
+          {{"RANK", "0"},
+           {"WORLD_SIZE", "2"},
+           {"MASTER_ADDR", "a"},
+           {"MASTER_PORT", "70000"}}),
+      HasSubstr("65536"));
 }
 
 TEST(Environment, RanksShareTheCoresThatTheyMayUse) {

@@ -1,5 +1,5 @@
-// The programs of examples/, as their first lines say to run them: losses are those
-// of one rank, however many there are.
+// The programs of examples/, as their first lines say to run them: losses are
+// those of one rank, however many there are.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/process.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon {
 namespace examples_test {

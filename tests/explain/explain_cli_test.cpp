@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "tests/explain/made_run.h"
-#include "tests/support/process.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon {
 namespace explain_cli_test {
@@ -54,11 +54,12 @@ TEST_F(ExplainCommand, SaysWhatHeldARunBack) {
   const std::string text = command.out();
   EXPECT_THAT(
       text,
-      AllOf(HasSubstr("made, dp=2\n"), HasSubstr("1  data loading, "),
-            HasSubstr("2  straggler, "), HasSubstr("   Diagnosis  Rank 1 waits "),
-            HasSubstr("   Fix        "), HasSubstr("   Why        "),
-            HasSubstr("   Gain       "),
-            HasSubstr("                [data]\n                workers = ")));
+      AllOf(
+          HasSubstr("made, dp=2\n"), HasSubstr("1  data loading, "),
+          HasSubstr("2  straggler, "), HasSubstr("   Diagnosis  Rank 1 waits "),
+          HasSubstr("   Fix        "), HasSubstr("   Why        "),
+          HasSubstr("   Gain       "),
+          HasSubstr("                [data]\n                workers = ")));
   EXPECT_LE(longest_line(text), 80u) << text;
   EXPECT_THAT(text, Not(HasSubstr("\033")));
 }
@@ -82,7 +83,8 @@ TEST_F(ExplainCommand, ErrorsSayWhatIsWrong) {
   EXPECT_THAT(none.err(), HasSubstr("there is no such run"));
   Command nothing({kEchelon, "explain", folder_.path()});
   EXPECT_EQ(nothing.wait(), 3);
-  EXPECT_THAT(nothing.err(), HasSubstr("neither timeline.json nor metrics.jsonl"));
+  EXPECT_THAT(
+      nothing.err(), HasSubstr("neither timeline.json nor metrics.jsonl"));
   Command cluster({kEchelon, "explain", run_, "--cluster", "h100-smx:8"});
   EXPECT_EQ(cluster.wait(), 2);
   EXPECT_THAT(cluster.err(), HasSubstr("h100-sxm"));

@@ -1,6 +1,6 @@
-// Real runs that are made to have a fault, and one that has none. This machine may be
-// busy with other things, so that a run can have more than the fault that it is made
-// with: that one has to be found.
+// Real runs that are made to have a fault, and one that has none. This machine
+// may be busy with other things, so that a run can have more than the fault
+// that it is made with: that one has to be found.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,8 +23,8 @@
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/overlap.h"
 #include "tests/data/make_image.h"
-#include "tests/support/process.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon {
 namespace explain_runs_test {
@@ -81,8 +81,8 @@ class ExplainRuns : public testing::Test {
   std::string failure_;  // of the last run
 };
 
-// Leaves the quickest steps in the timeline: those in which the machine did little
-// else.
+// Leaves the quickest steps in the timeline: those in which the machine did
+// little else.
 void keep_quickest(const std::filesystem::path& timeline, size_t count) {
   Timeline all = read_chrome_trace(timeline);
   std::vector<std::pair<int64_t, int64_t>> steps;  // how long, which
@@ -98,8 +98,9 @@ void keep_quickest(const std::filesystem::path& timeline, size_t count) {
   write_chrome_trace(timeline, all);
 }
 
-// What else a machine does holds any run back, and that is told. In the steps that it
-// held back least nothing is to be found; of a very busy machine in one run of five.
+// What else a machine does holds any run back, and that is told. In the steps
+// that it held back least nothing is to be found; of a very busy machine in one
+// run of five.
 TEST_F(ExplainRuns, AHealthyOne) {
   RunExplanation run;
   for (int tries = 0; tries < 5; ++tries) {
@@ -158,7 +159,8 @@ TEST_F(ExplainRuns, ARankThatIsSlowedDown) {
       {"data.shape=[3, 96, 96]"}, {"-n", "2"}, [](const Command& command) {
         const pid_t rank = rank_one(command);
         ASSERT_GT(rank, 0);
-        // It stands still most of the time, several times a step, until it has ended.
+        // It stands still most of the time, several times a step, until it has
+        // ended.
         while (::kill(rank, SIGSTOP) == 0) {
           std::this_thread::sleep_for(std::chrono::milliseconds(8));
           ::kill(rank, SIGCONT);
@@ -179,7 +181,8 @@ TEST_F(ExplainRuns, UnevenStages) {
   ASSERT_TRUE(found) << told(run);
   EXPECT_THAT(found->ranks, ElementsAre(0));
   EXPECT_THAT(
-      found->settings, ElementsAre("model.cut=[]", "model.balance=\"measured\""));
+      found->settings,
+      ElementsAre("model.cut=[]", "model.balance=\"measured\""));
 }
 
 TEST_F(ExplainRuns, APipelineWithOneMicrobatch) {
@@ -206,8 +209,7 @@ TEST_F(ExplainRuns, GradientsThatNothingHides) {
 }
 
 TEST_F(ExplainRuns, RecomputeWithMemoryToSpare) {
-  const auto run =
-      trained({"memory.recompute=all", "data.shape=[3, 64, 64]"});
+  const auto run = trained({"memory.recompute=all", "data.shape=[3, 64, 64]"});
   const auto found = find(run, Fault::recompute);
   ASSERT_TRUE(found) << told(run);
   EXPECT_GT(found->share, 0.1);
@@ -255,8 +257,7 @@ TEST_F(ExplainRuns, OneThatIsKilled) {
   Command command({kEchelon, "train", config, "--set", "train.run=" + run});
   ASSERT_TRUE(Command::until([&] {
     std::ifstream metrics(run + "/metrics.jsonl");
-    return std::count(
-               std::istreambuf_iterator<char>(metrics), {}, '\n') > 8;
+    return std::count(std::istreambuf_iterator<char>(metrics), {}, '\n') > 8;
   }));
   command.signal(SIGKILL);
   command.wait();

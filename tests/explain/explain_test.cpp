@@ -86,7 +86,8 @@ Job pipeline_job(int64_t microbatches) {
 }
 
 TEST_F(Explain, NothingHoldsAHealthyRunBack) {
-  const RunExplanation run = explain(made::job_of("dp=2"), timeline_of(DataParallel{}));
+  const RunExplanation run =
+      explain(made::job_of("dp=2"), timeline_of(DataParallel{}));
   EXPECT_TRUE(run.findings.empty())
       << to_string(run.findings.front().fault) << " "
       << run.findings.front().reason.diagnosis;
@@ -97,9 +98,8 @@ TEST_F(Explain, NothingHoldsAHealthyRunBack) {
 }
 
 TEST_F(Explain, ASlowLoader) {
-  const DataParallel slow{.times = [](int, int64_t) {
-    return RankStep{.data = 94.5};
-  }};
+  const DataParallel slow{
+      .times = [](int, int64_t) { return RankStep{.data = 94.5}; }};
   const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
   EXPECT_EQ(found.fault, Fault::data_loading);
   EXPECT_NEAR(found.share, 94.5 / 190, 1e-6);
@@ -112,28 +112,35 @@ TEST_F(Explain, ASlowLoader) {
 
 // A network of some microseconds loads its batches itself: threads take longer.
 TEST_F(Explain, ALoaderThatThreadsWouldNotHelp) {
-  for (const auto& [data, found] : {std::pair(0.045, false), std::pair(0.055, true)}) {
+  for (const auto& [data, found] :
+       {std::pair(0.045, false), std::pair(0.055, true)}) {
     const DataParallel quick{
         .times =
             [data = data](int, int64_t) {
               return RankStep{
-                  .data = data, .forward = 0.05, .backward = 0.05, .optimizer = 0.01};
+                  .data = data,
+                  .forward = 0.05,
+                  .backward = 0.05,
+                  .optimizer = 0.01};
             },
         .transfer = 0.001};
     const auto run = explain(made::job_of("dp=2"), timeline_of(quick));
     EXPECT_EQ(
         std::any_of(
             run.findings.begin(), run.findings.end(),
-            [](const RunFinding& one) { return one.fault == Fault::data_loading; }),
-        found) << data;
+            [](const RunFinding& one) {
+              return one.fault == Fault::data_loading;
+            }),
+        found)
+        << data;
   }
 }
 
-// Eight times the threads is the most that is advised, and all that is promised.
+// Eight times the threads is the most that is advised, and all that is
+// promised.
 TEST_F(Explain, ALoaderThatIsFarTooSlow) {
-  const DataParallel slow{.times = [](int, int64_t) {
-    return RankStep{.data = 2000};
-  }};
+  const DataParallel slow{
+      .times = [](int, int64_t) { return RankStep{.data = 2000}; }};
   const RunFinding found = only(made::job_of("dp=2"), timeline_of(slow));
   EXPECT_GT(found.share, 0.95);
   EXPECT_THAT(found.settings, testing::Contains("data.workers=16"));
@@ -141,9 +148,8 @@ TEST_F(Explain, ALoaderThatIsFarTooSlow) {
 }
 
 TEST_F(Explain, ALoaderThatIsALittleSlow) {
-  const DataParallel slow{.times = [](int, int64_t) {
-    return RankStep{.data = 15};
-  }};
+  const DataParallel slow{
+      .times = [](int, int64_t) { return RankStep{.data = 15}; }};
   Job job = made::job_of("dp=2");
   job.data.prefetch = 64;
   const RunFinding found = only(job, timeline_of(slow));
@@ -184,19 +190,19 @@ TEST_F(Explain, SlowLinksBesideManyBuckets) {
 
 TEST_F(Explain, CommunicationThatTakesALittle) {
   const RunFinding found = only(
-      made::job_of("dp=2"), timeline_of(DataParallel{.buckets = 1, .transfer = 17}));
+      made::job_of("dp=2"),
+      timeline_of(DataParallel{.buckets = 1, .transfer = 17}));
   EXPECT_EQ(found.fault, Fault::exposed_communication);
   EXPECT_NEAR(found.share, 17 / 111.5, 1e-6);
 }
 
 TEST_F(Explain, TheLargestFaultComesFirst) {
   const RunExplanation run = explain(
-      made::job_of("dp=2"), timeline_of(DataParallel{
-                                .times = [](int, int64_t) {
-                                  return RankStep{.data = 20};
-                                },
-                                .buckets = 1,
-                                .transfer = 60}));
+      made::job_of("dp=2"),
+      timeline_of(DataParallel{
+          .times = [](int, int64_t) { return RankStep{.data = 20}; },
+          .buckets = 1,
+          .transfer = 60}));
   ASSERT_EQ(run.findings.size(), 2u);
   EXPECT_EQ(run.findings[0].fault, Fault::exposed_communication);
   EXPECT_EQ(run.findings[1].fault, Fault::data_loading);
@@ -204,7 +210,8 @@ TEST_F(Explain, TheLargestFaultComesFirst) {
 
 TEST_F(Explain, TimeOfWhichNothingWasRecordedIsNoted) {
   Timeline timeline = timeline_of(DataParallel{});
-  EXPECT_THAT(explain(made::job_of("dp=2"), timeline).notes, testing::IsEmpty());
+  EXPECT_THAT(
+      explain(made::job_of("dp=2"), timeline).notes, testing::IsEmpty());
   std::erase_if(timeline.spans, [](const Span& span) {
     return span.kind == SpanKind::forward;
   });
@@ -231,15 +238,17 @@ TEST_F(Explain, RatesThatAreGuessesAreSaid) {
       explain_run(folder_.path("run"), {.cluster = find_cluster(cluster_)});
   EXPECT_GT(known.predicted_seconds, 0);
   EXPECT_THAT(
-      known.notes, testing::Contains(HasSubstr("the simulator is far from this run")));
+      known.notes,
+      testing::Contains(HasSubstr("the simulator is far from this run")));
 }
 
 // A step that stood still, and sent much, is in no mean.
 TEST_F(Explain, TrafficIsThatOfTypicalSteps) {
   Timeline timeline = timeline_of(DataParallel{
-      .times = [](int, int64_t step) {
-        return RankStep{.forward = step == 4 ? 900.0 : 30.0};
-      },
+      .times =
+          [](int, int64_t step) {
+            return RankStep{.forward = step == 4 ? 900.0 : 30.0};
+          },
       .transfer = 40});
   const Span odd = *std::find_if(
       timeline.spans.begin(), timeline.spans.end(), [](const Span& span) {
@@ -260,10 +269,9 @@ TEST_F(Explain, SlowLinksOfOtherAxes) {
   EXPECT_EQ(fsdp.axis, "fsdp");
   ASSERT_FALSE(fsdp.settings.empty());
   EXPECT_THAT(
-      fsdp.settings.front(),
-      testing::AnyOf(
-          HasSubstr("shard."), HasSubstr("layout.fsdp"),
-          HasSubstr("train.batch")));
+      fsdp.settings.front(), testing::AnyOf(
+                                 HasSubstr("shard."), HasSubstr("layout.fsdp"),
+                                 HasSubstr("train.batch")));
   EXPECT_EQ(fsdp.gain_source, GainSource::simulated);
   slow.axis = "tp";
   job = job_of_words("tp=2");
@@ -302,7 +310,9 @@ TEST_F(Explain, WhatThereIsNoTimeForIsLeftOutAndSaid) {
 // What an evaluation sends is none of a step's.
 TEST_F(Explain, AnEvaluationAfterAStep) {
   Timeline timeline = timeline_of(DataParallel{.transfer = 40});
-  const auto findings = [&] { return explain(made::job_of("dp=2"), timeline).findings; };
+  const auto findings = [&] {
+    return explain(made::job_of("dp=2"), timeline).findings;
+  };
   const auto before = findings();
   ASSERT_EQ(before.size(), 1u);
   for (int64_t step : {3, 7}) {
@@ -331,10 +341,11 @@ TEST_F(Explain, AnEvaluationAfterAStep) {
 }
 
 TEST_F(Explain, AStraggler) {
-  const DataParallel straggling{.ranks = 4, .times = [](int rank, int64_t) {
-    const double factor = rank == 2 ? 1.5 : 1;
-    return RankStep{.forward = 30 * factor, .backward = 60 * factor};
-  }};
+  const DataParallel straggling{
+      .ranks = 4, .times = [](int rank, int64_t) {
+        const double factor = rank == 2 ? 1.5 : 1;
+        return RankStep{.forward = 30 * factor, .backward = 60 * factor};
+      }};
   const RunFinding found = only(made::job_of("dp=4"), timeline_of(straggling));
   EXPECT_EQ(found.fault, Fault::straggler);
   EXPECT_THAT(found.ranks, ElementsAre(2));
@@ -344,10 +355,11 @@ TEST_F(Explain, AStraggler) {
 }
 
 TEST_F(Explain, AStragglerThatIsSlowMostOfTheTime) {
-  const DataParallel straggling{.ranks = 4, .times = [](int rank, int64_t step) {
-    const double factor = rank == 2 && step % 5 != 0 ? 1.3 : 1;
-    return RankStep{.forward = 30 * factor, .backward = 60 * factor};
-  }};
+  const DataParallel straggling{
+      .ranks = 4, .times = [](int rank, int64_t step) {
+        const double factor = rank == 2 && step % 5 != 0 ? 1.3 : 1;
+        return RankStep{.forward = 30 * factor, .backward = 60 * factor};
+      }};
   const RunFinding found = only(made::job_of("dp=4"), timeline_of(straggling));
   EXPECT_EQ(found.fault, Fault::straggler);
   EXPECT_THAT(found.ranks, ElementsAre(2));
@@ -367,10 +379,11 @@ TEST_F(Explain, ASlowRankWithFewSamplesIsNoStraggler) {
 }
 
 TEST_F(Explain, RanksThatAreSlowInTurns) {
-  const DataParallel uneven{.ranks = 4, .times = [](int rank, int64_t step) {
-    const double factor = rank == step % 4 ? 1.5 : 1;
-    return RankStep{.forward = 30 * factor, .backward = 60 * factor};
-  }};
+  const DataParallel uneven{
+      .ranks = 4, .times = [](int rank, int64_t step) {
+        const double factor = rank == step % 4 ? 1.5 : 1;
+        return RankStep{.forward = 30 * factor, .backward = 60 * factor};
+      }};
   const RunFinding found = only(made::job_of("dp=4"), timeline_of(uneven));
   EXPECT_EQ(found.fault, Fault::rank_imbalance);
   EXPECT_TRUE(found.settings.empty());
@@ -401,8 +414,8 @@ TEST_F(Explain, AStepThatStoodStillIsNoFault) {
 
 TEST_F(Explain, AShortPipeline) {
   const StageCost cost{.forward = 0.01, .backward = 0.02};
-  const RunFinding found = only(
-      pipeline_job(2), timeline_of(two_stages(2), {cost, cost}, 8));
+  const RunFinding found =
+      only(pipeline_job(2), timeline_of(two_stages(2), {cost, cost}, 8));
   EXPECT_EQ(found.fault, Fault::bubble);
   EXPECT_NEAR(found.share, 30 / 91.0, 1e-6);  // a third of 90 ms
   ASSERT_FALSE(found.settings.empty());
@@ -415,7 +428,8 @@ TEST_F(Explain, APipelineThatIsALittleShort) {
   const StageCost cost{.forward = 0.01, .backward = 0.02};
   Job job = pipeline_job(6);
   job.train.batch = 384;
-  const RunFinding found = only(job, timeline_of(two_stages(6), {cost, cost}, 8));
+  const RunFinding found =
+      only(job, timeline_of(two_stages(6), {cost, cost}, 8));
   EXPECT_EQ(found.fault, Fault::bubble);
   EXPECT_NEAR(found.share, 30 / 211.0, 1e-6);  // a seventh
 }
@@ -480,8 +494,7 @@ TEST_F(Explain, ALongPipelineWithEvenStagesHasNoFault) {
   const StageCost cost{.forward = 0.01, .backward = 0.02};
   const RunExplanation run =
       explain(pipeline_job(16), timeline_of(two_stages(16), {cost, cost}, 8));
-  EXPECT_TRUE(run.findings.empty())
-      << run.findings.front().reason.diagnosis;
+  EXPECT_TRUE(run.findings.empty()) << run.findings.front().reason.diagnosis;
 }
 
 TEST_F(Explain, UnevenStages) {
@@ -495,7 +508,8 @@ TEST_F(Explain, UnevenStages) {
   EXPECT_THAT(found.ranks, ElementsAre(1));
   EXPECT_NEAR(found.share, 0.23, 0.03);  // of 60 ms a microbatch, 45 are needed
   EXPECT_THAT(
-      found.settings, ElementsAre("model.cut=[]", "model.balance=\"measured\""));
+      found.settings,
+      ElementsAre("model.cut=[]", "model.balance=\"measured\""));
   EXPECT_EQ(found.gain_source, GainSource::replayed);
 }
 
@@ -536,9 +550,8 @@ TEST_F(Explain, TheRankThatIsNearestToItsLimitIsNamed) {
 TEST_F(Explain, RecomputeThoughThereIsRoom) {
   Job job = image_job("dp=2");
   job.memory.recompute = "all";
-  const DataParallel run{.times = [](int, int64_t) {
-    return RankStep{.backward = 90};
-  }};
+  const DataParallel run{
+      .times = [](int, int64_t) { return RankStep{.backward = 90}; }};
   Timeline timeline = timeline_of(run);
   made::add_memory(timeline, 2 * kGiB, 80 * kGiB);
   const RunFinding found = only(job, timeline);
@@ -554,9 +567,11 @@ TEST_F(Explain, RecomputeThoughThereIsRoom) {
 TEST_F(Explain, TinyBatches) {
   Job job = made::job_of("dp=1");
   job.train.batch = 2;
-  const DataParallel run{.ranks = 1, .times = [](int, int64_t) {
-    return RankStep{.data = 0.01, .forward = 0.4, .backward = 0.6, .optimizer = 0.5};
-  }};
+  const DataParallel run{
+      .ranks = 1, .times = [](int, int64_t) {
+        return RankStep{
+            .data = 0.01, .forward = 0.4, .backward = 0.6, .optimizer = 0.5};
+      }};
   const RunFinding found = only(job, timeline_of(run));
   EXPECT_EQ(found.fault, Fault::small_batch);
   EXPECT_GT(found.share, 0.35);  // updating is 0.33, the rest the simulator's
@@ -570,9 +585,11 @@ TEST_F(Explain, TinyBatches) {
 TEST_F(Explain, TinyBatchesOfAHostThatIsSlow) {
   Job job = made::job_of("dp=1");
   job.train.batch = 2;
-  const DataParallel run{.ranks = 1, .times = [](int, int64_t) {
-    return RankStep{.data = 0.01, .forward = 0.4, .backward = 0.1, .optimizer = 0.1};
-  }};
+  const DataParallel run{
+      .ranks = 1, .times = [](int, int64_t) {
+        return RankStep{
+            .data = 0.01, .forward = 0.4, .backward = 0.1, .optimizer = 0.1};
+      }};
   Timeline timeline = timeline_of(run);
   std::erase_if(timeline.spans, [](const Span& span) {
     return span.kind == SpanKind::forward;
@@ -597,7 +614,8 @@ TEST_F(Explain, ASimulatedRunOfWordsNeedsNoneOfThem) {
 
 TEST_F(Explain, AFixThatDoesNotFitIsNone) {
   Job job = image_job("dp=1");
-  made::write_run(folder_.path("run"), job, timeline_of(DataParallel{.ranks = 1}));
+  made::write_run(
+      folder_.path("run"), job, timeline_of(DataParallel{.ranks = 1}));
   const RunRecord record = read_run(folder_.path("run"));
   const WhatIf what_if(record, find_cluster("rtx-4090"));
   const Settings large = {"train.batch=4096"};
@@ -613,8 +631,8 @@ TEST_F(Explain, LargeBatchesAreNotSmall) {
   Job job = image_job("dp=1");
   job.train.batch = 1024;
   const DataParallel run{.ranks = 1, .times = [](int, int64_t) {
-    return RankStep{.optimizer = 60};
-  }};
+                           return RankStep{.optimizer = 60};
+                         }};
   const RunExplanation told = explain(job, timeline_of(run));
   EXPECT_FALSE(told.cluster.empty());
   EXPECT_TRUE(told.findings.empty()) << told.findings.front().reason.diagnosis;

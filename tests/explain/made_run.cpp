@@ -23,9 +23,10 @@ class Steps {
     timeline_.title = "made";
   }
 
-  void add(
-      int rank, const std::string& track, const std::string& name, SpanKind kind,
-      double begin, double end, const std::string& axis = "", int64_t bytes = 0) {
+  void
+  add(int rank, const std::string& track, const std::string& name,
+      SpanKind kind, double begin, double end, const std::string& axis = "",
+      int64_t bytes = 0) {
     timeline_.spans.push_back(
         {rank, track, name, kind, ns(begin), ns(end), step_, bytes, axis});
   }
@@ -39,7 +40,8 @@ class Steps {
 };
 
 // Returns when the step has ended on all ranks.
-double add_step(Steps& steps, const DataParallel& run, int64_t step, double begin) {
+double
+add_step(Steps& steps, const DataParallel& run, int64_t step, double begin) {
   steps.begin(step);
   std::vector<RankStep> times;
   std::vector<double> start, computed;
@@ -73,7 +75,8 @@ double add_step(Steps& steps, const DataParallel& run, int64_t step, double begi
     steps.add(
         rank, "compute", "forward", SpanKind::forward, begin + times[rank].data,
         start[rank]);
-    steps.add(rank, "compute", "backward", SpanKind::backward, start[rank], done);
+    steps.add(
+        rank, "compute", "backward", SpanKind::backward, start[rank], done);
     if (done > computed[rank]) {
       steps.add(
           rank, "compute", "wait for gradients", SpanKind::communication,
@@ -99,7 +102,8 @@ Timeline timeline_of(const DataParallel& run) {
 }
 
 Timeline timeline_of(
-    const Schedule& schedule, const std::vector<StageCost>& costs, int64_t steps) {
+    const Schedule& schedule, const std::vector<StageCost>& costs,
+    int64_t steps) {
   const Timing timing = time_schedule(schedule, costs, true);
   Steps made(static_cast<int>(schedule.ranks.size()));
   double now = 0;
@@ -155,8 +159,8 @@ Job job_of(const std::string& layout) {
   return job;
 }
 
-std::string write_run(
-    const std::string& folder, const Job& job, const Timeline& timeline) {
+std::string
+write_run(const std::string& folder, const Job& job, const Timeline& timeline) {
   namespace fs = std::filesystem;
   fs::create_directories(folder);
   std::ofstream(fs::path(folder) / "config.toml") << to_toml(job);

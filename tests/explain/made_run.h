@@ -1,5 +1,5 @@
-// Runs that were never trained: their timelines from given times, so that each has one
-// fault, or none.
+// Runs that were never trained: their timelines from given times, so that each
+// has one fault, or none.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "echelon/job/job.h"
 #include "echelon/schedule/timing.h"
 #include "echelon/timeline/timeline.h"
-#include "echelon/job/job.h"
 
 namespace echelon::made {
 
@@ -24,8 +24,9 @@ struct RankStep {
 struct DataParallel {
   int ranks = 2;
   int64_t steps = 10;
-  std::function<RankStep(int rank, int64_t step)> times =
-      [](int, int64_t) { return RankStep{}; };
+  std::function<RankStep(int rank, int64_t step)> times = [](int, int64_t) {
+    return RankStep{};
+  };
   int buckets = 4;        // of gradients, that leave evenly during backward
   double transfer = 1.5;  // milliseconds of each, from when all ranks have come
   int64_t bytes = 8 << 20;
@@ -37,17 +38,19 @@ Timeline timeline_of(const DataParallel& run);
 
 /// A pipeline's steps: the schedule's passes with these costs in seconds.
 Timeline timeline_of(
-    const Schedule& schedule, const std::vector<StageCost>& costs, int64_t steps);
+    const Schedule& schedule, const std::vector<StageCost>& costs,
+    int64_t steps);
 
-/// What each rank holds: `bytes` of activations in the middle of the first step.
+/// What each rank holds: `bytes` of activations in the middle of the first
+/// step.
 void add_memory(Timeline& timeline, int64_t bytes, int64_t limit_bytes);
 
 /// digits, simple_cnn, a batch of 64: of as many ranks as the layout says.
 Job job_of(const std::string& layout);
 
-/// FOLDER/timeline.json, metrics.jsonl and config.toml; returns the folder. A timeline
-/// without spans is not written.
-std::string write_run(
-    const std::string& folder, const Job& job, const Timeline& timeline);
+/// FOLDER/timeline.json, metrics.jsonl and config.toml; returns the folder. A
+/// timeline without spans is not written.
+std::string
+write_run(const std::string& folder, const Job& job, const Timeline& timeline);
 
 }  // namespace echelon::made

@@ -11,8 +11,8 @@
 #include "echelon/cluster/catalogue.h"
 #include "echelon/error.h"
 #include "echelon/explain/explain.h"
-#include "echelon/timeline/chrome_trace.h"
 #include "echelon/text/text_file.h"
+#include "echelon/timeline/chrome_trace.h"
 #include "tests/explain/made_run.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
@@ -70,7 +70,8 @@ TEST_F(RunRecordTest, EveryCutOfATimelineIsReadOrRefused) {
       ++read;
       EXPECT_THAT(run.findings, IsEmpty()) << size;
       EXPECT_THAT(
-          run.notes, Contains(HasSubstr("the timeline is cut off in the spans of")))
+          run.notes,
+          Contains(HasSubstr("the timeline is cut off in the spans of")))
           << size;
     } catch (const DataError& error) {
       EXPECT_THAT(error.what(), HasSubstr("timeline.json")) << size;
@@ -109,14 +110,16 @@ TEST_F(RunRecordTest, ARunWithoutATimelineIsExplainedByItsMetrics) {
   EXPECT_NEAR(crashed.findings[0].share, 0.6, 1e-9);
   EXPECT_THAT(
       crashed.notes,
-      AllOf(Contains(HasSubstr("the last line of metrics.jsonl is cut off")),
-            Contains(HasSubstr("end at step 6 of 10"))));
+      AllOf(
+          Contains(HasSubstr("the last line of metrics.jsonl is cut off")),
+          Contains(HasSubstr("end at step 6 of 10"))));
 }
 
 // The first step waits for the first batch of all.
 TEST_F(RunRecordTest, OfMetricsTheFirstStepSaysLittleOfTheLoader) {
   remove("timeline.json");
-  std::string steps = "{\"step\":1,\"step_seconds\":9.0,\"data_seconds\":8.9}\n";
+  std::string steps =
+      "{\"step\":1,\"step_seconds\":9.0,\"data_seconds\":8.9}\n";
   for (int step = 2; step <= 6; ++step) {
     steps += "{\"step\":" + std::to_string(step) +
              ",\"step_seconds\":0.1,\"data_seconds\":0.001}\n";
@@ -129,9 +132,10 @@ TEST_F(RunRecordTest, MetricsNameARankThatHasMostWork) {
   remove("timeline.json");
   std::string steps;
   for (int step = 1; step <= 10; ++step) {
-    steps += "{\"step\":" + std::to_string(step) +
-             ",\"step_seconds\":0.1,\"slowest_rank\":" +
-             (step == 4 ? "0" : "1") + "}\n";
+    steps +=
+        "{\"step\":" + std::to_string(step) +
+        ",\"step_seconds\":0.1,\"slowest_rank\":" + (step == 4 ? "0" : "1") +
+        "}\n";
   }
   folder_.write("run/metrics.jsonl", steps);
   const RunExplanation run =
@@ -168,7 +172,8 @@ TEST_F(RunRecordTest, AnotherRunsConfigurationIsNone) {
   EXPECT_FALSE(record.job);
   EXPECT_THAT(
       record.notes,
-      ElementsAre(HasSubstr("config.toml is of 1 rank, and the timeline has a rank 1")));
+      ElementsAre(HasSubstr(
+          "config.toml is of 1 rank, and the timeline has a rank 1")));
   // Of a simulated run some ranks are shown.
   folder_.write("run/config.toml", to_toml(made::job_of("dp=4")));
   EXPECT_TRUE(read_run(run_).job);
@@ -217,10 +222,12 @@ TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
   EXPECT_THAT(
       error_text<DataError>([] { read_run("/dev/zero"); }),
       HasSubstr("no regular file"));
-  EXPECT_THAT(error_text<DataError>([] { read_run(""); }), HasSubstr("RUN is empty"));
+  EXPECT_THAT(
+      error_text<DataError>([] { read_run(""); }), HasSubstr("RUN is empty"));
   folder_.write("other/package.json", "{\"name\":\"x\",\"traceEvents\":[]}");
   EXPECT_THAT(
-      error_text<DataError>([&] { read_run(folder_.path("other/package.json")); }),
+      error_text<DataError>(
+          [&] { read_run(folder_.path("other/package.json")); }),
       HasSubstr("it is another program's JSON; and there is no metrics.jsonl"));
   folder_.write("run/timeline.json", "garbage");
   EXPECT_THAT(read_run(run_).notes, Contains(HasSubstr("is no trace")));
@@ -228,7 +235,8 @@ TEST_F(RunRecordTest, WhatIsNoRunSaysSo) {
   EXPECT_FALSE(read_run(run_).job);
   folder_.write("run/metrics.jsonl", "garbage\n{}\n");
   EXPECT_THAT(
-      error_text<DataError>([&] { read_run(run_); }), HasSubstr("metrics.jsonl"));
+      error_text<DataError>([&] { read_run(run_); }),
+      HasSubstr("metrics.jsonl"));
 }
 
 }  // namespace run_record_test

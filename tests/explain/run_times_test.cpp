@@ -13,8 +13,8 @@ namespace echelon {
 namespace run_times_test {
 
 Span call(int32_t rank, const std::string& axis, int64_t begin, int64_t end) {
-  return {rank, "comm", "all_reduce x", SpanKind::communication, begin, end,
-          0,    8,      axis};
+  return {rank, "comm", "all_reduce x", SpanKind::communication, begin, end, 0,
+          8,    axis};
 }
 
 TEST(LateRanks, AreLateInTheirOwnGroupAlone) {
@@ -104,10 +104,10 @@ TEST(RunTimes, OfTwoAxesAtOnceTheInnermostCounts) {
 
 TEST(RunTimes, RanksArePeersByTheFirstOfTheirStages) {
   const RunTimes times = run_times(
-      {.spans = {
-           pass(0, "2F0", SpanKind::forward, 0, 10),
-           pass(0, "0F0", SpanKind::forward, 10, 20),
-           pass(1, "1F0", SpanKind::forward, 0, 10)}},
+      {.spans =
+           {pass(0, "2F0", SpanKind::forward, 0, 10),
+            pass(0, "0F0", SpanKind::forward, 10, 20),
+            pass(1, "1F0", SpanKind::forward, 0, 10)}},
       {});
   EXPECT_EQ(times.ranks.at(0).first_stage, 0);
   EXPECT_EQ(times.ranks.at(1).first_stage, 1);
@@ -136,8 +136,7 @@ TEST(RunTimes, AddUpToTheStep) {
         find_model("gpt2"), strategy, find_cluster("h100-sxm:1x8"),
         {.steps = 3, .jitter = 0.1, .seed = 5});
     const RunTimes times = run_times(run.timeline, one.layout);
-    ASSERT_EQ(
-        static_cast<int64_t>(times.ranks.size()), one.layout.num_ranks());
+    ASSERT_EQ(static_cast<int64_t>(times.ranks.size()), one.layout.num_ranks());
     for (const RankHistory& rank : times.ranks) {
       ASSERT_EQ(rank.steps.size(), 3u);
       for (const RankTimes& step : rank.steps) {
@@ -164,8 +163,7 @@ TEST(RunTimes, SeeTheCommunicationThatTheSimulatorMade) {
   const SimulatedRun run =
       simulate(find_model("gpt2"), strategy, find_cluster("h100-sxm:1x8"));
   const RunTimes times = run_times(run.timeline, strategy.layout);
-  const double exposed =
-      run.step.parts.exposed[static_cast<size_t>(Axis::tp)];
+  const double exposed = run.step.parts.exposed[static_cast<size_t>(Axis::tp)];
   EXPECT_NEAR(times.mean.communication.at("tp"), exposed, 0.02 * exposed);
 }
 

@@ -11,10 +11,12 @@ using testing::ElementsAre;
 Span pass(
     int32_t rank, const std::string& name, SpanKind kind, int64_t begin_ms,
     int64_t end_ms) {
-  return {rank, "compute", name, kind, begin_ms * 1'000'000, end_ms * 1'000'000, 0};
+  return {rank, "compute", name, kind, begin_ms * 1'000'000, end_ms * 1'000'000,
+          0};
 }
 
-// Two stages, the second one twice as long; rank 1 is in its pass before its input is.
+// Two stages, the second one twice as long; rank 1 is in its pass before its
+// input is.
 Timeline two_stages() {
   return {
       .spans = {
@@ -31,7 +33,8 @@ TEST(StageCosts, AreForwardAndBackwardWithoutTheWaitsInside) {
   ASSERT_TRUE(costs);
   EXPECT_THAT(
       costs->seconds,
-      ElementsAre(testing::DoubleNear(0.030, 1e-9), testing::DoubleNear(0.060, 1e-9)));
+      ElementsAre(
+          testing::DoubleNear(0.030, 1e-9), testing::DoubleNear(0.060, 1e-9)));
   EXPECT_THAT(costs->slowest_ranks, ElementsAre(1));
   EXPECT_NEAR(costs->as_they_are, 0.090, 1e-9);
   EXPECT_NEAR(costs->even, 0.090, 1e-9);  // one microbatch: no rank is ahead
@@ -39,7 +42,8 @@ TEST(StageCosts, AreForwardAndBackwardWithoutTheWaitsInside) {
 }
 
 TEST(StageCosts, OfWhatIsNoPipelineAreNone) {
-  EXPECT_FALSE(stage_costs({.spans = {pass(0, "forward", SpanKind::forward, 0, 1)}}, {0}));
+  EXPECT_FALSE(stage_costs(
+      {.spans = {pass(0, "forward", SpanKind::forward, 0, 1)}}, {0}));
   EXPECT_FALSE(stage_costs(two_stages(), {1}));
 }
 

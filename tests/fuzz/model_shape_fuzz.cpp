@@ -1,5 +1,5 @@
-// Hugging Face configurations: whatever the bytes, a shape that can be counted, or a
-// DataError.
+// Hugging Face configurations: whatever the bytes, a shape that can be counted,
+// or a DataError.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

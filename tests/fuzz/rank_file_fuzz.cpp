@@ -1,5 +1,6 @@
-// Any bytes as a rank's file of a checkpoint whose manifest has their checksums: an
-// error that says what is wrong, or the bytes that the file's header says.
+// Any bytes as a rank's file of a checkpoint whose manifest has their
+// checksums: an error that says what is wrong, or the bytes that the file's
+// header says.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -36,8 +37,8 @@ CheckpointManifest manifest_of(const uint8_t* data, size_t size) {
   part.file.name = "rank-00000.safetensors";
   part.file.bytes = static_cast<int64_t>(size);
   for (size_t at = 0; at < size; at += kChecksumBlockBytes) {
-    part.file.blocks.push_back(checksum(
-        data + at, std::min<size_t>(kChecksumBlockBytes, size - at)));
+    part.file.blocks.push_back(
+        checksum(data + at, std::min<size_t>(kChecksumBlockBytes, size - at)));
   }
   manifest.config_hash = checksum("", 0);
   add_parts(manifest, {part});
@@ -59,8 +60,7 @@ void compare(const std::byte* read, const uint8_t* file, size_t size) {
     const size_t at = info.name == "a" ? 0 : info.name == "a#1" ? 12 : 48;
     check(
         std::memcmp(
-            read + at,
-            file + header.data_begin + info.begin,
+            read + at, file + header.data_begin + info.begin,
             info.end - info.begin) == 0);
   }
 }

@@ -87,8 +87,8 @@ TEST_F(JobTest, MicrobatchesAreTheMostThatDivideTheBatch) {
   };
   EXPECT_EQ(count(64, 1, 1), 1);
   EXPECT_EQ(count(64, 1, 2), 8);
-  EXPECT_EQ(count(64, 1, 3), 8);   // not 12
-  EXPECT_EQ(count(60, 2, 2), 6);   // 30 for each pipeline
+  EXPECT_EQ(count(64, 1, 3), 8);  // not 12
+  EXPECT_EQ(count(60, 2, 2), 6);  // 30 for each pipeline
   EXPECT_EQ(count(64, 1, 4), 16);
   EXPECT_EQ(count(7, 1, 2), 7);
   EXPECT_EQ(count(64, 1, 4, "dualpipev"), 16);
@@ -190,8 +190,8 @@ TEST_F(JobTest, ErrorsOfTextsSayWhoSetTheKey) {
       "[model]\nname = \"gpt\"\nlayers = 1\nhidden_size = 8\nheads = 2\n"
       "max_positions = 8\n";
   const auto error = [&](const std::string& data) {
-    const Job job = small(
-        "batch = 4\n" + model + "[data]\nname = \"text\"\n" + data);
+    const Job job =
+        small("batch = 4\n" + model + "[data]\nname = \"text\"\n" + data);
     const std::string path = (folder_ / "job.toml").string();
     const std::string message = error_of([&] { check_job(job, 1); });
     return message.rfind(path + ":", 0) == 0 ? message.substr(path.size() + 1)
@@ -236,8 +236,7 @@ TEST_F(JobTest, PiecesAreForTensorParallelModelsWithProducts) {
       find_unused_settings(job),
       ElementsAre(HasSubstr("without tensor parallelism")));
   job.layout.tp = 2;
-  EXPECT_THAT(
-      find_unused_settings(job), ElementsAre(HasSubstr("simple_cnn")));
+  EXPECT_THAT(find_unused_settings(job), ElementsAre(HasSubstr("simple_cnn")));
   job.model.name = "mlp";
   EXPECT_THAT(find_unused_settings(job), IsEmpty());
 }
@@ -251,17 +250,15 @@ TEST_F(JobTest, PrecisionThatHasNoEffect) {
     return all;
   };
   EXPECT_EQ(
-      warnings(
-          "[precision]\ncompute = \"bf16\"\ninitial_loss_scale = 8\n"
-          "loss_scale_growth = 9\nmax_overflows = 7\n"),
+      warnings("[precision]\ncompute = \"bf16\"\ninitial_loss_scale = 8\n"
+               "loss_scale_growth = 9\nmax_overflows = 7\n"),
       "[precision] initial_loss_scale = 8.0: has no effect with compute "
       "\"bf16\"\n"
       "[precision] loss_scale_growth = 9: has no effect with compute \"bf16\"\n"
       "[precision] max_overflows = 7: has no effect with compute \"bf16\"\n");
   EXPECT_EQ(
-      warnings(
-          "[precision]\ncompute = \"fp16\"\ninitial_loss_scale = 8\n"
-          "loss_scale = 4\nmax_overflows = 7\n"),
+      warnings("[precision]\ncompute = \"fp16\"\ninitial_loss_scale = 8\n"
+               "loss_scale = 4\nmax_overflows = 7\n"),
       "[precision] initial_loss_scale = 8.0: has no effect with a loss_scale "
       "that is fixed\n");
   EXPECT_EQ(
@@ -270,16 +267,14 @@ TEST_F(JobTest, PrecisionThatHasNoEffect) {
       warnings("[precision]\nreduce = \"bf16\"\n"),
       "[precision] reduce = \"bf16\": has no effect with 1 data-parallel "
       "rank\n");
-  EXPECT_EQ(
-      warnings("[precision]\nreduce = \"bf16\"\n[layout]\ndp = 2\n"), "");
+  EXPECT_EQ(warnings("[precision]\nreduce = \"bf16\"\n[layout]\ndp = 2\n"), "");
   EXPECT_EQ(
       warnings("[precision]\nreduce = \"float32\"\n[layout]\ndp = 2\n"),
       "[precision] reduce = \"float32\": has no effect where gradients are in "
       "float32 already\n");
   EXPECT_EQ(
-      warnings(
-          "[precision]\ncompute = \"bf16\"\nreduce = \"float32\"\n"
-          "[layout]\npp = 2\n"),
+      warnings("[precision]\ncompute = \"bf16\"\nreduce = \"float32\"\n"
+               "[layout]\npp = 2\n"),
       "");
 }
 
@@ -289,15 +284,13 @@ TEST_F(JobTest, PrecisionThatContradicts) {
     return error_of([&] { check_job(job, ranks); });
   };
   EXPECT_THAT(
-      error(
-          "[model]\ndtype = \"float64\"\n[precision]\ncompute = \"fp16\"\n"),
+      error("[model]\ndtype = \"float64\"\n[precision]\ncompute = \"fp16\"\n"),
       testing::AllOf(
           HasSubstr("job.toml:8:11: [precision] compute = \"fp16\": "),
           HasSubstr("dtype = \"float64\"")));
   EXPECT_THAT(
-      error(
-          "[model]\ndevices = [\"cpu\", \"cpu\"]\n[precision]\n"
-          "compute = \"bf16\"\n"),
+      error("[model]\ndevices = [\"cpu\", \"cpu\"]\n[precision]\n"
+            "compute = \"bf16\"\n"),
       HasSubstr("is for ranks that drive one device"));
   EXPECT_THAT(
       error(
@@ -327,7 +320,8 @@ TEST_F(JobTest, RunFolderIsMadeOnce) {
         small("", {.layout = "dp=2"})}) {
     EXPECT_THAT(
         error_of([&] { make_run_folder(other); }),
-        HasSubstr("exists and has no checkpoints to go on from; --overwrite replaces it"));
+        HasSubstr("exists and has no checkpoints to go on from; --overwrite "
+                  "replaces it"));
   }
   EXPECT_TRUE(fs::exists(folder_ / "run" / "keep"));
   EXPECT_EQ(to_toml(load_job(path)), to_toml(job));
@@ -385,7 +379,8 @@ TEST_F(JobTest, ARunThatBeganWithAnothersCanBeQueuedAgain) {
   // Anew it needs the other one.
   EXPECT_THAT(
       error_of([&] {
-        make_run_folder(small("", {.overwrite = true, .resume = other.string()}));
+        make_run_folder(
+            small("", {.overwrite = true, .resume = other.string()}));
       }),
       HasSubstr("there is no such folder"));
   EXPECT_TRUE(fs::exists(run / "old"));
@@ -421,7 +416,8 @@ TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {
   for (const fs::path& from :
        {run, run / "", run / "checkpoints", run / "checkpoints/step-00000004",
         folder_ / "link", folder_ / "link/checkpoints/step-00000004/",
-        folder_ / "step-00000009", folder_ / "copied", run / "../run/checkpoints"}) {
+        folder_ / "step-00000009", folder_ / "copied",
+        run / "../run/checkpoints"}) {
     const Overrides anew{.overwrite = true, .resume = from.string()};
     EXPECT_THAT(
         error_of([&] { make_run_folder(small("", anew)); }),
@@ -430,16 +426,15 @@ TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {
   }
   // Nor with a slash behind the run, nor other things that it begins with.
   const auto error = [&](const std::string& set) {
-    return error_of([&] {
-      make_run_folder(small("", {.set = {set}, .overwrite = true}));
-    });
+    return error_of(
+        [&] { make_run_folder(small("", {.set = {set}, .overwrite = true})); });
   };
   EXPECT_THAT(
       error_of([&] {
-        make_run_folder(
-            small("", {.set = {"train.run=" + (run / "").string()},
-                       .overwrite = true,
-                       .resume = run.string()}));
+        make_run_folder(small(
+            "", {.set = {"train.run=" + (run / "").string()},
+                 .overwrite = true,
+                 .resume = run.string()}));
       }),
       HasSubstr("would remove"));
   const std::string inside = "=" + (run / "x.safetensors").string();
@@ -448,8 +443,8 @@ TEST_F(JobTest, OverwriteDoesNotRemoveWhatItResumes) {
   EXPECT_TRUE(fs::exists(run / "checkpoints/step-00000004/manifest.json"));
   // Another run's folder is none of it, though its name begins alike.
   leave_checkpoint(folder_ / "run-2", "step-00000003");
-  make_run_folder(small(
-      "", {.overwrite = true, .resume = (folder_ / "run-2").string()}));
+  make_run_folder(
+      small("", {.overwrite = true, .resume = (folder_ / "run-2").string()}));
   EXPECT_FALSE(fs::exists(run / "checkpoints"));
 }
 

@@ -6,7 +6,9 @@
 namespace echelon::launch {
 namespace cause_test {
 
-int exited(int code) { return code << 8; }
+int exited(int code) {
+  return code << 8;
+}
 
 RankEnd end_of(int rank, int status, int64_t time_ns) {
   RankEnd end;
@@ -17,8 +19,9 @@ RankEnd end_of(int rank, int status, int64_t time_ns) {
 }
 
 ErrorReport report_of(const std::string& text, bool consequence, int64_t time) {
-  return {text, consequence ? "echelon::CommError" : "std::runtime_error", 1,
-          time, 0, consequence};
+  return {text, consequence ? "echelon::CommError" : "std::runtime_error",
+          1,    time,
+          0,    consequence};
 }
 
 TEST(FindCause, NoRankFailed) {
@@ -26,8 +29,8 @@ TEST(FindCause, NoRankFailed) {
 }
 
 TEST(FindCause, EarliestFailure) {
-  const auto cause = find_cause({end_of(0, exited(3), 20),
-                                 end_of(1, exited(4), 10), end_of(2, 0, 5)});
+  const auto cause = find_cause(
+      {end_of(0, exited(3), 20), end_of(1, exited(4), 10), end_of(2, 0, 5)});
   ASSERT_TRUE(cause);
   EXPECT_EQ(cause->rank, 1);
   EXPECT_EQ(cause->exit_code, 4);
@@ -44,7 +47,8 @@ TEST(FindCause, ALostPeerIsNotTheCause) {
   EXPECT_NE(cause->text.find("SIGKILL"), std::string::npos);
 }
 
-// Its words were written, and then the launcher ended it: the code is what it said.
+// Its words were written, and then the launcher ended it: the code is what it
+// said.
 TEST(FindCause, AKilledRankThatHadSpokenEndedAsItSaid) {
   auto first = end_of(0, SIGKILL, 12);
   first.told_to_end = true;
@@ -92,8 +96,8 @@ TEST(FindCause, AStoppedRankWithAnErrorOfItsOwnIs) {
 
 TEST(FindCause, OurOwnErrorsNeedNoTypeName) {
   auto end = end_of(0, exited(2), 1);
-  end.report = ErrorReport{"[layout] dp=3", "echelon::ConfigError", 2, 1, 0,
-                           false};
+  end.report =
+      ErrorReport{"[layout] dp=3", "echelon::ConfigError", 2, 1, 0, false};
   EXPECT_EQ(find_cause({end})->text, "[layout] dp=3");
 }
 
@@ -125,29 +129,31 @@ TEST(FindCause, WithoutWordsTheExitCodeSpeaks) {
 TEST(FindCause, ASignalIsNotExplainedByAnOldWarning) {
   auto end = end_of(0, SIGSEGV, 1);
   end.stderr_tail = "warning: slow disk\n";
-  EXPECT_EQ(find_cause({end})->text,
-            "killed by SIGSEGV (Segmentation fault)");
+  EXPECT_EQ(find_cause({end})->text, "killed by SIGSEGV (Segmentation fault)");
 }
 
 TEST(FindError, UncaughtCppException) {
-  EXPECT_EQ(find_error("step 1\nterminate called after throwing an instance of "
-                       "'std::runtime_error'\n  what():  shape [2, 3] does not "
-                       "fit\n"),
-            "std::runtime_error: shape [2, 3] does not fit");
+  EXPECT_EQ(
+      find_error("step 1\nterminate called after throwing an instance of "
+                 "'std::runtime_error'\n  what():  shape [2, 3] does not "
+                 "fit\n"),
+      "std::runtime_error: shape [2, 3] does not fit");
 }
 
 TEST(FindError, ExceptionTextOfSeveralLinesWithoutBacktrace) {
-  EXPECT_EQ(find_error("terminate called after throwing an instance of "
-                       "'c10::Error'\n  what():  first\nsecond\nException "
-                       "raised from f at a.cpp:1 (most recent call first):\n"
-                       "frame #0: x\nAborted (core dumped)\n"),
-            "c10::Error: first\nsecond");
+  EXPECT_EQ(
+      find_error("terminate called after throwing an instance of "
+                 "'c10::Error'\n  what():  first\nsecond\nException "
+                 "raised from f at a.cpp:1 (most recent call first):\n"
+                 "frame #0: x\nAborted (core dumped)\n"),
+      "c10::Error: first\nsecond");
 }
 
 TEST(FindError, ExceptionWithoutText) {
-  EXPECT_EQ(find_error("terminate called after throwing an instance of 'int'\n"
-                       "Aborted\n"),
-            "int");
+  EXPECT_EQ(
+      find_error("terminate called after throwing an instance of 'int'\n"
+                 "Aborted\n"),
+      "int");
 }
 
 TEST(FindError, LastPythonTraceback) {
@@ -161,9 +167,10 @@ TEST(FindError, LastPythonTraceback) {
 }
 
 TEST(FindError, Sanitizer) {
-  EXPECT_EQ(find_error("==12==ERROR: AddressSanitizer: heap-use-after-free on "
-                       "0x1\n    #0 0x2 in main\nSUMMARY: x\n"),
-            "==12==ERROR: AddressSanitizer: heap-use-after-free on 0x1");
+  EXPECT_EQ(
+      find_error("==12==ERROR: AddressSanitizer: heap-use-after-free on "
+                 "0x1\n    #0 0x2 in main\nSUMMARY: x\n"),
+      "==12==ERROR: AddressSanitizer: heap-use-after-free on 0x1");
 }
 
 TEST(FindError, NothingKnown) {
@@ -172,16 +179,20 @@ TEST(FindError, NothingKnown) {
 }
 
 TEST(LastLines, SkipsNoiseAndEscapes) {
-  EXPECT_EQ(last_lines("one\n\n\x1b[31mtwo\x1b[0m\n10%\r20%\rthree\n\nAborted "
-                       "(core dumped)\n", 3),
-            "two\nthree");
+  EXPECT_EQ(
+      last_lines(
+          "one\n\n\x1b[31mtwo\x1b[0m\n10%\r20%\rthree\n\nAborted "
+          "(core dumped)\n",
+          3),
+      "two\nthree");
 }
 
 TEST(LastLines, AShellsReportOfItsChildIsNoise) {
-  EXPECT_EQ(last_lines("bad\n./w: line 3:  5029 Killed       \"$@\"\n", 3),
-            "bad");
-  EXPECT_EQ(last_lines("./w: line 3: no-such: command not found\n", 3),
-            "./w: line 3: no-such: command not found");
+  EXPECT_EQ(
+      last_lines("bad\n./w: line 3:  5029 Killed       \"$@\"\n", 3), "bad");
+  EXPECT_EQ(
+      last_lines("./w: line 3: no-such: command not found\n", 3),
+      "./w: line 3: no-such: command not found");
 }
 
 TEST(LastLines, BoundsTheirLength) {
@@ -192,7 +203,8 @@ TEST(DescribeStatus, CodesAndSignals) {
   EXPECT_EQ(describe_status(exited(3)), "exit code 3");
   EXPECT_EQ(describe_status(SIGABRT), "SIGABRT (Aborted)");
   EXPECT_EQ(describe_status(SIGABRT | 0x80), "SIGABRT (Aborted), core dumped");
-  EXPECT_EQ(describe_status(exited(139)), "exit code 139 (a shell's for SIGSEGV)");
+  EXPECT_EQ(
+      describe_status(exited(139)), "exit code 139 (a shell's for SIGSEGV)");
   EXPECT_EQ(exit_code_of(SIGKILL), 137);
 }
 
@@ -203,14 +215,15 @@ Outcome failed(int code, bool consequence) {
 }
 
 TEST(Combine, TheFirstCauseThatIsNoConsequence) {
-  EXPECT_EQ(combine({failed(1, true), failed(3, false), failed(4, false)})
-                .exit_code, 3);
+  EXPECT_EQ(
+      combine({failed(1, true), failed(3, false), failed(4, false)}).exit_code,
+      3);
   EXPECT_EQ(combine({failed(5, true), failed(6, true)}).exit_code, 5);
 }
 
 TEST(Combine, StoppedHostsWithoutACause) {
-  EXPECT_EQ(combine({Outcome{0, 0, {}}, Outcome{130, SIGINT, {}}}).exit_code,
-            130);
+  EXPECT_EQ(
+      combine({Outcome{0, 0, {}}, Outcome{130, SIGINT, {}}}).exit_code, 130);
   EXPECT_EQ(combine({Outcome{0, SIGINT, {}}, Outcome{0, 0, {}}}).exit_code, 0);
   EXPECT_EQ(combine({}).exit_code, 0);
 }

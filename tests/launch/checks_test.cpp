@@ -55,8 +55,8 @@ class FindProgram : public testing::Test {
     folder_ = name;
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::string write(const std::string& name, const std::string& text,
-                    mode_t mode = 0755) {
+  std::string
+  write(const std::string& name, const std::string& text, mode_t mode = 0755) {
     const std::string path = folder_ + "/" + name;
     std::ofstream(path) << text;
     chmod(path.c_str(), mode);
@@ -81,15 +81,17 @@ TEST_F(FindProgram, Missing) {
 
 TEST_F(FindProgram, NotAProgram) {
   EXPECT_THAT(refused(folder_), HasSubstr("folder"));
-  EXPECT_THAT(refused(write("plain", "#!/bin/sh\n", 0644)),
-              HasSubstr("chmod +x"));
+  EXPECT_THAT(
+      refused(write("plain", "#!/bin/sh\n", 0644)), HasSubstr("chmod +x"));
   EXPECT_THAT(refused(write("empty", "")), HasSubstr("empty"));
 }
 
 TEST_F(FindProgram, MissingInterpreter) {
-  EXPECT_THAT(refused(write("a", "#!/no/such/python3 -u\n")),
-              HasSubstr("\"/no/such/python3\""));
-  EXPECT_THAT(refused(write("b", "#!/bin/sh\r\nls\r\n")), HasSubstr("dos2unix"));
+  EXPECT_THAT(
+      refused(write("a", "#!/no/such/python3 -u\n")),
+      HasSubstr("\"/no/such/python3\""));
+  EXPECT_THAT(
+      refused(write("b", "#!/bin/sh\r\nls\r\n")), HasSubstr("dos2unix"));
 }
 
 }  // namespace checks_test

@@ -72,19 +72,23 @@ TEST_F(ErrorReportTest, AnUncaughtExceptionLeavesItsText) {
 }
 
 TEST_F(ErrorReportTest, OurErrorsBringTheirExitCode) {
-  EXPECT_EQ(WEXITSTATUS(run([]() -> int {
-              install_error_reporter();
-              throw ConfigError("[layout] dp=3");
-            })), 2);
+  EXPECT_EQ(
+      WEXITSTATUS(run([]() -> int {
+        install_error_reporter();
+        throw ConfigError("[layout] dp=3");
+      })),
+      2);
   EXPECT_EQ(read_error_report(path_)->exit_code, 2);
 }
 
 TEST_F(ErrorReportTest, FromAThread) {
-  EXPECT_EQ(WEXITSTATUS(run([]() -> int {
-              install_error_reporter();
-              std::thread([] { throw NumericError("NaN"); }).join();
-              return 0;
-            })), 4);
+  EXPECT_EQ(
+      WEXITSTATUS(run([]() -> int {
+        install_error_reporter();
+        std::thread([] { throw NumericError("NaN"); }).join();
+        return 0;
+      })),
+      4);
   EXPECT_EQ(read_error_report(path_)->message, "NaN");
 }
 
@@ -97,13 +101,15 @@ TEST_F(ErrorReportTest, ALostPeerIsAConsequence) {
 }
 
 TEST_F(ErrorReportTest, ProgramsThatCatchInMain) {
-  EXPECT_EQ(WEXITSTATUS(run([] {
-              try {
-                throw DataError("cut short");
-              } catch (const std::exception& error) {
-                return report_error(error);
-              }
-            })), 3);
+  EXPECT_EQ(
+      WEXITSTATUS(run([] {
+        try {
+          throw DataError("cut short");
+        } catch (const std::exception& error) {
+          return report_error(error);
+        }
+      })),
+      3);
   EXPECT_EQ(read_error_report(path_)->message, "cut short");
   EXPECT_EQ(stderr_text(), "error: cut short\n");
 }
@@ -117,10 +123,12 @@ TEST_F(ErrorReportTest, TheFirstErrorIsKept) {
 }
 
 TEST_F(ErrorReportTest, NotAnException) {
-  EXPECT_EQ(WEXITSTATUS(run([]() -> int {
-              install_error_reporter();
-              throw 7;
-            })), 1);
+  EXPECT_EQ(
+      WEXITSTATUS(run([]() -> int {
+        install_error_reporter();
+        throw 7;
+      })),
+      1);
   EXPECT_EQ(read_error_report(path_)->type, "int");
 }
 
@@ -154,9 +162,10 @@ TEST_F(ErrorReportTest, FilesThatAreNoReports) {
 }
 
 TEST(WithoutBacktrace, CutsWhatLibTorchAppends) {
-  EXPECT_EQ(without_backtrace("bad shape\nException raised from f at a.cpp:1 "
-                              "(most recent call first):\nframe #0"),
-            "bad shape");
+  EXPECT_EQ(
+      without_backtrace("bad shape\nException raised from f at a.cpp:1 "
+                        "(most recent call first):\nframe #0"),
+      "bad shape");
   EXPECT_EQ(without_backtrace("two\nlines\n"), "two\nlines");
 }
 

@@ -9,9 +9,9 @@
 #include <set>
 #include <sstream>
 
+#include "tests/support/places.h"
 #include "tests/support/process.h"
 #include "tests/support/two_hosts.h"
-#include "tests/support/places.h"
 
 namespace echelon::testing_support {
 namespace launch_hosts_test {
@@ -28,13 +28,21 @@ std::string last_line(const Command& job) {
 /// Two launchers of one job that meet on this host's loopback.
 class Loopback : public testing::Test {
  protected:
-  std::vector<std::string> node(int rank,
-                                const std::vector<std::string>& program,
-                                std::vector<std::string> more = {}) const {
+  std::vector<std::string> node(
+      int rank, const std::vector<std::string>& program,
+      std::vector<std::string> more = {}) const {
     std::vector<std::string> words = {
-        test_program("launch_run"), "--nnodes", "2", "--node-rank", std::to_string(rank),
-        "--master-addr", "127.0.0.1", "--master-port", std::to_string(port_),
-        "-n", rank == 0 ? "2" : "3"};
+        test_program("launch_run"),
+        "--nnodes",
+        "2",
+        "--node-rank",
+        std::to_string(rank),
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        std::to_string(port_),
+        "-n",
+        rank == 0 ? "2" : "3"};
     words.insert(words.end(), more.begin(), more.end());
     words.push_back("--");
     words.insert(words.end(), program.begin(), program.end());
@@ -45,9 +53,10 @@ class Loopback : public testing::Test {
 
 TEST_F(Loopback, RanksAreNumberedOverHosts) {
   const std::vector<std::string> program = {
-      "sh", "-c", "echo \"$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE "
-                  "$GROUP_RANK $GROUP_WORLD_SIZE $MASTER_ADDR $MASTER_PORT "
-                  "$ECHELON_NODE_ADDRESS $ECHELON_JOB.$TORCHELASTIC_RUN_ID\""};
+      "sh", "-c",
+      "echo \"$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE "
+      "$GROUP_RANK $GROUP_WORLD_SIZE $MASTER_ADDR $MASTER_PORT "
+      "$ECHELON_NODE_ADDRESS $ECHELON_JOB.$TORCHELASTIC_RUN_ID\""};
   Command b(node(1, program));  // comes first, and waits
   Command a(node(0, program));
   EXPECT_EQ(a.wait(), 0) << a.err();
@@ -60,11 +69,11 @@ TEST_F(Loopback, RanksAreNumberedOverHosts) {
     jobs.insert(line.substr(line.rfind(' ')));
   }
   const std::string end = " 127.0.0.1 " + std::to_string(port_) + " 127.0.0.1";
-  EXPECT_THAT(lines, testing::ElementsAre("[0] 0 0 5 2 0 2" + end,
-                                          "[1] 1 1 5 2 0 2" + end,
-                                          "[2] 2 0 5 3 1 2" + end,
-                                          "[3] 3 1 5 3 1 2" + end,
-                                          "[4] 4 2 5 3 1 2" + end));
+  EXPECT_THAT(
+      lines, testing::ElementsAre(
+                 "[0] 0 0 5 2 0 2" + end, "[1] 1 1 5 2 0 2" + end,
+                 "[2] 2 0 5 3 1 2" + end, "[3] 3 1 5 3 1 2" + end,
+                 "[4] 4 2 5 3 1 2" + end));
   EXPECT_EQ(jobs.size(), 1u);
 }
 
@@ -74,8 +83,10 @@ TEST_F(Loopback, AFailureIsToldOnBothHosts) {
   EXPECT_EQ(a.wait(), 1);
   EXPECT_EQ(b.wait(), 1);
   for (const Command* job : {&a, &b}) {
-    EXPECT_EQ(last_line(*job), "rank 3: std::runtime_error: batch 7 does not "
-                               "fit");
+    EXPECT_EQ(
+        last_line(*job),
+        "rank 3: std::runtime_error: batch 7 does not "
+        "fit");
     EXPECT_THAT(job->err(), HasSubstr("rank 3 (node 1, 127.0.0.1) ended with"));
     EXPECT_TRUE(job->living().empty());
   }
@@ -103,8 +114,12 @@ TEST_F(Loopback, CtrlCOnOneHostStopsAll) {
 TEST_F(Loopback, ALauncherThatIsKilledEndsTheJobElsewhere) {
   for (const int victim : {0, 1}) {
     port_ = free_port();
-    Command a(node(0, {test_program("launch_rank"), "ignore-term"}, {"--grace-ms", "100"}));
-    Command b(node(1, {test_program("launch_rank"), "ignore-term"}, {"--grace-ms", "100"}));
+    Command a(node(
+        0, {test_program("launch_rank"), "ignore-term"},
+        {"--grace-ms", "100"}));
+    Command b(node(
+        1, {test_program("launch_rank"), "ignore-term"},
+        {"--grace-ms", "100"}));
     ASSERT_TRUE(a.until_output("ready", 2));
     ASSERT_TRUE(b.until_output("ready", 3));
     Command& killed = victim == 0 ? a : b;
@@ -112,9 +127,10 @@ TEST_F(Loopback, ALauncherThatIsKilledEndsTheJobElsewhere) {
     killed.signal(SIGKILL);
     EXPECT_EQ(killed.wait(), 137);
     EXPECT_EQ(other.wait(), 1);
-    EXPECT_THAT(last_line(other),
-                HasSubstr("the launcher of node " + std::to_string(victim) +
-                          " (127.0.0.1) is gone"));
+    EXPECT_THAT(
+        last_line(other), HasSubstr(
+                              "the launcher of node " + std::to_string(victim) +
+                              " (127.0.0.1) is gone"));
     EXPECT_TRUE(other.living().empty());
     EXPECT_TRUE(Command::until([&] { return killed.living().empty(); }));
   }
@@ -123,13 +139,18 @@ TEST_F(Loopback, ALauncherThatIsKilledEndsTheJobElsewhere) {
 TEST_F(Loopback, MissingHostsAreNamed) {
   Command a(node(0, {"true"}, {"--join-ms", "200"}));
   EXPECT_EQ(a.wait(), 2);
-  EXPECT_THAT(a.err(), AllOf(HasSubstr("after 0.2 s node 1 of 2"),
-                             HasSubstr("--master-addr")));
+  EXPECT_THAT(
+      a.err(),
+      AllOf(HasSubstr("after 0.2 s node 1 of 2"), HasSubstr("--master-addr")));
   Command b(node(1, {"true"}, {"--join-ms", "200"}));
   EXPECT_EQ(b.wait(), 2);
-  EXPECT_THAT(b.err(), AllOf(HasSubstr("node 0 does not answer at 127.0.0.1, "
-                                       "port " + std::to_string(port_)),
-                             HasSubstr("refused")));
+  EXPECT_THAT(
+      b.err(), AllOf(
+                   HasSubstr(
+                       "node 0 does not answer at 127.0.0.1, "
+                       "port " +
+                       std::to_string(port_)),
+                   HasSubstr("refused")));
   EXPECT_EQ(a.err_lines().size() + b.err_lines().size(), 2u);
 }
 
@@ -148,14 +169,16 @@ TEST_F(Loopback, HostsThatDisagreeAreRefused) {
 }
 
 TEST_F(Loopback, SomethingElseOnThePort) {
-  Command server({"python3", "-c",
-                  "import socket\n"
-                  "s = socket.create_server(('127.0.0.1', " +
-                      std::to_string(port_) + "))\n"
-                  "print('up', flush=True)\n"
-                  "while True:\n"
-                  "    c, _ = s.accept()\n"
-                  "    c.sendall(b'SSH-2.0-other\\r\\n')\n"});
+  Command server(
+      {"python3", "-c",
+       "import socket\n"
+       "s = socket.create_server(('127.0.0.1', " +
+           std::to_string(port_) +
+           "))\n"
+           "print('up', flush=True)\n"
+           "while True:\n"
+           "    c, _ = s.accept()\n"
+           "    c.sendall(b'SSH-2.0-other\\r\\n')\n"});
   ASSERT_TRUE(server.until_output("up"));
   Command b(node(1, {"true"}));
   EXPECT_EQ(b.wait(), 2);
@@ -172,12 +195,12 @@ class Namespaces : public testing::Test {
     if (!hosts_.reason().empty()) GTEST_SKIP() << hosts_.reason();
   }
   static std::string address(int node) { return TwoHosts::address(node); }
-  std::vector<std::string> node(int rank,
-                                const std::vector<std::string>& program,
-                                std::vector<std::string> more = {}) const {
-    auto words = hosts_.on(rank, {
-        test_program("launch_run"), "--nnodes", "2", "--node-rank", std::to_string(rank),
-        "--master-addr", address(0), "-n", "2"});
+  std::vector<std::string> node(
+      int rank, const std::vector<std::string>& program,
+      std::vector<std::string> more = {}) const {
+    auto words = hosts_.on(
+        rank, {test_program("launch_run"), "--nnodes", "2", "--node-rank",
+               std::to_string(rank), "--master-addr", address(0), "-n", "2"});
     words.insert(words.end(), more.begin(), more.end());
     words.push_back("--");
     words.insert(words.end(), program.begin(), program.end());
@@ -210,8 +233,7 @@ TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
   Command a(node(0, {test_program("launch_rank"), "listen"}, {"--listen"}));
   Command b(node(1, {test_program("launch_rank"), "listen"}, {"--listen"}));
   ASSERT_TRUE(a.until_output("listening"));
-  Command sockets(
-      hosts_.on(0, {"cat", "/proc/net/tcp", "/proc/net/tcp6"}));
+  Command sockets(hosts_.on(0, {"cat", "/proc/net/tcp", "/proc/net/tcp6"}));
   EXPECT_EQ(sockets.wait(), 0);
   int listening = 0;
   std::istringstream lines(sockets.out());
@@ -225,18 +247,20 @@ TEST_F(Namespaces, TheStoreListensOnTheMastersAddressAlone) {
 }
 
 TEST_F(Namespaces, AHostWithoutARouteIsTold) {
-  Command a(hosts_.on(1, {
-      test_program("launch_run"), "--nnodes", "2", "--node-rank", "1", "--master-addr",
-      "203.0.113.5", "--", "true"}));
+  Command a(hosts_.on(
+      1, {test_program("launch_run"), "--nnodes", "2", "--node-rank", "1",
+          "--master-addr", "203.0.113.5", "--", "true"}));
   EXPECT_EQ(a.wait(), 2);
-  EXPECT_THAT(a.err(), HasSubstr("203.0.113.5, port 29500: Network is "
-                                 "unreachable"));
-  Command b(hosts_.on(1, {
-      test_program("launch_run"), "--nnodes", "2", "--node-rank", "0", "--master-addr",
-      address(0), "--", "true"}));
+  EXPECT_THAT(
+      a.err(), HasSubstr("203.0.113.5, port 29500: Network is "
+                         "unreachable"));
+  Command b(hosts_.on(
+      1, {test_program("launch_run"), "--nnodes", "2", "--node-rank", "0",
+          "--master-addr", address(0), "--", "true"}));
   EXPECT_EQ(b.wait(), 2);
-  EXPECT_THAT(b.err(), AllOf(HasSubstr("not an address of this host"),
-                             HasSubstr("10.83.0.2")));
+  EXPECT_THAT(
+      b.err(),
+      AllOf(HasSubstr("not an address of this host"), HasSubstr("10.83.0.2")));
 }
 
 TEST_F(Namespaces, ACutCableEndsTheJobOnBothSides) {

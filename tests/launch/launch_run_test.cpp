@@ -9,8 +9,8 @@
 #include <set>
 #include <sstream>
 
-#include "tests/support/process.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon::testing_support {
 namespace launch_run_test {
@@ -20,8 +20,8 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-std::vector<std::string> launch(std::vector<std::string> options,
-                                const std::vector<std::string>& program) {
+std::vector<std::string> launch(
+    std::vector<std::string> options, const std::vector<std::string>& program) {
   options.insert(options.begin(), test_program("launch_run"));
   options.push_back("--");
   options.insert(options.end(), program.begin(), program.end());
@@ -42,7 +42,10 @@ std::vector<std::string> after_output(const Command& command) {
 }
 
 TEST(Run, EveryRankKnowsItsPlace) {
-  Command job(launch({"-n", "3"}, {"sh", "-c", R"(echo "R=$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK $ROLE_WORLD_SIZE $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT $ECHELON_GENERATION"; echo "J=$ECHELON_JOB $TORCHELASTIC_RUN_ID $MASTER_PORT"; echo "F=$ECHELON_MASTER_FD."; [ -n "$ECHELON_ERROR_FILE" ])"}));
+  Command job(launch(
+      {"-n", "3"},
+      {"sh", "-c",
+       R"(echo "R=$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_RANK $ROLE_WORLD_SIZE $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT $ECHELON_GENERATION"; echo "J=$ECHELON_JOB $TORCHELASTIC_RUN_ID $MASTER_PORT"; echo "F=$ECHELON_MASTER_FD."; [ -n "$ECHELON_ERROR_FILE" ])"}));
   EXPECT_EQ(job.wait(), 0) << job.err();
   std::set<std::string> places;
   std::set<std::string> jobs;
@@ -54,9 +57,11 @@ TEST(Run, EveryRankKnowsItsPlace) {
       EXPECT_EQ(line[1] == '0', line.substr(4) != "F=.") << line;
     }
   }
-  EXPECT_THAT(places, ElementsAre("[0] R=0 0 3 3 0 1 0 3 127.0.0.1 0 0",
-                                  "[1] R=1 1 3 3 0 1 1 3 127.0.0.1 0 0",
-                                  "[2] R=2 2 3 3 0 1 2 3 127.0.0.1 0 0"));
+  EXPECT_THAT(
+      places, ElementsAre(
+                  "[0] R=0 0 3 3 0 1 0 3 127.0.0.1 0 0",
+                  "[1] R=1 1 3 3 0 1 1 3 127.0.0.1 0 0",
+                  "[2] R=2 2 3 3 0 1 2 3 127.0.0.1 0 0"));
   ASSERT_EQ(jobs.size(), 1u);
   std::istringstream words(*jobs.begin());
   std::string job_id, run_id, port;
@@ -70,14 +75,16 @@ TEST(Run, UncaughtExceptionIsTheLastThingPrinted) {
   EXPECT_EQ(job.wait(), 1);
   const auto last = after_output(job);
   ASSERT_EQ(last.size(), 2u) << job.err();
-  EXPECT_EQ(last[0],
-            "echelon: rank 2 ended with exit code 1; the other 3 were stopped");
+  EXPECT_EQ(
+      last[0],
+      "echelon: rank 2 ended with exit code 1; the other 3 were stopped");
   EXPECT_EQ(last[1], "rank 2: std::runtime_error: batch 7 does not fit");
   EXPECT_TRUE(job.living().empty());
 }
 
 TEST(Run, UncaughtExceptionOfAProgramWithoutOurReporter) {
-  Command job(launch({"-n", "2"}, {test_program("launch_rank"), "throw-bare", "1"}));
+  Command job(
+      launch({"-n", "2"}, {test_program("launch_rank"), "throw-bare", "1"}));
   EXPECT_EQ(job.wait(), 134);
   const auto last = after_output(job);
   ASSERT_EQ(last.size(), 2u) << job.err();
@@ -86,13 +93,15 @@ TEST(Run, UncaughtExceptionOfAProgramWithoutOurReporter) {
 }
 
 TEST(Run, ExitCodeOfAnErrorType) {
-  Command job(launch({"-n", "2"}, {test_program("launch_rank"), "config", "0"}));
+  Command job(
+      launch({"-n", "2"}, {test_program("launch_rank"), "config", "0"}));
   EXPECT_EQ(job.wait(), 2);
   EXPECT_EQ(after_output(job).back(), "rank 0: [layout] dp=3, but 4 ranks");
 }
 
 TEST(Run, ExitCodeAlone) {
-  Command job(launch({"-n", "3"}, {test_program("launch_rank"), "exit", "1", "42"}));
+  Command job(
+      launch({"-n", "3"}, {test_program("launch_rank"), "exit", "1", "42"}));
   EXPECT_EQ(job.wait(), 42);
   EXPECT_EQ(after_output(job).back(), "rank 1: exit code 42");
   EXPECT_TRUE(job.living().empty());
@@ -101,32 +110,39 @@ TEST(Run, ExitCodeAlone) {
 TEST(Run, SignalsHaveNames) {
   Command segv(launch({"-n", "2"}, {test_program("launch_rank"), "segv", "1"}));
   EXPECT_EQ(segv.wait(), 139);
-  EXPECT_THAT(after_output(segv).back(),
-              StartsWith("rank 1: killed by SIGSEGV (Segmentation fault)"));
+  EXPECT_THAT(
+      after_output(segv).back(),
+      StartsWith("rank 1: killed by SIGSEGV (Segmentation fault)"));
   Command kill(launch({"-n", "2"}, {test_program("launch_rank"), "kill", "0"}));
   EXPECT_EQ(kill.wait(), 137);
-  EXPECT_THAT(after_output(kill).back(),
-              StartsWith("rank 0: killed by SIGKILL (Killed)"));
+  EXPECT_THAT(
+      after_output(kill).back(),
+      StartsWith("rank 0: killed by SIGKILL (Killed)"));
 }
 
 TEST(Run, ARankThatLostItsPeerIsNotTheCause) {
   Command job(launch({"-n", "3"}, {test_program("launch_rank"), "lost", "1"}));
   EXPECT_EQ(job.wait(), 137);
-  EXPECT_THAT(after_output(job).back(), StartsWith("rank 1: killed by SIGKILL"));
+  EXPECT_THAT(
+      after_output(job).back(), StartsWith("rank 1: killed by SIGKILL"));
 }
 
 TEST(Run, PythonTraceback) {
-  Command job(launch({"-n", "2"}, {"python3", "-c", "import os, time\n"
-      "if os.environ['RANK'] == '1': raise ValueError('no such column')\n"
-      "time.sleep(1000)"}));
+  Command job(launch(
+      {"-n", "2"},
+      {"python3", "-c",
+       "import os, time\n"
+       "if os.environ['RANK'] == '1': raise ValueError('no such column')\n"
+       "time.sleep(1000)"}));
   EXPECT_EQ(job.wait(), 1);
   EXPECT_EQ(after_output(job).back(), "rank 1: ValueError: no such column");
   EXPECT_TRUE(job.living().empty());
 }
 
 TEST(Run, RanksThatIgnoreSigtermAreKilled) {
-  Command job(launch({"-n", "3", "--grace-ms", "100"},
-                     {test_program("launch_rank"), "ignore-term", "1", "5"}));
+  Command job(launch(
+      {"-n", "3", "--grace-ms", "100"},
+      {test_program("launch_rank"), "ignore-term", "1", "5"}));
   EXPECT_EQ(job.wait(), 5);
   EXPECT_EQ(after_output(job).back(), "rank 1: exit code 5");
   EXPECT_TRUE(job.living().empty());
@@ -135,9 +151,10 @@ TEST(Run, RanksThatIgnoreSigtermAreKilled) {
 TEST(Run, LogsHoldAllThatARankWrote) {
   TempFolder folder;
   const std::string logs = folder.path() + "/deep/log";
-  Command job(launch({"-n", "2", "--log", logs},
-                     {"sh", "-c", "echo out $RANK; echo err $RANK >&2; printf "
-                                  "'end\\001'"}));
+  Command job(launch(
+      {"-n", "2", "--log", logs}, {"sh", "-c",
+                                   "echo out $RANK; echo err $RANK >&2; printf "
+                                   "'end\\001'"}));
   EXPECT_EQ(job.wait(), 0);
   for (const std::string rank : {"0", "1"}) {
     const std::string log = read_file(logs + "/rank-" + rank + ".log");
@@ -163,8 +180,9 @@ TEST(Run, AFullDiskEndsTheLogAndNotTheJob) {
 TEST(Run, AFloodIsKeptWholeAndItsEndToo) {
   TempFolder folder;
   const int lines = 500000;  // 100 MB
-  Command job(launch({"-n", "2", "--log", folder.path()},
-                     {test_program("launch_rank"), "flood", std::to_string(lines)}));
+  Command job(launch(
+      {"-n", "2", "--log", folder.path()},
+      {test_program("launch_rank"), "flood", std::to_string(lines)}));
   EXPECT_EQ(job.wait(), 3);
   EXPECT_THAT(after_output(job).back(), HasSubstr("the last words"));
   const auto one = [&](const std::string& rank) {
@@ -176,13 +194,15 @@ TEST(Run, AFloodIsKeptWholeAndItsEndToo) {
 
 TEST(Run, BinaryOutputAndLongLines) {
   TempFolder folder;
-  Command job(launch({"-n", "2", "--log", folder.path()},
-                     {"sh", "-c", "head -c 3000000 /dev/zero; head -c 1000000 "
-                                  "/dev/urandom >&2; echo; echo done"}));
+  Command job(launch(
+      {"-n", "2", "--log", folder.path()},
+      {"sh", "-c",
+       "head -c 3000000 /dev/zero; head -c 1000000 "
+       "/dev/urandom >&2; echo; echo done"}));
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(count(job.out(), "] done\n"), 2);
-  EXPECT_EQ(std::filesystem::file_size(folder.path() + "/rank-1.log"),
-            4000006u);
+  EXPECT_EQ(
+      std::filesystem::file_size(folder.path() + "/rank-1.log"), 4000006u);
 }
 
 TEST(Run, PlainOutputIsTheRanksOwn) {
@@ -193,8 +213,9 @@ TEST(Run, PlainOutputIsTheRanksOwn) {
 
 TEST(Run, RankZeroAloneOnTheTerminal) {
   TempFolder folder;
-  Command job(launch({"-n", "2", "--rank-zero", "--log", folder.path()},
-                     {"sh", "-c", "printf \"10%%\\r$RANK\"; echo e$RANK >&2"}));
+  Command job(launch(
+      {"-n", "2", "--rank-zero", "--log", folder.path()},
+      {"sh", "-c", "printf \"10%%\\r$RANK\"; echo e$RANK >&2"}));
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(job.out(), "10%\r0");
   EXPECT_EQ(job.err(), "e0\n");
@@ -204,15 +225,18 @@ TEST(Run, RankZeroAloneOnTheTerminal) {
 }
 
 TEST(Run, StandardInputGoesToRankZero) {
-  Command job({"sh", "-c", std::string("echo question | ") + test_program("launch_run") +
-                               " -n 2 -- cat"});
+  Command job(
+      {"sh", "-c",
+       std::string("echo question | ") + test_program("launch_run") +
+           " -n 2 -- cat"});
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(job.out(), "[0] question\n");
 }
 
 TEST(Run, AReaderThatLeavesEndsTheJob) {
-  Command job({"sh", "-c",
-               std::string(test_program("launch_run")) + " -n 2 -- yes | head -n 1"});
+  Command job(
+      {"sh", "-c",
+       std::string(test_program("launch_run")) + " -n 2 -- yes | head -n 1"});
   EXPECT_EQ(job.wait(), 0);
   EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
 }
@@ -227,28 +251,34 @@ TEST(Run, StartingFailsBeforeAnyRank) {
     EXPECT_EQ(job.err_lines().size(), 1u) << job.err();
     return job.err();
   };
-  EXPECT_THAT(refused({"-n", "2"}, "./no-such-program"),
-              HasSubstr("./no-such-program"));
+  EXPECT_THAT(
+      refused({"-n", "2"}, "./no-such-program"),
+      HasSubstr("./no-such-program"));
   EXPECT_THAT(refused({"-n", "0"}, "true"), HasSubstr("-n 0"));
   EXPECT_THAT(refused({"-n", "-2"}, "true"), HasSubstr("-n -2"));
   EXPECT_THAT(refused({"-n", "9999"}, "true"), HasSubstr("1 to 1024"));
   EXPECT_THAT(refused({"-n", "2"}, folder.path()), HasSubstr("folder"));
-  EXPECT_THAT(refused({"-n", "2"}, folder.script("text", "no first line\n")),
-              HasSubstr("#!"));
-  EXPECT_THAT(refused({"-n", "2", "--log", "/dev/null/x"}, "true"),
-              HasSubstr("/dev/null/x"));
-  EXPECT_THAT(refused({"-n", "1", "--master-addr", "192.0.2.77"}, "true"),
-              HasSubstr("not an address of this host"));
-  EXPECT_THAT(refused({"-n", "1", "--master-addr", "no-such-host.invalid"},
-                      "true"), HasSubstr("no-such-host.invalid"));
+  EXPECT_THAT(
+      refused({"-n", "2"}, folder.script("text", "no first line\n")),
+      HasSubstr("#!"));
+  EXPECT_THAT(
+      refused({"-n", "2", "--log", "/dev/null/x"}, "true"),
+      HasSubstr("/dev/null/x"));
+  EXPECT_THAT(
+      refused({"-n", "1", "--master-addr", "192.0.2.77"}, "true"),
+      HasSubstr("not an address of this host"));
+  EXPECT_THAT(
+      refused({"-n", "1", "--master-addr", "no-such-host.invalid"}, "true"),
+      HasSubstr("no-such-host.invalid"));
 }
 
 TEST(Run, AMissingLibraryIsOneClearError) {
   TempFolder folder;
   const std::string script = folder.script(
-      "program", "#!/bin/sh\necho './p: error while loading shared libraries: "
-                 "libx.so.1: cannot open shared object file: No such file or "
-                 "directory' >&2\nexit 127\n");
+      "program",
+      "#!/bin/sh\necho './p: error while loading shared libraries: "
+      "libx.so.1: cannot open shared object file: No such file or "
+      "directory' >&2\nexit 127\n");
   Command job(launch({"-n", "2"}, {script}));
   EXPECT_EQ(job.wait(), 2);
   EXPECT_THAT(job.err(), HasSubstr("libx.so.1"));
@@ -264,10 +294,11 @@ TEST(Run, TooFewProcessesAllowed) {
   const std::string program = folder.path() + "/run";
   std::filesystem::copy_file(test_program("launch_run"), program);
   std::filesystem::permissions(folder.path(), std::filesystem::perms(0755));
-  Command job({"setpriv", "--reuid", std::to_string(100000 + getpid()),
-               "--clear-groups", "prlimit", "--nproc=6", program, "-n", "8",
-               "--", "sleep", "1000"},
-              {"TMPDIR=/tmp"});
+  Command job(
+      {"setpriv", "--reuid", std::to_string(100000 + getpid()),
+       "--clear-groups", "prlimit", "--nproc=6", program, "-n", "8", "--",
+       "sleep", "1000"},
+      {"TMPDIR=/tmp"});
   EXPECT_EQ(job.wait(), 2) << job.err();
   EXPECT_THAT(job.err(), HasSubstr("ulimit -u"));
   EXPECT_TRUE(Command::until([&] { return job.living().empty(); }));
@@ -283,11 +314,10 @@ TEST(Run, TwoJobsAtATimeAreStrangers) {
 }
 
 TEST(Run, APortHasOneJob) {
-  Command a(launch({"-n", "1"},
-                   {"sh", "-c", "echo port $MASTER_PORT.; sleep 1000"}));
+  Command a(
+      launch({"-n", "1"}, {"sh", "-c", "echo port $MASTER_PORT.; sleep 1000"}));
   ASSERT_TRUE(a.until_output(".\n"));
-  const std::string port =
-      a.out().substr(9, a.out().find('.') - 9);
+  const std::string port = a.out().substr(9, a.out().find('.') - 9);
   Command b(launch({"-n", "1", "--master-port", port}, {"true"}));
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(b.err(), HasSubstr("port " + port + ": the port is in use"));
@@ -316,7 +346,8 @@ TEST(Run, TheStoreListensOnLoopbackAlone) {
       std::istringstream words(line);
       std::vector<std::string> fields{
           std::istream_iterator<std::string>(words), {}};
-      if (fields.size() > 9 && fields[3] == "0A" && inodes.contains(fields[9])) {
+      if (fields.size() > 9 && fields[3] == "0A" &&
+          inodes.contains(fields[9])) {
         ++listening;
         EXPECT_THAT(fields[1], StartsWith("0100007F:")) << line;
       }
@@ -326,8 +357,9 @@ TEST(Run, TheStoreListensOnLoopbackAlone) {
 }
 
 TEST(Run, OneHostUsesLoopbackWhateverTheMastersAddress) {
-  Command job(launch({"-n", "1", "--master-addr", "0.0.0.0"},
-                     {"sh", "-c", "echo $MASTER_ADDR"}));
+  Command job(launch(
+      {"-n", "1", "--master-addr", "0.0.0.0"},
+      {"sh", "-c", "echo $MASTER_ADDR"}));
   EXPECT_EQ(job.wait(), 0);
   EXPECT_EQ(job.out(), "[0] 127.0.0.1\n");
 }
@@ -357,8 +389,9 @@ else:
 
 TEST(Run, ScratchFilesAreRemoved) {
   TempFolder folder;
-  Command job(launch({"-n", "2"}, {test_program("launch_rank"), "throw", "0"}),
-              {"TMPDIR=" + folder.path()});
+  Command job(
+      launch({"-n", "2"}, {test_program("launch_rank"), "throw", "0"}),
+      {"TMPDIR=" + folder.path()});
   EXPECT_EQ(job.wait(), 1);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }

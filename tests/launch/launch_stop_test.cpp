@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "tests/support/process.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon::testing_support {
 namespace launch_stop_test {
@@ -17,8 +17,8 @@ namespace launch_stop_test {
 using testing::HasSubstr;
 using testing::StartsWith;
 
-std::vector<std::string> launch(std::vector<std::string> options,
-                                const std::vector<std::string>& program) {
+std::vector<std::string> launch(
+    std::vector<std::string> options, const std::vector<std::string>& program) {
   options.insert(options.begin(), test_program("launch_run"));
   options.push_back("--");
   options.insert(options.end(), program.begin(), program.end());
@@ -34,8 +34,9 @@ std::vector<pid_t> running(const Command& job, const std::string& program) {
   std::vector<pid_t> found;
   for (const pid_t pid : job.living()) {
     std::error_code gone;
-    if (std::filesystem::read_symlink("/proc/" + std::to_string(pid) + "/exe",
-                                      gone).filename() == program) {
+    if (std::filesystem::read_symlink(
+            "/proc/" + std::to_string(pid) + "/exe", gone)
+            .filename() == program) {
       found.push_back(pid);
     }
   }
@@ -80,9 +81,11 @@ TEST(Stop, CtrlCThatRanksDoNotCatch) {
 }
 
 TEST(Stop, SecondCtrlCKills) {
-  Command job(launch({"-n", "2", "--grace-ms", "100000"},
-                     {"sh", "-c", "trap 'echo later' INT TERM; echo ready; "
-                                  "while :; do sleep 0.05; done"}));
+  Command job(launch(
+      {"-n", "2", "--grace-ms", "100000"},
+      {"sh", "-c",
+       "trap 'echo later' INT TERM; echo ready; "
+       "while :; do sleep 0.05; done"}));
   ASSERT_TRUE(job.until_output("ready", 2));
   job.signal(SIGINT);
   ASSERT_TRUE(job.until_output("later", 2));
@@ -93,20 +96,24 @@ TEST(Stop, SecondCtrlCKills) {
 }
 
 TEST(Stop, ARankThatWantsToBeQueuedAgainSaysSo) {
-  Command job(launch({"-n", "2"},
-                     {"sh", "-c", "trap 'exit 75' TERM; echo ready; "
-                                  "while :; do sleep 0.05; done"}));
+  Command job(launch(
+      {"-n", "2"}, {"sh", "-c",
+                    "trap 'exit 75' TERM; echo ready; "
+                    "while :; do sleep 0.05; done"}));
   ASSERT_TRUE(job.until_output("ready", 2));
   job.signal(SIGTERM);
   EXPECT_EQ(job.wait(), 75);
 }
 
 TEST(Stop, AnErrorWhileEndingIsTold) {
-  Command job(launch({"-n", "2", "--grace-ms", "200"}, {"sh", "-c",
-      "trap 'if [ $RANK = 1 ]; then echo \"{\\\"message\\\":\\\"disk full\\\","
-      "\\\"type\\\":\\\"echelon::Error\\\",\\\"exit_code\\\":1,\\\"time_ns\\\":1,"
-      "\\\"rank\\\":1,\\\"consequence\\\":false}\" > $ECHELON_ERROR_FILE; "
-      "exit 1; fi; exit 0' INT; echo ready; while :; do sleep 0.05; done"}));
+  Command job(launch(
+      {"-n", "2", "--grace-ms", "200"},
+      {"sh", "-c",
+       "trap 'if [ $RANK = 1 ]; then echo \"{\\\"message\\\":\\\"disk full\\\","
+       "\\\"type\\\":\\\"echelon::Error\\\",\\\"exit_code\\\":1,\\\"time_"
+       "ns\\\":1,"
+       "\\\"rank\\\":1,\\\"consequence\\\":false}\" > $ECHELON_ERROR_FILE; "
+       "exit 1; fi; exit 0' INT; echo ready; while :; do sleep 0.05; done"}));
   ASSERT_TRUE(job.until_output("ready", 2));
   job.signal(SIGINT);
   EXPECT_EQ(job.wait(), 1);
@@ -114,9 +121,10 @@ TEST(Stop, AnErrorWhileEndingIsTold) {
 }
 
 TEST(Stop, OtherSignalsArePassedOn) {
-  Command job(launch({"-n", "2"},
-                     {"sh", "-c", "trap 'echo got; exit 0' USR1; echo ready; "
-                                  "while :; do sleep 0.05; done"}));
+  Command job(launch(
+      {"-n", "2"}, {"sh", "-c",
+                    "trap 'echo got; exit 0' USR1; echo ready; "
+                    "while :; do sleep 0.05; done"}));
   ASSERT_TRUE(job.until_output("ready", 2));
   job.signal(SIGUSR1);
   EXPECT_EQ(job.wait(), 0);
@@ -130,8 +138,9 @@ TEST(Stop, CtrlZStopsAndContinuesTheRanks) {
   const auto stopped = [&] {
     int count = 0;
     for (const pid_t pid : job.living()) {
-      count += read_file("/proc/" + std::to_string(pid) + "/stat")
-                       .find(") T ") != std::string::npos;
+      count +=
+          read_file("/proc/" + std::to_string(pid) + "/stat").find(") T ") !=
+          std::string::npos;
     }
     return count;
   };
@@ -150,8 +159,9 @@ TEST(Stop, AStoppedRankIsNamedAndCanStillBeEnded) {
   ASSERT_EQ(ranks.size(), 3u);
   kill(ranks[0], SIGSTOP);
   ASSERT_TRUE(Command::until([&] {
-    return job.err().find("was stopped by SIGSTOP; `kill -CONT " +
-                          std::to_string(ranks[0])) != std::string::npos;
+    return job.err().find(
+               "was stopped by SIGSTOP; `kill -CONT " +
+               std::to_string(ranks[0])) != std::string::npos;
   })) << job.err();
   kill(ranks[1], SIGSEGV);
   EXPECT_EQ(job.wait(), 139);
@@ -159,30 +169,32 @@ TEST(Stop, AStoppedRankIsNamedAndCanStillBeEnded) {
 }
 
 TEST(Stop, AStoppedRankIsWokenToEnd) {
-  Command job(launch({"-n", "2", "--grace-ms", "100000"},
-                     {"sh", "-c", "trap 'echo ended $RANK; exit 1' TERM; echo "
-                                  "ready $RANK $$.; while :; do sleep 0.05; "
-                                  "done"}));
+  Command job(launch(
+      {"-n", "2", "--grace-ms", "100000"},
+      {"sh", "-c",
+       "trap 'echo ended $RANK; exit 1' TERM; echo "
+       "ready $RANK $$.; while :; do sleep 0.05; "
+       "done"}));
   ASSERT_TRUE(job.until_output(".\n", 2));
   const auto pid_of = [&](int rank) {
     const std::string before = "ready " + std::to_string(rank) + " ";
     return std::stoi(job.out().substr(job.out().find(before) + before.size()));
   };
   kill(pid_of(0), SIGSTOP);
-  ASSERT_TRUE(Command::until([&] {
-    return job.err().find("was stopped by") != std::string::npos;
-  }));
+  ASSERT_TRUE(Command::until(
+      [&] { return job.err().find("was stopped by") != std::string::npos; }));
   kill(pid_of(1), SIGKILL);
   EXPECT_EQ(job.wait(), 137);
   EXPECT_THAT(job.out(), HasSubstr("ended 0"));
 }
 
 TEST(Stop, AReaderThatDoesNotReadHoldsUpNothing) {
-  Command job({"sh", "-c", std::string(test_program("launch_run")) +
-                               " -n 2 -- yes | { echo up; sleep 1000; }"});
+  Command job(
+      {"sh", "-c",
+       std::string(test_program("launch_run")) +
+           " -n 2 -- yes | { echo up; sleep 1000; }"});
   ASSERT_TRUE(job.until_output("up"));
-  ASSERT_TRUE(
-      Command::until([&] { return running(job, "yes").size() == 2; }));
+  ASSERT_TRUE(Command::until([&] { return running(job, "yes").size() == 2; }));
   for (const pid_t pid : running(job, "launch_run")) {
     if (name_of(pid) != "echelon-guard") {
       kill(pid, SIGTERM);
@@ -194,8 +206,7 @@ TEST(Stop, AReaderThatDoesNotReadHoldsUpNothing) {
 }
 
 // What a user's wrapper does: set things up, then start the real program below.
-constexpr const char* kWrapper =
-    "#!/bin/bash\n\"$@\" &\nwait $!\nexit $?\n";
+constexpr const char* kWrapper = "#!/bin/bash\n\"$@\" &\nwait $!\nexit $?\n";
 
 TEST(Orphans, NoneAfterSigkillOfTheLauncher) {
   TempFolder folder;
@@ -206,8 +217,9 @@ TEST(Orphans, NoneAfterSigkillOfTheLauncher) {
       {wrapper, test_program("launch_rank"), "ignore-term"},
       {wrapper, wrapper, test_program("launch_rank"), "wait"},
       // Detached: a session of its own, its parent gone.
-      {"bash", "-c", std::string("setsid ") + test_program("launch_rank") +
-                         " ignore-term & disown; sleep 1000"},
+      {"bash", "-c",
+       std::string("setsid ") + test_program("launch_rank") +
+           " ignore-term & disown; sleep 1000"},
   };
   for (const auto& program : programs) {
     TempFolder scratch;
@@ -230,9 +242,11 @@ TEST(Orphans, NoneAfterSigkillOfTheLauncherWhileRanksStart) {
   }
 }
 
-// Both ranks fail by themselves; one's guard is told to end it when it has ended.
+// Both ranks fail by themselves; one's guard is told to end it when it has
+// ended.
 TEST(Stop, AnOrderThatComesTooLateLosesNoEnd) {
-  Command job(launch({"-n", "2"}, {test_program("launch_rank"), "throw-at-usr1"}));
+  Command job(
+      launch({"-n", "2"}, {test_program("launch_rank"), "throw-at-usr1"}));
   ASSERT_TRUE(job.until_output("ready", 2));
   const auto ranks = running(job, "launch_rank");
   ASSERT_EQ(ranks.size(), 2u);
@@ -256,20 +270,22 @@ TEST(Stop, AnOrderThatComesTooLateLosesNoEnd) {
 }
 
 TEST(Orphans, NoneWhenARanksMainProcessEndsFirst) {
-  Command job(launch({"-n", "2"},
-                     {"sh", "-c", "setsid sleep 1000 & echo ready"}));
+  Command job(
+      launch({"-n", "2"}, {"sh", "-c", "setsid sleep 1000 & echo ready"}));
   EXPECT_EQ(job.wait(), 0);
   EXPECT_TRUE(job.living().empty());
 }
 
 TEST(Orphans, NoneWhenAGuardIsKilled) {
-  Command job(launch({"-n", "2"}, {"sh", "-c", "sh -c 'echo ready; sleep 1000; "
-                                               "echo' & wait"}));
+  Command job(launch(
+      {"-n", "2"}, {"sh", "-c",
+                    "sh -c 'echo ready; sleep 1000; "
+                    "echo' & wait"}));
   ASSERT_TRUE(job.until_output("ready", 2));
   const auto living = job.living();
-  const auto guard = std::find_if(
-      living.begin(), living.end(),
-      [](pid_t pid) { return name_of(pid) == "echelon-guard"; });
+  const auto guard = std::find_if(living.begin(), living.end(), [](pid_t pid) {
+    return name_of(pid) == "echelon-guard";
+  });
   ASSERT_NE(guard, living.end());
   kill(*guard, SIGKILL);
   EXPECT_EQ(job.wait(), 137) << job.err();
@@ -278,7 +294,8 @@ TEST(Orphans, NoneWhenAGuardIsKilled) {
 }
 
 TEST(Orphans, NoneWhenLauncherAndGuardsAreKilledTogether) {
-  Command job(launch({"-n", "3"}, {test_program("launch_rank"), "ignore-term"}));
+  Command job(
+      launch({"-n", "3"}, {test_program("launch_rank"), "ignore-term"}));
   ASSERT_TRUE(job.until_output("ready", 3));
   job.signal(SIGSTOP);  // it must not come to our help
   for (const pid_t pid : job.living()) {
@@ -294,10 +311,12 @@ TEST(Orphans, NoneWhenLauncherAndGuardsAreKilledTogether) {
 TEST(Orphans, NoneWhenTheRankIsKilledAboveAWrapper) {
   TempFolder folder;
   const std::string wrapper = folder.script("wrapper", kWrapper);
-  Command job(launch({"-n", "2"}, {wrapper, test_program("launch_rank"), "kill", "1"}));
+  Command job(
+      launch({"-n", "2"}, {wrapper, test_program("launch_rank"), "kill", "1"}));
   EXPECT_EQ(job.wait(), 137);
-  EXPECT_THAT(job.err_lines().back(),
-              StartsWith("rank 1: exit code 137 (a shell's for SIGKILL)"));
+  EXPECT_THAT(
+      job.err_lines().back(),
+      StartsWith("rank 1: exit code 137 (a shell's for SIGKILL)"));
   EXPECT_TRUE(job.living().empty());
 }
 

@@ -78,8 +78,8 @@ TEST(Tail, KeepsTheLastBytes) {
 
 TEST(SafeForTerminal, KeepsColoursAndDropsTheRest) {
   EXPECT_EQ(safe_for_terminal("a\tb"), "a\tb");
-  EXPECT_EQ(safe_for_terminal("\x1b[31mred\x1b[0m"),
-            "\x1b[31mred\x1b[0m\x1b[0m");
+  EXPECT_EQ(
+      safe_for_terminal("\x1b[31mred\x1b[0m"), "\x1b[31mred\x1b[0m\x1b[0m");
   EXPECT_EQ(safe_for_terminal("\x1b[2Jx\x1b]y\a\x7f"), "xy??");
   EXPECT_EQ(safe_for_terminal("end\x1b["), "end");
   EXPECT_EQ(safe_for_terminal("end\x1b"), "end");

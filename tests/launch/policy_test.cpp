@@ -11,9 +11,13 @@ using Orders = Policy::Orders;
 
 const TimePoint kStart{};
 
-TimePoint at(int ms) { return kStart + milliseconds(ms); }
+TimePoint at(int ms) {
+  return kStart + milliseconds(ms);
+}
 
-Policy make() { return Policy(milliseconds(5000), milliseconds(1000)); }
+Policy make() {
+  return Policy(milliseconds(5000), milliseconds(1000));
+}
 
 TEST(Policy, RanksThatEndWellOrderNothing) {
   Policy policy = make();

@@ -61,8 +61,8 @@ void meet_through_sockets() {
   inet_pton(AF_INET, std::getenv("MASTER_ADDR"), &address.sin_addr);
   for (;;) {
     const int link = socket(AF_INET, SOCK_STREAM, 0);
-    if (connect(link, reinterpret_cast<sockaddr*>(&address),
-                sizeof address) == 0) {
+    if (connect(link, reinterpret_cast<sockaddr*>(&address), sizeof address) ==
+        0) {
       char byte = static_cast<char>(rank);
       if (write(link, &byte, 1) != 1 || read(link, &byte, 1) != 1) {
         throw std::runtime_error("exchange");

@@ -58,8 +58,8 @@ struct Overloaded : torch::nn::Module {
   Tensor forward(const Tensor& x, const Tensor& y) { return x + y; }
 };
 struct Nested : torch::nn::Module {
-  std::tuple<Tensor, std::pair<Tensor, std::array<Tensor, 2>>> forward(
-      const Tensor& x) {
+  std::tuple<Tensor, std::pair<Tensor, std::array<Tensor, 2>>>
+  forward(const Tensor& x) {
     return {x, {x + 1, {x + 2, x + 3}}};
   }
 };
@@ -75,8 +75,7 @@ LayerList one() {
 TEST(LayerList, EveryFormOfForwardIsCalled) {
   EXPECT_THAT(run(one<ByReference>(), {number(1)}), ElementsAre(2));
   EXPECT_THAT(run(one<ByValue>(), {number(1)}), ElementsAre(3));
-  EXPECT_THAT(
-      run(one<TwoToTwo>(), {number(5), number(2)}), ElementsAre(7, 3));
+  EXPECT_THAT(run(one<TwoToTwo>(), {number(5), number(2)}), ElementsAre(7, 3));
   EXPECT_THAT(
       run(one<AllToAll>(), {number(5), number(2), number(1)}),
       ElementsAre(1, 2, 5));
@@ -84,8 +83,7 @@ TEST(LayerList, EveryFormOfForwardIsCalled) {
   EXPECT_THAT(
       run(one<WithDefaults>(), {number(2), number(5)}), ElementsAre(21));
   EXPECT_THAT(run(one<Overloaded>(), {number(2)}), ElementsAre(2));
-  EXPECT_THAT(
-      run(one<Overloaded>(), {number(2), number(5)}), ElementsAre(7));
+  EXPECT_THAT(run(one<Overloaded>(), {number(2), number(5)}), ElementsAre(7));
   EXPECT_THAT(run(one<Nested>(), {number(0)}), ElementsAre(0, 1, 2, 3));
 
   LayerList holder;
@@ -104,8 +102,7 @@ TEST(LayerList, TorchsOwnModulesAreLayers) {
                 torch::nn::Linear(4, 5), torch::nn::ReLU());
           })
       .add("lstm", [] {
-        return torch::nn::LSTM(
-            torch::nn::LSTMOptions(5, 2).batch_first(true));
+        return torch::nn::LSTM(torch::nn::LSTMOptions(5, 2).batch_first(true));
       });
   Tensors x = {torch::rand({2, 7, 3})};
   for (const auto& layer : list.layers()) {
@@ -119,9 +116,8 @@ TEST(LayerList, TorchsOwnModulesAreLayers) {
 
   LayerList others;
   others.add("a", [] { return torch::nn::Bilinear(2, 3, 4); });
-  others.add("b", [] {
-    return torch::nn::Sequential(torch::nn::Bilinear(2, 3, 4));
-  });
+  others.add(
+      "b", [] { return torch::nn::Sequential(torch::nn::Bilinear(2, 3, 4)); });
   others.add("c", [] {
     return torch::nn::MultiheadAttention(
         torch::nn::MultiheadAttentionOptions(4, 2));
@@ -158,20 +154,17 @@ TEST(LayerList, FunctionsAreLayersWithoutParameters) {
   EXPECT_THAT(call(1, {number(3), number(4)}), ElementsAre(3, 12));
   EXPECT_THAT(call(2, {number(3), number(4)}), ElementsAre(3, 4));
   EXPECT_THAT(call(3, {number(3)}), ElementsAre(-3));
-  EXPECT_THAT(
-      call(4, {number(3), number(4), number(5)}), ElementsAre(12));
+  EXPECT_THAT(call(4, {number(3), number(4), number(5)}), ElementsAre(12));
   EXPECT_THAT(call(5, {number(-3)}), ElementsAre(0));
 }
 
 TEST(LayerList, AModuleMayHaveAForwardOfItsLayer) {
   LayerList list;
   list.add(
-      "fc",
-      [] { return torch::nn::Linear(4, 2); },
+      "fc", [] { return torch::nn::Linear(4, 2); },
       [](auto& fc, const Tensor& x) { return fc.forward(x.flatten(1)); });
   list.add(
-      "two",
-      [] { return std::make_shared<TwoToTwo>(); },
+      "two", [] { return std::make_shared<TwoToTwo>(); },
       [](TwoToTwo& two, const Tensors& all) {
         return two.forward(all[0], all[1]);
       });
@@ -232,9 +225,8 @@ TEST(LayerList, WhatALayerCannotTakeIsExplained) {
 TEST(LayerList, ALayerReturnsTensorsThatAreDefined) {
   LayerList list;
   list.add_function("a", [](const Tensor&) { return Tensors(); });
-  list.add_function("b", [](const Tensor& x) {
-    return std::make_tuple(x, Tensor());
-  });
+  list.add_function(
+      "b", [](const Tensor& x) { return std::make_tuple(x, Tensor()); });
   EXPECT_THAT(
       error_text<ConfigError>([&] { list[0].build().forward({number(1)}); }),
       HasSubstr("layer \"a\" returns no tensor"));
@@ -258,8 +250,10 @@ TEST(LayerList, NamesAreUniqueAndWellFormed) {
   for (const char* name : {"conv1", "layer1", "layer1.0.x"}) {
     EXPECT_THAT(
         error_text<ConfigError>([&] { add(list, name); }),
-        HasSubstr("layer \"" + std::string(name) + "\" is added to a list "
-                  "that has"));
+        HasSubstr(
+            "layer \"" + std::string(name) +
+            "\" is added to a list "
+            "that has"));
   }
   for (const char* name : {"", ".", "a.", ".a", "a..b"}) {
     EXPECT_THAT(

@@ -6,11 +6,11 @@
 
 #include <map>
 
-#include "echelon/comm/world.h"
 #include "echelon/architecture/language_model.h"
-#include "echelon/models/make_network.h"
-#include "echelon/layers/network.h"
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/comm/world.h"
+#include "echelon/layers/network.h"
+#include "echelon/models/make_network.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {
@@ -111,12 +111,8 @@ TEST(NetworkSlice, HoldsItsLayersAloneUnderTheNamesOfTheWhole) {
   EXPECT_THAT(
       slice->named_parameters().keys(),
       ElementsAre(
-          "body.0.scale",
-          "body.0.fc.weight",
-          "body.0.fc.bias",
-          "body.1.deep.scale",
-          "body.1.deep.fc.weight",
-          "body.1.deep.fc.bias"));
+          "body.0.scale", "body.0.fc.weight", "body.0.fc.bias",
+          "body.1.deep.scale", "body.1.deep.fc.weight", "body.1.deep.fc.bias"));
   EXPECT_EQ(slice->begin(), 1u);
   EXPECT_EQ(slice->end(), 4u);
   ASSERT_EQ(slice->layers().size(), 3u);
@@ -177,10 +173,9 @@ TEST(NetworkSlice, ANewLayerIsShownBeforeTheNextIsBuilt) {
   events.clear();
   const auto last = build_network(list, 1, 3, 3, show);
   EXPECT_THAT(
-      events,
-      ElementsAre(
-          "build b", "build a", "1 b b.weight b.bias shares 0", "build c",
-          "2 c c.weight c.bias shares 0"));
+      events, ElementsAre(
+                  "build b", "build a", "1 b b.weight b.bias shares 0",
+                  "build c", "2 c c.weight c.bias shares 0"));
   const auto plain = build_network(list, 0, 6, 3);
   const auto x = torch::rand({4, 2});
   auto y = x;
@@ -249,8 +244,8 @@ TEST(NetworkSlice, FirstValuesDoNotDependOnTheCut) {
   expect_equal_values(list, 7, whole);
   const auto other = values_of(*build_network(list, 0, 5, 8));
   EXPECT_FALSE(whole.at("join.fc.weight").equal(other.at("join.fc.weight")));
-  EXPECT_FALSE(whole.at("body.0.fc.weight")
-                   .equal(whole.at("body.1.deep.fc.weight")));
+  EXPECT_FALSE(
+      whole.at("body.0.fc.weight").equal(whole.at("body.1.deep.fc.weight")));
 }
 
 TEST(NetworkSlice, FirstValuesAreThoseOfASeededTorch) {
@@ -303,12 +298,11 @@ TEST(NetworkSlice, OurModelsAreEqualWhereverTheyAreCut) {
     options.dtype = dtype;
     const auto list = model_layers(options, {3, 16, 16}, 10);
     const auto whole = make_network(options, {3, 16, 16}, 10, 4);
-    const auto values =
-        values_of(*make_network(options, {3, 16, 16}, 10, 4));
+    const auto values = values_of(*make_network(options, {3, 16, 16}, 10, 4));
     EXPECT_EQ(values.size(), 122u);
     size_t seen = 0;
-    const auto x = torch::rand(
-        {2, 3, 16, 16}, whole->parameters()[0].scalar_type());
+    const auto x =
+        torch::rand({2, 3, 16, 16}, whole->parameters()[0].scalar_type());
     const auto y = whole->forward(x);
     Tensors part = {x};
     for (size_t begin = 0; begin < list.size(); begin += 3) {
@@ -343,7 +337,8 @@ TEST(NetworkSlice, ErrorsNameTheLayers) {
       HasSubstr("layer \"b\" cannot take what layer \"a\" returns, float32 [5, "
                 "2]"));
   EXPECT_THAT(
-      error_text<ConfigError>([&] { build_network(list, 0, 1)->forward(x[0][0]); }),
+      error_text<ConfigError>(
+          [&] { build_network(list, 0, 1)->forward(x[0][0]); }),
       HasSubstr("layer \"a\" cannot take the input, float32 []"));
   EXPECT_THAT(
       error_text<ConfigError>([&] { build_network(list, 1, 3, 0); }),
@@ -352,10 +347,8 @@ TEST(NetworkSlice, ErrorsNameTheLayers) {
       error_text<ConfigError>([&] { build_network(list, 3, 4)->forward(x); }),
       AllOf(HasSubstr("layer \"d\" is the last and returns float32 [5, 2] and "
                       "float32 [5, 2]")));
-  for (const auto& [begin, end] : {std::pair<size_t, size_t>{0, 0},
-                                   {2, 1},
-                                   {3, 5},
-                                   {4, 5}}) {
+  for (const auto& [begin, end] :
+       {std::pair<size_t, size_t>{0, 0}, {2, 1}, {3, 5}, {4, 5}}) {
     EXPECT_THAT(
         error_text<ConfigError>([&] { build_network(list, begin, end); }),
         HasSubstr("of a list of 4"));
@@ -366,8 +359,7 @@ TEST(NetworkSlice, AClonedSliceIsItsOwn) {
   const auto slice = build_network(with_skip(), 3, 5, 7);
   slice->layers()[1].module->eval();
   torch::manual_seed(3);
-  const auto copy =
-      std::dynamic_pointer_cast<Network>(slice->clone());
+  const auto copy = std::dynamic_pointer_cast<Network>(slice->clone());
   const auto after = torch::rand({3});
   torch::manual_seed(3);
   EXPECT_TRUE(after.equal(torch::rand({3})));

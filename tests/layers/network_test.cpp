@@ -5,10 +5,10 @@
 
 #include <limits>
 
-#include "echelon/error.h"
-#include "echelon/models/initialize.h"
 #include "echelon/architecture/language_model.h"
 #include "echelon/architecture/parameter_list.h"
+#include "echelon/error.h"
+#include "echelon/models/initialize.h"
 
 namespace echelon {
 namespace network_test {
@@ -35,8 +35,7 @@ std::vector<std::string> layer_names(const Network& network) {
 
 // A state dict's order: a module's parameters, its buffers, its children.
 void collect(
-    const torch::nn::Module& module,
-    const std::string& prefix,
+    const torch::nn::Module& module, const std::string& prefix,
     std::vector<std::pair<std::string, torch::Tensor>>& out) {
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     out.emplace_back(prefix + item.key(), item.value());
@@ -102,7 +101,8 @@ TEST(Network, NoSamplesGiveNoGradients) {
   for (const auto& name : image_models()) {
     const auto network = make_network(named(name), {3, 9, 14}, 5, 0);
     std::vector<torch::Tensor> before;
-    for (const auto& buffer : network->buffers()) before.push_back(buffer.clone());
+    for (const auto& buffer : network->buffers())
+      before.push_back(buffer.clone());
     const auto y = network->forward(torch::rand({0, 3, 9, 14}));
     EXPECT_THAT(y.sizes(), ElementsAre(0, 5)) << name;
     y.sum().backward();
@@ -134,7 +134,8 @@ TEST(Network, SmallConvolutionsKeepTheChannelsOfAPixelTogether) {
     EXPECT_TRUE(y.is_contiguous(at::MemoryFormat::ChannelsLast)) << channels;
     const auto parameters = first.module->named_parameters();
     const auto expected = at::max_pool2d(
-        at::relu(at::conv2d(x, parameters["weight"], parameters["bias"], 1, 1)), 2);
+        at::relu(at::conv2d(x, parameters["weight"], parameters["bias"], 1, 1)),
+        2);
     EXPECT_TRUE(y.allclose(expected, 1e-5, 1e-6)) << channels;
   }
 }
@@ -150,17 +151,8 @@ TEST(Network, RunsItsLayersInOrder) {
   EXPECT_THAT(
       layer_names(*network),
       ElementsAre(
-          "conv1",
-          "bn1",
-          "layer1.0",
-          "layer1.1",
-          "layer2.0",
-          "layer2.1",
-          "layer3.0",
-          "layer3.1",
-          "layer4.0",
-          "layer4.1",
-          "fc"));
+          "conv1", "bn1", "layer1.0", "layer1.1", "layer2.0", "layer2.1",
+          "layer3.0", "layer3.1", "layer4.0", "layer4.1", "fc"));
   network->eval();
   const auto x = torch::rand({2, 3, 32, 32});
   Tensors y = {x};
@@ -208,12 +200,10 @@ TEST(Network, FirstValuesHaveTheDistributionsOfPyTorch) {
   const auto tensors = resnet->named_parameters();
   EXPECT_NEAR(
       tensors["layer3.2.conv2.weight"].std().item<double>(),
-      std::sqrt(2.0 / (256 * 9)),
-      1e-4);
+      std::sqrt(2.0 / (256 * 9)), 1e-4);
   EXPECT_NEAR(
       tensors["layer1.0.conv3.weight"].std().item<double>(),
-      std::sqrt(2.0 / 256),
-      2e-3);
+      std::sqrt(2.0 / 256), 2e-3);
   EXPECT_TRUE((tensors["layer2.0.bn3.weight"] == 1).all().item<bool>());
   EXPECT_TRUE((tensors["layer2.0.bn3.bias"] == 0).all().item<bool>());
   EXPECT_TRUE(

@@ -51,7 +51,9 @@ LayerList tied_model() {
   return list;
 }
 
-Tensor tokens() { return torch::tensor({0, 3, 4, 3}, torch::kInt64); }
+Tensor tokens() {
+  return torch::tensor({0, 3, 4, 3}, torch::kInt64);
+}
 
 Tensor loss_of(const Tensor& scores) {
   return torch::nn::functional::cross_entropy(
@@ -64,8 +66,7 @@ Tensor by_hand(const Network& network, const Tensor& weight) {
   auto x = torch::embedding(weight, tokens());
   for (const char* name : {"block.0", "block.1"}) {
     x = torch::tanh(torch::linear(
-        x,
-        parameters[name + std::string(".weight")].detach(),
+        x, parameters[name + std::string(".weight")].detach(),
         parameters[name + std::string(".bias")].detach()));
   }
   return torch::linear(x, weight);
@@ -87,12 +88,10 @@ TEST(Ties, GroupsAreTransitiveAndInTheOrderOfLayers) {
   // One name for each slice, and only what lies in several.
   EXPECT_THAT(
       tied_groups(list, {0, 1, 3, 5}),
-      ElementsAre(
-          TiedGroup{{"a.weight", "c.weight", "d.weight"}, {0, 2, 3}}));
+      ElementsAre(TiedGroup{{"a.weight", "c.weight", "d.weight"}, {0, 2, 3}}));
   EXPECT_THAT(
       ties_across(list, {0, 1, 3, 5}),
-      ElementsAre(
-          Tie{"a.weight", "c.weight"}, Tie{"a.weight", "d.weight"}));
+      ElementsAre(Tie{"a.weight", "c.weight"}, Tie{"a.weight", "d.weight"}));
   EXPECT_THAT(
       tied_groups(list, {0, 2, 5}),
       ElementsAre(
@@ -100,7 +99,9 @@ TEST(Ties, GroupsAreTransitiveAndInTheOrderOfLayers) {
           TiedGroup{{"b.bias", "c.bias"}, {1, 2}}));
   EXPECT_THAT(tied_groups(list, {0, 5}), IsEmpty());
   EXPECT_THAT(
-      error_text<ConfigError>([&] { tied_groups(list, {0, 4}); }),
+      error_text<ConfigError>([&] {
+        tied_groups(list, {0, 4});
+      }),
       HasSubstr("a cut of 5 layers"));
 }
 
@@ -109,10 +110,7 @@ TEST(Ties, InOneSliceTheyAreOneTensor) {
   EXPECT_THAT(
       network->named_parameters().keys(),
       ElementsAre(
-          "embed.weight",
-          "block.0.weight",
-          "block.0.bias",
-          "block.1.weight",
+          "embed.weight", "block.0.weight", "block.0.bias", "block.1.weight",
           "block.1.bias"));
   auto weight = network->named_parameters()["embed.weight"];
   const auto scores = network->forward(tokens());
@@ -127,8 +125,7 @@ TEST(Ties, InOneSliceTheyAreOneTensor) {
   torch::optim::SGD optimizer(network->parameters(), 0.5);
   optimizer.step();
   EXPECT_FALSE(scores.equal(network->forward(tokens())));
-  EXPECT_TRUE(
-      network->forward(tokens()).equal(by_hand(*network, weight)));
+  EXPECT_TRUE(network->forward(tokens()).equal(by_hand(*network, weight)));
 }
 
 TEST(Ties, TheyStayOneWhereverTheParameterGoes) {
@@ -166,9 +163,8 @@ TEST(Ties, ACloneHasTiesOfItsOwn) {
     copy->named_parameters()["embed.weight"].mul_(2);
   }
   EXPECT_TRUE(network->forward(tokens()).equal(before));
-  EXPECT_TRUE(
-      copy->forward(tokens())
-          .equal(by_hand(*copy, copy->named_parameters()["embed.weight"])));
+  EXPECT_TRUE(copy->forward(tokens()).equal(
+      by_hand(*copy, copy->named_parameters()["embed.weight"])));
 }
 
 // Each stage has a tensor of its own, which starts as the first one's.
@@ -178,8 +174,7 @@ TEST(Ties, InTwoSlicesTheyStartEqual) {
   const auto weight = whole->named_parameters()["embed.weight"];
   for (size_t begin = 1; begin < 4; ++begin) {
     const auto last = build_network(list, begin, 4, 9);
-    EXPECT_TRUE(
-        last->named_parameters()["head.weight"].equal(weight));
+    EXPECT_TRUE(last->named_parameters()["head.weight"].equal(weight));
   }
   const auto alone = build_network(language_model(), 3, 4, 9);
   EXPECT_FALSE(alone->named_parameters()["head.weight"].equal(weight));
@@ -203,10 +198,9 @@ TEST(Ties, WhatCannotBeTiedIsNamed) {
       error_text<ConfigError>([&] { find_ties(shapes); }), HasSubstr(message));
   auto names = list;
   names.tie("a.weigth", "c.weight");
-  for (const auto& call : {std::function<void()>([&] {
-                             build_network(names, 0, 3);
-                           }),
-                           std::function<void()>([&] { find_ties(names); })}) {
+  for (const auto& call :
+       {std::function<void()>([&] { build_network(names, 0, 3); }),
+        std::function<void()>([&] { find_ties(names); })}) {
     EXPECT_THAT(
         error_text<ConfigError>(call),
         AllOf(
@@ -244,8 +238,7 @@ LayerList capturing(Captured what) {
   list.add_definition(blocks[1]).add_definition(blocks[2]);
   if (what == Captured::module) {
     list.add(
-        "head",
-        [embed] { return embed; },
+        "head", [embed] { return embed; },
         [](auto& embed, const Tensor& x) {
           return torch::linear(x, embed.weight);
         });
@@ -253,8 +246,8 @@ LayerList capturing(Captured what) {
     list.add("head", [embed] { return std::make_shared<Head>(embed); });
   } else {
     const Tensor weight = what == Captured::tensor
-        ? embed->weight
-        : embed->weight.detach().requires_grad_();
+                              ? embed->weight
+                              : embed->weight.detach().requires_grad_();
     list.add("head", [weight] { return std::make_shared<Borrowed>(weight); });
   }
   return list;

@@ -17,8 +17,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 TEST(Layout, ReadsShortAndLongNames) {
-  EXPECT_EQ(parse_layout("dp=2,tp=4"),
-            (Layout{.dp_replicate = 2, .tp = 4}));
+  EXPECT_EQ(parse_layout("dp=2,tp=4"), (Layout{.dp_replicate = 2, .tp = 4}));
   EXPECT_EQ(parse_layout("fsdp=3"), (Layout{.dp_shard = 3}));
   EXPECT_EQ(parse_layout("dp_replicate=2,dp_shard=2,pp=3").num_ranks(), 12);
   EXPECT_EQ(to_string(parse_layout("tp=4,dp=2")), "dp=2,tp=4");
@@ -26,27 +25,42 @@ TEST(Layout, ReadsShortAndLongNames) {
 }
 
 TEST(Layout, RefusesWhatItCannotRead) {
-  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("xp=2"); }), HasSubstr("\"xp=2\""));
-  EXPECT_THAT(error_text<ConfigError>([] { parse_layout(""); }), HasSubstr("AXIS=DEGREE"));
-  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("dp=0"); }), HasSubstr("1 or more"));
-  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("dp=2x"); }), HasSubstr("\"2x\""));
-  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("dp=-1"); }), HasSubstr("1 or more"));
-  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("dp=99999999999999999999"); }),
-              HasSubstr("whole number"));
-  EXPECT_THAT(error_text<ConfigError>([] { parse_layout("dp=2,dp_replicate=2"); }),
-              HasSubstr("twice"));
-  EXPECT_THAT(error_text<ConfigError>([] {
-                parse_layout("dp=9223372036854775807,tp=9223372036854775807");
-              }),
-              HasSubstr("overflows"));
+  EXPECT_THAT(
+      error_text<ConfigError>([] { parse_layout("xp=2"); }),
+      HasSubstr("\"xp=2\""));
+  EXPECT_THAT(
+      error_text<ConfigError>([] { parse_layout(""); }),
+      HasSubstr("AXIS=DEGREE"));
+  EXPECT_THAT(
+      error_text<ConfigError>([] { parse_layout("dp=0"); }),
+      HasSubstr("1 or more"));
+  EXPECT_THAT(
+      error_text<ConfigError>([] { parse_layout("dp=2x"); }),
+      HasSubstr("\"2x\""));
+  EXPECT_THAT(
+      error_text<ConfigError>([] { parse_layout("dp=-1"); }),
+      HasSubstr("1 or more"));
+  EXPECT_THAT(
+      error_text<ConfigError>([] { parse_layout("dp=99999999999999999999"); }),
+      HasSubstr("whole number"));
+  EXPECT_THAT(
+      error_text<ConfigError>([] { parse_layout("dp=2,dp_replicate=2"); }),
+      HasSubstr("twice"));
+  EXPECT_THAT(
+      error_text<ConfigError>([] {
+        parse_layout("dp=9223372036854775807,tp=9223372036854775807");
+      }),
+      HasSubstr("overflows"));
 }
 
 TEST(Layout, SaysWhichDegreeFits) {
   EXPECT_THAT(
-      error_text<ConfigError>([] { check_world_size({.dp_replicate = 3, .tp = 4}, 16); }),
+      error_text<ConfigError>(
+          [] { check_world_size({.dp_replicate = 3, .tp = 4}, 16); }),
       HasSubstr("dp=3 * tp=4 = 12 ranks, but there are 16; dp=4 fits"));
-  EXPECT_EQ(error_text<ConfigError>([] { check_world_size({.dp_replicate = 4}, 4); }),
-            "no error");
+  EXPECT_EQ(
+      error_text<ConfigError>([] { check_world_size({.dp_replicate = 4}, 4); }),
+      "no error");
 }
 
 TEST(Layout, ReadsAndWritesTheOrderOfItsAxes) {
@@ -62,10 +76,8 @@ TEST(Layout, ReadsAndWritesTheOrderOfItsAxes) {
   EXPECT_EQ(
       parse_layout("order=cp:dp_replicate:tp,dp=2,tp=2"),
       parse_layout("dp=2,tp=2"));
-  EXPECT_EQ(
-      to_string(parse_layout("dp=2,tp=2,order=dp:pp:tp")), "dp=2,tp=2");
-  EXPECT_NE(
-      parse_layout("dp=2,tp=2,order=tp:dp"), parse_layout("dp=2,tp=2"));
+  EXPECT_EQ(to_string(parse_layout("dp=2,tp=2,order=dp:pp:tp")), "dp=2,tp=2");
+  EXPECT_NE(parse_layout("dp=2,tp=2,order=tp:dp"), parse_layout("dp=2,tp=2"));
   EXPECT_TRUE(parse_layout("dp=2,tp=2,order=tp:dp")
                   .same_degrees(parse_layout("dp=2,tp=2")));
 }
@@ -135,8 +147,8 @@ constexpr Layout kFourDegrees = {
 constexpr Layout kAxesOfTwo = {
     .dp_replicate = 2, .dp_shard = 2, .cp = 2, .tp = 2, .pp = 2, .ep = 2};
 
-// By its definition: neighbours in rank differ in the last axis of the order, then in
-// the one before.
+// By its definition: neighbours in rank differ in the last axis of the order,
+// then in the one before.
 TEST(Mesh, RanksGoThroughTheAxesInTheirOrder) {
   int orders = 0;
   for (const Layout& start : {kFourDegrees, kAxesOfTwo}) {
@@ -181,8 +193,12 @@ TEST(Mesh, InEveryOrderRanksAndCoordinatesAreOneToOne) {
 
 TEST(Mesh, InEveryOrderGroupsPartitionTheWorld) {
   const std::vector<std::vector<Axis>> sets = {
-      {Axis::dp_replicate}, {Axis::dp_shard}, {Axis::pp}, {Axis::tp},
-      {Axis::dp_replicate, Axis::dp_shard}, {Axis::pp, Axis::tp}};
+      {Axis::dp_replicate},
+      {Axis::dp_shard},
+      {Axis::pp},
+      {Axis::tp},
+      {Axis::dp_replicate, Axis::dp_shard},
+      {Axis::pp, Axis::tp}};
   for (const Layout& start : {kFourDegrees, kAxesOfTwo}) {
     in_every_order(start, [&](const Layout& layout) {
       const Mesh mesh(layout);
@@ -232,8 +248,9 @@ TEST(Mesh, RanksOfOneModelCopySeeTheSameSamples) {
       EXPECT_EQ(mesh.data_index(rank), mesh.data_index(other));
     }
   }
-  EXPECT_THAT(error_text<ConfigError>([&] { mesh.coordinate(16, Axis::tp); }),
-              HasSubstr("rank 16 is outside"));
+  EXPECT_THAT(
+      error_text<ConfigError>([&] { mesh.coordinate(16, Axis::tp); }),
+      HasSubstr("rank 16 is outside"));
 }
 
 }  // namespace layout_test

@@ -24,10 +24,9 @@ double largest_sum(const std::vector<double>& costs, const Cut& cut) {
   double largest = 0.0;
   for (size_t s = 0; s + 1 < cut.size(); ++s) {
     largest = std::max(
-        largest,
-        std::accumulate(
-            costs.begin() + static_cast<int64_t>(cut[s]),
-            costs.begin() + static_cast<int64_t>(cut[s + 1]), 0.0));
+        largest, std::accumulate(
+                     costs.begin() + static_cast<int64_t>(cut[s]),
+                     costs.begin() + static_cast<int64_t>(cut[s + 1]), 0.0));
   }
   return largest;
 }
@@ -140,8 +139,7 @@ TEST(Balance, WithinMemoryEqualsTheBestOfAllCutsThatFit) {
 
 TEST(Balance, ByMemoryFillsEachSliceToTheSameShare) {
   const SliceMemory memory{
-      .bytes = std::vector<int64_t>(12, kGiB),
-      .limits = {8 * kGiB, 16 * kGiB}};
+      .bytes = std::vector<int64_t>(12, kGiB), .limits = {8 * kGiB, 16 * kGiB}};
   EXPECT_THAT(balance_memory(2, memory), ElementsAre(0, 4, 12));
   // No limits: the largest need is the smallest possible.
   EXPECT_THAT(
@@ -149,10 +147,9 @@ TEST(Balance, ByMemoryFillsEachSliceToTheSameShare) {
   // The first stage of a pipeline stores more microbatches than the last.
   EXPECT_THAT(
       balance_memory(
-          2,
-          {.bytes = std::vector<int64_t>(9, 0),
-           .stored_bytes = std::vector<int64_t>(9, 10),
-           .stored = {2, 1}}),
+          2, {.bytes = std::vector<int64_t>(9, 0),
+              .stored_bytes = std::vector<int64_t>(9, 10),
+              .stored = {2, 1}}),
       ElementsAre(0, 3, 9));
 }
 
@@ -174,14 +171,18 @@ TEST(Balance, ManyLayersInManySlices) {
 
 TEST(Balance, RefusesMoreSlicesThanLayers) {
   EXPECT_THAT(
-      error_text<ConfigError>([] { balance({1, 2, 3}, 5); }),
+      error_text<ConfigError>([] {
+        balance({1, 2, 3}, 5);
+      }),
       AllOf(
           HasSubstr("3 layers is cut into 5 slices"),
           HasSubstr("use 3 or fewer slices")));
   EXPECT_THROW(balance({1}, 0), ConfigError);
   EXPECT_THROW(balance({}, 1), ConfigError);
   EXPECT_THAT(
-      error_text<ConfigError>([] { balance({1, -2}, 1); }),
+      error_text<ConfigError>([] {
+        balance({1, -2}, 1);
+      }),
       HasSubstr("layer 1 is -2"));
 }
 
@@ -191,14 +192,17 @@ TEST(Balance, RefusesWhatFitsNowhereWithNumbers) {
       .limits = {4 * kGiB, 8 * kGiB},
       .names = {"conv1", "conv2", "fc"}};
   EXPECT_THAT(
-      error_text<ConfigError>([&] { balance({1, 1, 1}, 2, memory); }),
+      error_text<ConfigError>([&] {
+        balance({1, 1, 1}, 2, memory);
+      }),
       AllOf(
           HasSubstr("slice 0 (layer \"conv1\") needs 3 GiB of its 4 GiB"),
-          HasSubstr(
-              "slice 1 (layers \"conv2\" to \"fc\") needs 9 GiB of its 8 "
-              "GiB")));
+          HasSubstr("slice 1 (layers \"conv2\" to \"fc\") needs 9 GiB of its 8 "
+                    "GiB")));
   EXPECT_THAT(
-      error_text<ConfigError>([&] { check_fits({0, 2, 3}, memory); }),
+      error_text<ConfigError>([&] {
+        check_fits({0, 2, 3}, memory);
+      }),
       HasSubstr("needs 6 GiB of its 4 GiB"));
   EXPECT_EQ(
       error_text<ConfigError>([&] {
@@ -221,10 +225,8 @@ const std::vector<std::string> kNames = {
     "conv1", "layer1.0", "layer1.1", "layer2.0", "layer2.1", "layer3.0", "fc"};
 
 TEST(CutAt, TakesNamesAndTheirBeginnings) {
-  EXPECT_THAT(
-      cut_at(kNames, {"layer2", "layer3"}, 3), ElementsAre(0, 3, 5, 7));
-  EXPECT_THAT(
-      cut_at(kNames, {"layer1.1", "fc"}, 3), ElementsAre(0, 2, 6, 7));
+  EXPECT_THAT(cut_at(kNames, {"layer2", "layer3"}, 3), ElementsAre(0, 3, 5, 7));
+  EXPECT_THAT(cut_at(kNames, {"layer1.1", "fc"}, 3), ElementsAre(0, 2, 6, 7));
   EXPECT_THAT(cut_at(kNames, {}, 1), ElementsAre(0, 7));
 }
 

@@ -17,7 +17,9 @@ namespace activation_storage_test {
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-bool no_parameters(const Tensor&) { return false; }
+bool no_parameters(const Tensor&) {
+  return false;
+}
 
 auto storage_of(const Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();

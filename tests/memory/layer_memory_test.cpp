@@ -1,5 +1,5 @@
-// The settings of [memory] on whole models: the same bits as without them, alone,
-// in pipelines and in tensor-parallel groups.
+// The settings of [memory] on whole models: the same bits as without them,
+// alone, in pipelines and in tensor-parallel groups.
 #include "echelon/memory/layer_memory.h"
 
 #include <gmock/gmock.h>
@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "echelon/layers/network.h"
 #include "echelon/memory/activation_storage.h"
 #include "echelon/models/make_network.h"
-#include "echelon/layers/network.h"
 #include "echelon/parallel/data/sync_batch_norm.h"
 #include "tests/memory/live_bytes.h"
 #include "tests/parallel/pipeline/schedules.h"
@@ -63,8 +63,9 @@ Model model_of(const std::string& name, const TensorParallel& parallel = {}) {
     const auto steps = torch::arange(kBatch * kSequence, torch::kInt64);
     return {
         model_layers(options, {kSequence}, kWords, parallel),
-        {(steps * 7 + steps * steps * 3).remainder(kWords).view(
-             {kBatch, kSequence}),
+        {(steps * 7 + steps * steps * 3)
+             .remainder(kWords)
+             .view({kBatch, kSequence}),
          steps.view({kBatch, kSequence}).div(5, "floor"),
          torch::tensor({17, 3, 1000001, 5}, torch::kInt64)}};
   }
@@ -87,9 +88,9 @@ std::string name_of(const Way& way) {
   return way.recompute + "_" + way.activations;
 }
 
-LayerList
-wrapped(const LayerList& list, const Way& way, int64_t budget = 0,
-        const std::vector<TensorSpec>& specs = {}) {
+LayerList wrapped(
+    const LayerList& list, const Way& way, int64_t budget = 0,
+    const std::vector<TensorSpec>& specs = {}) {
   MemoryOptions options;
   options.recompute = way.recompute;
   options.activations = way.activations;
@@ -127,7 +128,8 @@ parity::Record train(const LayerList& list, const Tensors& inputs) {
 
 class Models : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
-    Names, Models, testing::Values("mlp", "simple_cnn", "resnet18", "gpt", "llama"),
+    Names, Models,
+    testing::Values("mlp", "simple_cnn", "resnet18", "gpt", "llama"),
     [](const auto& info) { return info.param; });
 
 TEST_P(Models, SameBitsInEveryWay) {
@@ -154,7 +156,9 @@ TEST_P(Models, Bf16ActivationsAreNear) {
     double distance = 0, length = 0;
     for (const auto& [name, gradient] : expected.gradients[0]) {
       distance += (gradient - actual.gradients[0].at(name))
-                      .square().sum().item<double>();
+                      .square()
+                      .sum()
+                      .item<double>();
       length += gradient.square().sum().item<double>();
     }
     EXPECT_GT(distance, 0) << "something is rounded";
@@ -176,16 +180,15 @@ TEST_P(Models, BudgetsAreKept) {
       std::min(sum(Recompute::all), sum(Recompute::selective));
   for (const int64_t budget : {least, (least + most) / 2}) {
     SCOPED_TRACE(budget);
-    const auto list =
-        wrapped(model.layers, {"budget"}, budget, model.specs());
-    parity::expect_parity(
-        expected, train(list, model.inputs), parity::kExact);
+    const auto list = wrapped(model.layers, {"budget"}, budget, model.specs());
+    parity::expect_parity(expected, train(list, model.inputs), parity::kExact);
     const auto network = build_network(list, 0, list.size(), 3);
     const LiveBytes live;
     auto scores = network->forward(model.inputs)[0];
     // Beside what is kept: the scores, and states and counts.
-    EXPECT_LE(live.now(), budget + static_cast<int64_t>(scores.nbytes()) +
-                              (16 << 10) * static_cast<int64_t>(list.size()));
+    EXPECT_LE(
+        live.now(), budget + static_cast<int64_t>(scores.nbytes()) +
+                        (16 << 10) * static_cast<int64_t>(list.size()));
   }
 }
 
@@ -269,8 +272,8 @@ TEST(LayerMemory, SyncBatchNorm) {
       const auto a = forward({x})[0];
       const auto b = forward({x * 2})[0];
       (a.square().sum() + b.square().sum()).backward();
-      const auto calls = torch::tensor(
-          static_cast<int64_t>(world.history().count() - before));
+      const auto calls =
+          torch::tensor(static_cast<int64_t>(world.history().count() - before));
       return Tensors{mean, variance, weight.grad(), bias.grad(), calls};
     };
     const auto expected = run("none");
@@ -289,7 +292,8 @@ TEST(LayerMemory, SyncBatchNorm) {
 class Pipelines : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
     Schedules, Pipelines,
-    testing::Values("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipev"),
+    testing::Values(
+        "gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipev"),
     [](const auto& info) {
       auto name = info.param;
       std::replace(name.begin(), name.end(), '-', '_');
@@ -316,8 +320,7 @@ TEST_P(Pipelines, SameBits) {
           actual[world.rank()] = run(wrapped(list, way));
         });
         for (int rank = 0; rank < 2; ++rank) {
-          parity::expect_parity(
-              plain[rank], actual[rank], parity::kExact);
+          parity::expect_parity(plain[rank], actual[rank], parity::kExact);
           training::expect_part(
               all, actual[rank], schedule.rank_of_stage.back() == rank,
               parity::kRounding);

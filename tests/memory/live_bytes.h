@@ -1,4 +1,5 @@
-// Bytes that this thread's tensors on the CPU hold, counted as they come and go.
+// Bytes that this thread's tensors on the CPU hold, counted as they come and
+// go.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -26,8 +26,7 @@ class MemoryGpu : public testing::TestWithParam<torch::Dtype> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(
-    Dtypes, MemoryGpu,
-    testing::Values(torch::kFloat32, torch::kBFloat16),
+    Dtypes, MemoryGpu, testing::Values(torch::kFloat32, torch::kBFloat16),
     [](const auto& info) { return c10::getDtypeNames(info.param).first; });
 
 struct Block {
@@ -38,7 +37,9 @@ struct Block {
 
   static constexpr int64_t kWidth = 256;
   static Tensor leaf(at::IntArrayRef shape, uint64_t seed, torch::Dtype dtype) {
-    return (parity::random(shape, seed) * 0.05).to(kGpu, dtype).requires_grad_();
+    return (parity::random(shape, seed) * 0.05)
+        .to(kGpu, dtype)
+        .requires_grad_();
   }
   LayerForward forward() const {
     return [*this](const Tensors& in) -> Tensors {
@@ -75,8 +76,8 @@ struct Outcome {
   int64_t kept = 0;
 };
 
-Outcome run(
-    const std::vector<Block>& blocks,
+Outcome
+run(const std::vector<Block>& blocks,
     const std::function<LayerForward(LayerForward)>& wrap) {
   torch::manual_seed(5);
   auto x = parity::random({8, 128, Block::kWidth}, 9)
@@ -107,7 +108,9 @@ void expect_same(const Outcome& expected, const Outcome& actual) {
 // Kernels that add in any order would differ without recompute, too.
 class Deterministic {
  public:
-  Deterministic() { at::globalContext().setDeterministicAlgorithms(true, true); }
+  Deterministic() {
+    at::globalContext().setDeterministicAlgorithms(true, true);
+  }
   ~Deterministic() {
     at::globalContext().setDeterministicAlgorithms(false, false);
   }

@@ -66,8 +66,7 @@ struct Outcome {
 using Wrap = std::function<LayerForward(LayerForward)>;
 
 Outcome run(
-    const std::vector<Block>& net,
-    const Wrap& wrap,
+    const std::vector<Block>& net, const Wrap& wrap,
     const std::function<void(const Tensor&)>& backward = [](const Tensor& y) {
       y.square().sum().backward();
     }) {
@@ -86,7 +85,9 @@ Outcome run(
   return outcome;
 }
 
-LayerForward plain(LayerForward forward) { return forward; }
+LayerForward plain(LayerForward forward) {
+  return forward;
+}
 LayerForward all(LayerForward forward) {
   return recomputed(std::move(forward), {.name = "block"});
 }
@@ -146,7 +147,8 @@ TEST_P(RecomputeWays, GeneratorsOfItsOwn) {
   const auto weight = parity::random({8, 8}, 1).requires_grad_();
   const LayerForward forward = [&](const Tensors& in) -> Tensors {
     const auto x = in[0].matmul(weight);
-    return {torch::tanh(x) * torch::bernoulli(torch::full_like(x, 0.5), generator)};
+    return {
+        torch::tanh(x) * torch::bernoulli(torch::full_like(x, 0.5), generator)};
   };
   const auto gradient = [&](const LayerForward& layer) {
     generator.set_current_seed(5);
@@ -238,7 +240,8 @@ TEST_P(RecomputeWays, Autocast) {
     at::autocast::decrement_nesting();
     at::autocast::clear_cache();
     at::autocast::set_autocast_enabled(at::kCPU, false);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kHalf);  // as others leave it
+    at::autocast::set_autocast_dtype(
+        at::kCPU, at::kHalf);  // as others leave it
     y.square().sum().backward();
     Outcome outcome{y.detach(), {x.grad()}};
     for (auto& parameter : net[0].parameters()) {
@@ -291,7 +294,8 @@ TEST_P(RecomputeWays, RanksAsThreads) {
     wrap(block.forward())({x})[0].square().sum().backward();
     return Tensors{block.first.grad(), block.second.grad()};
   };
-  for (size_t rank = 0; rank < 2; ++rank) expected[rank] = gradients(rank, plain);
+  for (size_t rank = 0; rank < 2; ++rank)
+    expected[rank] = gradients(rank, plain);
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
@@ -405,9 +409,8 @@ TEST(Recompute, KeptResultsThatChangeAreComputedAgain) {
     return result;
   };
   const auto expected = gradient(forward);
-  EXPECT_TRUE(
-      gradient(recomputed(forward, {.keep = matrix_products()}))
-          .equal(expected));
+  EXPECT_TRUE(gradient(recomputed(forward, {.keep = matrix_products()}))
+                  .equal(expected));
 }
 
 TEST(Recompute, FusedAttentionIsKept) {
@@ -434,8 +437,8 @@ TEST(Recompute, FusedAttentionIsKept) {
   EXPECT_EQ(attention.count, 3);
 }
 
-// A kept operator that drew random numbers is not run again; what is drawn after
-// it is as it was.
+// A kept operator that drew random numbers is not run again; what is drawn
+// after it is as it was.
 TEST(Recompute, KeptOperatorsMayDraw) {
   const auto weight = parity::random({8, 8}, 1).requires_grad_();
   const LayerForward forward = [&](const Tensors& in) -> Tensors {
@@ -461,8 +464,8 @@ TEST(Recompute, RegionsAreKeptByName) {
   int runs = 0;
   const auto weight = parity::random({8, 8}, 1).requires_grad_();
   struct Twice : torch::autograd::Function<Twice> {
-    static Tensor forward(
-        torch::autograd::AutogradContext*, const Tensor& x, int* runs) {
+    static Tensor
+    forward(torch::autograd::AutogradContext*, const Tensor& x, int* runs) {
       return as_one_operator("test::twice", [&] {
         ++*runs;
         return Tensors{x.mm(torch::eye(8, x.options())) * 2};
@@ -479,8 +482,10 @@ TEST(Recompute, RegionsAreKeptByName) {
   };
   const auto gradient = [&](std::vector<std::string> keep) {
     runs = 0;
-    recomputed(forward, {.keep = std::move(keep)})(
-        {parity::random({8, 8}, 2)})[0].sum().backward();
+    recomputed(
+        forward, {.keep = std::move(keep)})({parity::random({8, 8}, 2)})[0]
+        .sum()
+        .backward();
     auto result = weight.grad().clone();
     weight.mutable_grad().reset();
     return result;

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "echelon/timeline/memory_kind.h"
-#include "echelon/timeline/chrome_trace.h"
 #include "echelon/text/text_file.h"
-#include "tests/support/process.h"
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/memory_kind.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon {
 namespace memory_plan_command_test {
@@ -34,24 +34,24 @@ class DryRun : public testing::Test {
  protected:
   std::string config(
       const std::string& more,
-      const std::string& size =
-          "layers = 4\nhidden_size = 384\nheads = 6\n",
+      const std::string& size = "layers = 4\nhidden_size = 384\nheads = 6\n",
       const std::string& name = "gpt") {
     const std::string path = folder_.path() + "/job.toml";
-    std::ofstream(path)
-        << "[model]\nname = \"" << name << "\"\nvocab_size = 4096\n"
-        << "max_positions = 128\n" << size
-        << "[data]\nname = \"text\"\nsources = "
-           "[\""
-        << source_path("doc/configuration.md")
-        << "\"]\nsequence = 128\n"
-           "[train]\nsteps = 4\nbatch = 16\nrun = \""
-        << folder_.path() << "/run\"\n"
-        << more;
+    std::ofstream(path) << "[model]\nname = \"" << name
+                        << "\"\nvocab_size = 4096\n"
+                        << "max_positions = 128\n"
+                        << size
+                        << "[data]\nname = \"text\"\nsources = "
+                           "[\""
+                        << source_path("doc/configuration.md")
+                        << "\"]\nsequence = 128\n"
+                           "[train]\nsteps = 4\nbatch = 16\nrun = \""
+                        << folder_.path() << "/run\"\n"
+                        << more;
     return path;
   }
-  std::string digits(
-      const std::string& name, int batch, const std::string& more) {
+  std::string
+  digits(const std::string& name, int batch, const std::string& more) {
     const std::string path = folder_.path() + "/job.toml";
     std::ofstream(path)
         << "[model]\nname = \"" << name << "\"\n"
@@ -80,8 +80,8 @@ struct Case {
   std::string settings;
   std::string model = "large gpt";
   int ranks = 2;
-  /// Its tensors are much larger than what libraries allocate, so that the resident
-  /// set is near as well.
+  /// Its tensors are much larger than what libraries allocate, so that the
+  /// resident set is near as well.
   bool resident = true;
 };
 
@@ -96,8 +96,8 @@ class MeasuredPeak : public DryRun, public testing::WithParamInterface<Case> {
     }
     const std::string small = "layers = 4\nhidden_size = 256\nheads = 4\n";
     return one.model == "llama"
-        ? config(more, small + "intermediate_size = 768\n", "llama")
-        : config(more, small);
+               ? config(more, small + "intermediate_size = 768\n", "llama")
+               : config(more, small);
   }
 };
 
@@ -108,7 +108,8 @@ TEST_P(MeasuredPeak, AgreesWithThePlan) {
   // Tokens are cut once, by the check of the command line.
   Command check({kEchelon, "train", path, "--check"}, cache());
   ASSERT_EQ(check.wait(), 0) << check.err();
-  Command ranks({kEchelon, "run", "-n", ranks_of_job, "--", kRank, path}, cache());
+  Command ranks(
+      {kEchelon, "run", "-n", ranks_of_job, "--", kRank, path}, cache());
   ASSERT_EQ(ranks.wait(std::chrono::minutes(8)), 0) << ranks.err();
   int seen = 0;
   std::istringstream lines(ranks.out());
@@ -143,9 +144,9 @@ std::vector<Case> cases() {
   for (const int stage : {0, 1, 2, 3}) {
     for (const std::string recompute : {"none", "all"}) {
       const std::string layout = stage == 0
-          ? "[layout]\ndp = 2\n"
-          : "[layout]\nfsdp = 2\n[shard]\nstage = " + std::to_string(stage) +
-                "\n";
+                                     ? "[layout]\ndp = 2\n"
+                                     : "[layout]\nfsdp = 2\n[shard]\nstage = " +
+                                           std::to_string(stage) + "\n";
       all.push_back(
           {"stage" + std::to_string(stage) + "_" + recompute, layout,
            "[memory]\nrecompute = \"" + recompute + "\"\n"});
@@ -230,8 +231,8 @@ TEST_F(DryRun, OfAModelThatNoMachineHolds) {
          "heads = 64\nkv_heads = 8\nintermediate_size = 28672\n"
          "vocab_size = 128256\nmax_positions = 4096\n"
          "[data]\nname = \"text\"\nsources = [\""
-      << source_path() <<
-         "/README.md\"]\nsequence = 128\n[layout]\ntp = 8\npp = 8\n"
+      << source_path()
+      << "/README.md\"]\nsequence = 128\n[layout]\ntp = 8\npp = 8\n"
          "[train]\nsteps = 1\nbatch = 32\nrun = \""
       << folder_.path() << "/run\"\n";
   const json plan = dry_run(path);
@@ -246,14 +247,13 @@ TEST_F(DryRun, OfAModelThatNoMachineHolds) {
 }
 
 TEST_F(DryRun, SaysWhatDoesNotFitAndWhatWouldHelp) {
-  const std::string path = config(
-      "[layout]\ndp = 2\n[memory]\nlimit_bytes = 200000000\n");
+  const std::string path =
+      config("[layout]\ndp = 2\n[memory]\nlimit_bytes = 200000000\n");
   Command command({kEchelon, "train", path, "--dry-run"}, cache());
   EXPECT_EQ(command.wait(), 0) << command.err();
   EXPECT_THAT(command.out(), HasSubstr("Does not fit: rank 0 needs "));
   EXPECT_THAT(command.out(), HasSubstr("more than the limit of 191 MiB"));
-  EXPECT_THAT(
-      command.out(), HasSubstr("memory.recompute = \"all\" saves "));
+  EXPECT_THAT(command.out(), HasSubstr("memory.recompute = \"all\" saves "));
   EXPECT_THAT(command.out(), HasSubstr(", which fits"));
   const json plan = dry_run(path);
   EXPECT_FALSE(plan["fits"].get<bool>());

@@ -1,6 +1,7 @@
-// One rank that trains a few steps and prints what it held in the last of them: the
-// resident set beyond what was there before the model, the meter's peak by kind, and
-// the plan of its rank. Started by memory_plan_command_test, by `echelon run`.
+// One rank that trains a few steps and prints what it held in the last of them:
+// the resident set beyond what was there before the model, the meter's peak by
+// kind, and the plan of its rank. Started by memory_plan_command_test, by
+// `echelon run`.
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -12,13 +13,13 @@
 #include <sstream>
 #include <string>
 
-#include "echelon/comm/shared_memory/arena.h"
 #include "echelon/comm/mesh_groups.h"
+#include "echelon/comm/shared_memory/arena.h"
 #include "echelon/comm/world.h"
 #include "echelon/error_report.h"
+#include "echelon/memory_plan/memory_plan_text.h"
 #include "echelon/profiling/memory_meter.h"
 #include "echelon/train/strategies/count_memory.h"
-#include "echelon/memory_plan/memory_plan_text.h"
 #include "echelon/train/strategies/step.h"
 
 namespace echelon {
@@ -35,7 +36,8 @@ int64_t status_bytes(const std::string& key) {
   return 0;
 }
 
-// Pages of the other ranks' tensors that this one has read count as resident here.
+// Pages of the other ranks' tensors that this one has read count as resident
+// here.
 int64_t bytes_of_peers() {
   char own[32];
   std::snprintf(
@@ -65,8 +67,8 @@ Batch random_batch(const Job& job, const ModelSource& source) {
   const auto inputs = shape(source.sample.input_shape);
   Batch batch;
   batch.inputs = is_text(source.sample)
-      ? torch::randint(source.classes, inputs, torch::kInt64)
-      : torch::rand(inputs);
+                     ? torch::randint(source.classes, inputs, torch::kInt64)
+                     : torch::rand(inputs);
   batch.targets = torch::randint(
       source.classes, shape(source.sample.target_shape), torch::kInt64);
   batch.global_count = job.train.batch;
@@ -81,8 +83,8 @@ void train_steps(
   }
 }
 
-// The program's pages, and what libraries set up when they are first used: a very
-// small model does what the large one will do.
+// The program's pages, and what libraries set up when they are first used: a
+// very small model does what the large one will do.
 void warm_up(
     Job job, const SampleSpec& sample, World& world, const MeshGroups& groups) {
   job.model.layers = 4;
@@ -112,8 +114,8 @@ void run(const std::string& config) {
   const TrainingData data = open_data(job.data, job.train.seed);
   const ModelSource source = model_source(job, data.train->spec());
   const MemoryPlan plan = plan_memory(count_memory(job, source), job);
-  const RankPlan& own = plan.ranks[static_cast<size_t>(
-      groups.along(Axis::pp).rank())];
+  const RankPlan& own =
+      plan.ranks[static_cast<size_t>(groups.along(Axis::pp).rank())];
   warm_up(job, source.sample, world, groups);
   const Batch batch = random_batch(job, source);
   world.group().barrier();

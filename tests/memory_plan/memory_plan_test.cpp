@@ -26,8 +26,8 @@ Schedule passes(int32_t count) {
   return schedule;
 }
 
-// Layers that are alike: 100 bytes of activations, which recompute leaves out but
-// for 10; a loss that needs nothing.
+// Layers that are alike: 100 bytes of activations, which recompute leaves out
+// but for 10; a loss that needs nothing.
 MemoryModel model_of(size_t layers, Schedule schedule = passes(1)) {
   MemoryModel model;
   for (size_t i = 0; i < layers; ++i) {
@@ -141,8 +141,7 @@ TEST(MemoryPlan, StagesOfShardingCutMoreAndMore) {
   const auto model = model_of(8);
   Job job;
   const int64_t whole = 8 * 4 * kNumel;
-  std::vector<int64_t> peaks = {
-      plan_memory(model, job).ranks[0].peak.total()};
+  std::vector<int64_t> peaks = {plan_memory(model, job).ranks[0].peak.total()};
   job.layout.dp_shard = 4;
   for (const int64_t stage : {1, 2, 3}) {
     job.shard.stage = stage;
@@ -168,7 +167,8 @@ TEST(MemoryPlan, StageThreeGathersAheadAndFrees) {
   for (const int64_t prefetch : {0, 1, 2}) {
     job.shard.prefetch = prefetch;
     const auto rank = plan_memory(model, job).ranks[0];
-    // The last layers stay from forward to backward: one gather of each is less.
+    // The last layers stay from forward to backward: one gather of each is
+    // less.
     EXPECT_EQ(calls(rank, "all_gather"), 16 - 1 - prefetch) << prefetch;
     EXPECT_LE(
         rank.peak[MemoryKind::gathered] + rank.peak[MemoryKind::gradients],
@@ -221,8 +221,7 @@ TEST(MemoryPlan, EarlierPipelineRanksStoreMoreMicrobatches) {
   ASSERT_EQ(plan.ranks.size(), 4u);
   for (size_t rank = 0; rank + 1 < 4; ++rank) {
     EXPECT_EQ(plan.ranks[rank].ranks, std::vector<int>{static_cast<int>(rank)});
-    EXPECT_GT(
-        plan.ranks[rank].peak.total(), plan.ranks[rank + 1].peak.total());
+    EXPECT_GT(plan.ranks[rank].peak.total(), plan.ranks[rank + 1].peak.total());
     EXPECT_GE(calls(plan.ranks[rank], "send"), 8);
   }
   EXPECT_EQ(calls(plan.ranks[1], "send"), 16);
@@ -266,7 +265,8 @@ TEST(MemoryPlan, OffloadNeedsItsHostsMemory) {
   EXPECT_EQ(explain_host_memory(model, job, {2, 3}, 2 * each), "");
   EXPECT_THAT(
       explain_host_memory(model, job, {2, 3}, 2 * each - 1),
-      HasSubstr("[memory] offload = \"optimizer\": the 2 ranks of this host need"));
+      HasSubstr(
+          "[memory] offload = \"optimizer\": the 2 ranks of this host need"));
   EXPECT_THAT(
       explain_host_memory(model, job, {3}, each - 1),
       HasSubstr("rank 3 needs"));
@@ -337,8 +337,7 @@ TEST(MemoryPlan, OffloadLeavesRoomForTheCopy) {
   job.checkpoint.every_minutes = 10;
   const auto plan = plan_memory(model, job).ranks[0];
   ASSERT_GT(plan.snapshot_bytes, 0);
-  const int64_t all =
-      plan.host_bytes + plan.peak.total() + plan.snapshot_bytes;
+  const int64_t all = plan.host_bytes + plan.peak.total() + plan.snapshot_bytes;
   EXPECT_EQ(explain_host_memory(model, job, {0}, all), "");
   EXPECT_THAT(
       explain_host_memory(model, job, {0}, all - 1),

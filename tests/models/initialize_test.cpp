@@ -18,12 +18,8 @@ using Fill =
     void (*)(const torch::Tensor&, uint64_t, std::string_view, int64_t, double);
 
 torch::Tensor filled(
-    Fill fill,
-    int64_t count,
-    double scale,
-    torch::Dtype dtype,
-    uint64_t seed = 3,
-    std::string_view name = "layer.weight") {
+    Fill fill, int64_t count, double scale, torch::Dtype dtype,
+    uint64_t seed = 3, std::string_view name = "layer.weight") {
   auto tensor = torch::empty({count}, dtype);
   fill(tensor, seed, name, 0, scale);
   return tensor;
@@ -106,7 +102,9 @@ TEST(Initialize, APartOfAParameterIsThatOfTheWholeBitForBit) {
       {.shape = {7}, .dim = 0, .pieces = {{3, 7}}},
       {.shape = {40, 50}, .dim = 0, .pieces = {{11, 29}}},
       {.shape = {40, 50}, .dim = 1, .pieces = {{11, 29}}},
-      {.shape = {300, 700}, .dim = 1, .pieces = {{0, 99}, {300, 641}, {699, 700}}},
+      {.shape = {300, 700},
+       .dim = 1,
+       .pieces = {{0, 99}, {300, 641}, {699, 700}}},
       {.shape = {6, 5, 4, 3}, .dim = 2, .pieces = {{1, 2}, {3, 4}}},
       {.shape = {6, 5}, .dim = 0, .pieces = {{2, 2}}},
       {.shape = {6, 5}, .dim = 1, .pieces = {}}};
@@ -119,8 +117,7 @@ TEST(Initialize, APartOfAParameterIsThatOfTheWholeBitForBit) {
       fill_initial(whole, 5, "block.weight", 0, initial);
       Part part(shard);
       initialize(
-          part,
-          "block.",
+          part, "block.",
           {{.name = "block.weight", .shape = shard.shape, .initial = initial}},
           5);
       EXPECT_TRUE(part.parameters()[0].equal(slice_of(whole, shard)))
@@ -197,15 +194,13 @@ TEST(Initialize, NormalHasItsMoments) {
   EXPECT_NEAR(x.pow(3).mean().item<double>(), 0.0, 4 * std::sqrt(15 / n));
   EXPECT_NEAR(x.pow(4).mean().item<double>(), 3.0, 4 * std::sqrt(96 / n));
   EXPECT_NEAR(
-      (x.slice(0, 1) * x.slice(0, 0, -1)).mean().item<double>(),
-      0.0,
+      (x.slice(0, 1) * x.slice(0, 0, -1)).mean().item<double>(), 0.0,
       4 / std::sqrt(n));
   // The share within one and three deviations.
   EXPECT_NEAR(
       x.abs().lt(1).to(torch::kFloat64).mean().item<double>(), 0.682689, 0.002);
   EXPECT_NEAR(
-      x.abs().gt(3).to(torch::kFloat64).mean().item<double>(),
-      0.0026998,
+      x.abs().gt(3).to(torch::kFloat64).mean().item<double>(), 0.0026998,
       0.0002);
 }
 

@@ -15,7 +15,8 @@ constexpr int64_t kBatch = 3;
 constexpr int64_t kSequence = 7;
 constexpr int64_t kWords = 23;
 
-/// "gpt" or "llama"; sizes that do not divide by 2, 3 or 4 wherever they need not.
+/// "gpt" or "llama"; sizes that do not divide by 2, 3 or 4 wherever they need
+/// not.
 inline ModelOptions options_of(const std::string& name) {
   ModelOptions options;
   options.name = name;
@@ -67,8 +68,7 @@ build(const ModelOptions& options, const TensorParallel& parallel = {}) {
 }
 
 inline torch::Tensor mean_loss(
-    const torch::Tensor& logits,
-    const Inputs& inputs,
+    const torch::Tensor& logits, const Inputs& inputs,
     const TensorParallel& parallel) {
   return vocab_cross_entropy(logits, inputs.targets, kWords, parallel).mean();
 }

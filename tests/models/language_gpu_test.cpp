@@ -1,5 +1,5 @@
-// gpt and llama on a GPU, whole and cut over two ranks that share it, against the
-// CPU: losses, gradients of every step, and the parameters after the last.
+// gpt and llama on a GPU, whole and cut over two ranks that share it, against
+// the CPU: losses, gradients of every step, and the parameters after the last.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -10,10 +10,10 @@
 #include "echelon/comm/world.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
-#include "tests/support/process_ranks.h"
 #include "tests/models/language_case.h"
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/gpu.h"
+#include "tests/support/process_ranks.h"
 
 namespace echelon {
 namespace language_gpu_test {
@@ -117,8 +117,7 @@ Record part_of(const Record& whole, const std::map<std::string, Shard>& parts) {
   return part;
 }
 
-class LanguageGpu : public GpuTest,
-                    public testing::WithParamInterface<Case> {};
+class LanguageGpu : public GpuTest, public testing::WithParamInterface<Case> {};
 INSTANTIATE_TEST_SUITE_P(
     Cases, LanguageGpu, testing::ValuesIn(cases()),
     [](const auto& info) { return name_of(info.param); });

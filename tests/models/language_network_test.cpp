@@ -1,5 +1,5 @@
-// gpt and llama against their formulas, on one rank and cut over several: logits,
-// loss and every gradient, in float64.
+// gpt and llama against their formulas, on one rank and cut over several:
+// logits, loss and every gradient, in float64.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -38,9 +38,7 @@ Tensor heads_of(const Tensor& x, int64_t heads) {
 }
 
 Tensor attention_of(
-    const Tensor& query,
-    const Tensor& key,
-    const Tensor& value,
+    const Tensor& query, const Tensor& key, const Tensor& value,
     const Tensor& documents) {
   const double scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
   auto allowed = torch::ones({kSequence, kSequence}, torch::kBool).tril();
@@ -48,9 +46,8 @@ Tensor attention_of(
     allowed = allowed.logical_and(
         (documents.unsqueeze(1) == documents.unsqueeze(2)).unsqueeze(1));
   }
-  const auto scores =
-      (query.matmul(key.transpose(2, 3)) * scale)
-          .masked_fill(allowed.logical_not(), -INFINITY);
+  const auto scores = (query.matmul(key.transpose(2, 3)) * scale)
+                          .masked_fill(allowed.logical_not(), -INFINITY);
   return scores.softmax(-1).matmul(value).transpose(1, 2).flatten(2);
 }
 
@@ -83,18 +80,18 @@ Tensor gpt_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
   for (int i = 0; i < 2; ++i) {
     const auto block = "transformer.h." + std::to_string(i) + ".";
     const auto linear = [&](const Tensor& y, const std::string& name) {
-      return y.matmul(at(block + name + ".weight")) + at(block + name + ".bias");
+      return y.matmul(at(block + name + ".weight")) +
+             at(block + name + ".bias");
     };
     const auto norm = [&](const std::string& name) {
-      return norm_of(x, at(block + name + ".weight"), at(block + name + ".bias"));
+      return norm_of(
+          x, at(block + name + ".weight"), at(block + name + ".bias"));
     };
     const auto qkv = linear(norm("ln_1"), "attn.c_attn").chunk(3, -1);
     x = x + linear(
                 attention_of(
-                    heads_of(qkv[0], 5),
-                    heads_of(qkv[1], 5),
-                    heads_of(qkv[2], 5),
-                    inputs.documents),
+                    heads_of(qkv[0], 5), heads_of(qkv[1], 5),
+                    heads_of(qkv[2], 5), inputs.documents),
                 "attn.c_proj");
     x = x + linear(gelu_of(linear(norm("ln_2"), "mlp.c_fc")), "mlp.c_proj");
   }
@@ -115,14 +112,13 @@ Tensor llama_by_formula(const parity::NamedTensors& p, const Inputs& inputs) {
     const auto shared = [&](const Tensor& heads) {
       return heads.repeat_interleave(3, 1);
     };
-    x = x +
-        linear(
-            attention_of(
-                rotated(heads_of(linear(y, "self_attn.q_proj"), 6)),
-                shared(rotated(heads_of(linear(y, "self_attn.k_proj"), 2))),
-                shared(heads_of(linear(y, "self_attn.v_proj"), 2)),
-                inputs.documents),
-            "self_attn.o_proj");
+    x = x + linear(
+                attention_of(
+                    rotated(heads_of(linear(y, "self_attn.q_proj"), 6)),
+                    shared(rotated(heads_of(linear(y, "self_attn.k_proj"), 2))),
+                    shared(heads_of(linear(y, "self_attn.v_proj"), 2)),
+                    inputs.documents),
+                "self_attn.o_proj");
     const auto z = rms_of(x, at(block + "post_attention_layernorm.weight"));
     const auto gate = linear(z, "mlp.gate_proj");
     x = x + linear(
@@ -146,16 +142,14 @@ INSTANTIATE_TEST_SUITE_P(
     testing::PrintToStringParamName());
 
 void expect_formula(
-    const ModelOptions& options,
-    const Inputs& inputs,
+    const ModelOptions& options, const Inputs& inputs,
     const TensorParallel& parallel) {
   const auto network = build(options, parallel);
   const auto whole = parity::give_parts(*network, 11);
-  const auto expected = options.name == "gpt"
-      ? gpt_by_formula(whole, inputs)
-      : llama_by_formula(whole, inputs);
-  const auto loss_of_whole = at::cross_entropy_loss(
-      expected.flatten(0, 1), inputs.targets.flatten());
+  const auto expected = options.name == "gpt" ? gpt_by_formula(whole, inputs)
+                                              : llama_by_formula(whole, inputs);
+  const auto loss_of_whole =
+      at::cross_entropy_loss(expected.flatten(0, 1), inputs.targets.flatten());
   loss_of_whole.backward();
 
   Tensors given = {inputs.tokens};
@@ -198,7 +192,8 @@ TEST_P(LanguageNetwork, RespectsTheBordersOfDocuments) {
   });
 }
 
-// First values, dropout and what a step does to every parameter: as on one rank.
+// First values, dropout and what a step does to every parameter: as on one
+// rank.
 TEST_P(LanguageNetwork, WithDropoutIsThatOfOneRank) {
   for (const char* name : {"gpt", "llama"}) {
     auto options = options_of(name);
@@ -229,8 +224,7 @@ TEST_P(LanguageNetwork, WithDropoutIsThatOfOneRank) {
         parity::expect_tensor(
             item.key(),
             slice_of(whole[item.key()].grad(), parts.at(item.key())),
-            item.value().grad(),
-            1e-10);
+            item.value().grad(), 1e-10);
       }
     });
   }
@@ -268,13 +262,15 @@ TEST(LanguageLayers, SayWhatTheyTake) {
       error_text<ConfigError>([&] {
         network->forward({inputs.tokens, inputs.keys, inputs.documents});
       }),
-      HasSubstr("layer \"transformer.wte\" is given int64 [3, 7], int64 [3] and "
-                "int64 [3, 7]; it takes tokens, then documents"));
+      HasSubstr(
+          "layer \"transformer.wte\" is given int64 [3, 7], int64 [3] and "
+          "int64 [3, 7]; it takes tokens, then documents"));
   auto options = options_of("llama");
   options.dropout = 0.5;
   const auto dropping = build(options);
   EXPECT_THAT(
-      error_text<ConfigError>([&] { dropping->forward(Tensors{inputs.tokens}); }),
+      error_text<ConfigError>(
+          [&] { dropping->forward(Tensors{inputs.tokens}); }),
       HasSubstr("draws from the samples' keys"));
   dropping->eval();
   EXPECT_EQ(dropping->forward(Tensors{inputs.tokens}).size(), 1u);

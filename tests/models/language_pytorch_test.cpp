@@ -1,5 +1,5 @@
-// gpt and llama against transformers: folders that it writes, imported, and ours,
-// exported, give the same logits; training gives the same losses.
+// gpt and llama against transformers: folders that it writes, imported, and
+// ours, exported, give the same logits; training gives the same losses.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -9,19 +9,19 @@
 #include <iostream>
 #include <sstream>
 
+#include "echelon/architecture/language_model.h"
+#include "echelon/architecture/weights_source.h"
 #include "echelon/checkpoint/files/rank_file.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/comm/world.h"
-#include "echelon/architecture/language_model.h"
+#include "echelon/job/job.h"
 #include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
-#include "echelon/architecture/weights_source.h"
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
-#include "echelon/job/job.h"
 #include "tests/support/error_text.h"
+#include "tests/support/places.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
-#include "tests/support/places.h"
 
 namespace echelon {
 namespace language_pytorch_test {
@@ -32,9 +32,7 @@ constexpr double kTolerance = 1e-5;
 
 torch::Tensor tokens() {
   const auto steps = torch::arange(3 * kSequence, torch::kInt64);
-  return (steps * 7 + steps * steps * 5)
-      .remainder(kWords)
-      .view({3, kSequence});
+  return (steps * 7 + steps * steps * 5).remainder(kWords).view({3, kSequence});
 }
 
 void echelon_command(const std::string& arguments) {
@@ -52,18 +50,17 @@ torch::Tensor logits_in(const std::string& path) {
   return load_tensors(path, {"logits"})[0];
 }
 
-// The largest difference on any rank of `size`, each with its part of the words.
+// The largest difference on any rank of `size`, each with its part of the
+// words.
 double difference(
-    const ModelOptions& options,
-    const std::string& weights,
-    const torch::Tensor& expected,
-    int size,
+    const ModelOptions& options, const std::string& weights,
+    const torch::Tensor& expected, int size,
     const TensorParallelOptions& how = {}) {
   std::vector<double> largest(static_cast<size_t>(size));
   run_ranks(size, [&](World& world) {
     const TensorParallel parallel{world.group(), how};
-    const auto layers = model_layers(
-        options, {kSequence}, vocabulary(options, 0), parallel);
+    const auto layers =
+        model_layers(options, {kSequence}, vocabulary(options, 0), parallel);
     const auto network = build_network(layers, 0, layers.size());
     load_weights(*network, weights);
     network->eval();
@@ -83,8 +80,7 @@ TEST(LanguagePytorch, FoldersOfTransformersGiveTheSameLogits) {
   run_python_script("models/language_reference.py", {"make", folder.path()});
   for (const std::string name :
        {"gpt", "llama", "llama_tied", "llama_stretched", "llama_bf16"}) {
-    const auto expected =
-        logits_in(folder.path(name + ".logits.safetensors"));
+    const auto expected = logits_in(folder.path(name + ".logits.safetensors"));
     EXPECT_GT(expected.std().item<double>(), 0.1) << name;
     const auto imported = folder.path(name + ".imported");
     echelon_command("import " + folder.path(name) + " " + imported);
@@ -92,15 +88,13 @@ TEST(LanguagePytorch, FoldersOfTransformersGiveTheSameLogits) {
     EXPECT_EQ(options.weights, imported + "/checkpoints/last.safetensors");
     for (const int size : {1, 2, 3}) {
       for (const auto& weights : {options.weights, folder.path(name)}) {
-        EXPECT_LE(
-            difference(options, weights, expected, size), kTolerance)
+        EXPECT_LE(difference(options, weights, expected, size), kTolerance)
             << name << " of " << weights << " on " << size;
       }
     }
     EXPECT_LE(
         difference(
-            options, options.weights, expected, 2,
-            {.sequence_parallel = true}),
+            options, options.weights, expected, 2, {.sequence_parallel = true}),
         kTolerance)
         << name;
     std::cout << name << ": logits of size "
@@ -108,7 +102,8 @@ TEST(LanguagePytorch, FoldersOfTransformersGiveTheSameLogits) {
               << difference(options, options.weights, expected, 1) << "\n";
     if (name == "gpt") {
       EXPECT_LE(
-          difference(options, folder.path("gpt_base"), expected, 2), kTolerance);
+          difference(options, folder.path("gpt_base"), expected, 2),
+          kTolerance);
     }
   }
 }
@@ -133,8 +128,7 @@ std::string toml_of(const ModelOptions& options) {
 
 // A checkpoint of two ranks: of each matrix, rows are cut among them.
 void write_checkpoint(
-    const std::string& folder,
-    const ModelOptions& options,
+    const std::string& folder, const ModelOptions& options,
     const std::vector<NamedTensor>& tensors) {
   std::filesystem::create_directories(folder);
   CheckpointManifest manifest;
@@ -154,10 +148,13 @@ void write_checkpoint(
       Box box = whole_box(shape);
       box.offset[0] = rows.begin;
       box.sizes[0] = rows.size();
-      kept.push_back(
-          tensor.narrow(0, rows.begin, rows.size()).contiguous());
+      kept.push_back(tensor.narrow(0, rows.begin, rows.size()).contiguous());
       slices.push_back(
-          {name, SavedKind::parameter, "F32", shape, box,
+          {name,
+           SavedKind::parameter,
+           "F32",
+           shape,
+           box,
            {static_cast<const std::byte*>(kept.back().data_ptr()),
             kept.back().nbytes()}});
     }
@@ -201,7 +198,8 @@ TEST(LanguagePytorch, TransformersLoadsOurFolders) {
       const torch::NoGradGuard no_grad;
       torch::manual_seed(1);
       for (auto& value : network->parameters()) {
-        value.mul_(value.dim() > 1 ? 10 : 1).add_(0.1 * torch::rand_like(value));
+        value.mul_(value.dim() > 1 ? 10 : 1)
+            .add_(0.1 * torch::rand_like(value));
       }
     }
     if (name == "tied" || name == "gpt") {
@@ -232,8 +230,8 @@ TEST(LanguagePytorch, TransformersLoadsOurFolders) {
   }
 }
 
-// What torch.distributed.checkpoint saves: from its safetensors files, and from its
-// pickles by the commands that the refusal names.
+// What torch.distributed.checkpoint saves: from its safetensors files, and from
+// its pickles by the commands that the refusal names.
 TEST(LanguagePytorch, CheckpointsOfPytorchComeIn) {
   ECHELON_NEED_TRANSFORMERS();
   const TempFolder folder;
@@ -250,8 +248,7 @@ TEST(LanguagePytorch, CheckpointsOfPytorchComeIn) {
   const auto check = [&](const std::string& name) {
     echelon_command(
         "import " + folder.path(name) + " " + folder.path(name + ".in"));
-    const auto options =
-        load_job(folder.path(name + ".in/config.toml")).model;
+    const auto options = load_job(folder.path(name + ".in/config.toml")).model;
     EXPECT_LE(difference(options, options.weights, expected, 2), kTolerance);
   };
   check("sharded");
@@ -270,8 +267,7 @@ TEST(LanguagePytorch, CheckpointsOfPytorchComeIn) {
   }
   EXPECT_EQ(commands, 2) << way_in;
   std::filesystem::copy(
-      folder.path("sharded/config.json"),
-      folder.path("converted/config.json"));
+      folder.path("sharded/config.json"), folder.path("converted/config.json"));
   check("converted");
 }
 
@@ -314,8 +310,7 @@ TEST(LanguagePytorch, TrainingGivesTheSameLosses) {
       largest = std::max(
           largest,
           std::abs(
-              theirs[step].item<double>() -
-              losses[static_cast<size_t>(step)]));
+              theirs[step].item<double>() - losses[static_cast<size_t>(step)]));
     }
     EXPECT_LE(largest, kTolerance) << name;
     std::cout << "losses from " << losses.front() << " to " << losses.back()

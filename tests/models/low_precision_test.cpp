@@ -8,8 +8,8 @@
 #include <string>
 
 #include "echelon/layers/low_precision.h"
-#include "echelon/models/make_network.h"
 #include "echelon/layers/network.h"
+#include "echelon/models/make_network.h"
 #include "echelon/optim/autocast.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
@@ -47,8 +47,7 @@ bool is_language(const std::string& model) {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const char* model :
-       {"gpt", "llama", "mlp", "simple_cnn", "resnet18"}) {
+  for (const char* model : {"gpt", "llama", "mlp", "simple_cnn", "resnet18"}) {
     std::vector<parity::Way> ways = {{1, {}}, {2, {}}};
     if (is_language(model)) ways.push_back({2, {.sequence_parallel = true}});
     for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
@@ -75,9 +74,10 @@ build(const std::string& model, const TensorParallel& parallel) {
     options.max_positions = kSequence;
     options.dropout = 0.1;
   }
-  const auto layers = is_language(model)
-      ? model_layers(options, {kSequence}, kWords, parallel)
-      : model_layers(options, {3, 33, 33}, kClasses, parallel);
+  const auto layers =
+      is_language(model)
+          ? model_layers(options, {kSequence}, kWords, parallel)
+          : model_layers(options, {3, 33, 33}, kClasses, parallel);
   return build_network(layers, 0, layers.size(), kSeed);
 }
 
@@ -89,23 +89,22 @@ void convert(Network& network, torch::Dtype rounded, torch::Dtype dtype) {
   }
 }
 
-Tensors inputs_of(
-    const std::string& model, torch::Dtype rounded, torch::Dtype dtype) {
+Tensors
+inputs_of(const std::string& model, torch::Dtype rounded, torch::Dtype dtype) {
   if (!is_language(model)) {
     const auto images = parity::random({kBatch, 3, 33, 33}, 5);
     return {images.to(rounded).to(dtype)};
   }
-  const auto tokens =
-      torch::arange(kBatch * kSequence).square().remainder(kWords).view(
-          {kBatch, kSequence});
+  const auto tokens = torch::arange(kBatch * kSequence)
+                          .square()
+                          .remainder(kWords)
+                          .view({kBatch, kSequence});
   return {tokens, torch::zeros_like(tokens), torch::arange(kBatch)};
 }
 
 // The mean loss; gradients are those of it.
 double step(
-    Network& network,
-    const Case& one,
-    torch::Dtype dtype,
+    Network& network, const Case& one, torch::Dtype dtype,
     const TensorParallel& parallel) {
   const auto inputs = inputs_of(one.model, one.dtype, dtype);
   Tensor loss;
@@ -138,9 +137,9 @@ double apart(const Tensor& actual, const Tensor& expected) {
 }
 
 // |g - g'| / |g'| of all gradients together, and of the parameter where it is
-// largest; and of the loss. Measured and half as much again. Where activations are
-// smooth it goes with the roundings; ReLU, whose gradient jumps, and statistics of
-// small batches leave more, under LibTorch's autocast as well.
+// largest; and of the loss. Measured and half as much again. Where activations
+// are smooth it goes with the roundings; ReLU, whose gradient jumps, and
+// statistics of small batches leave more, under LibTorch's autocast as well.
 struct Band {
   double all;
   double worst;
@@ -162,9 +161,7 @@ Band band_of(const Case& one) {
 
 class LowPrecisionModel : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(
-    Models,
-    LowPrecisionModel,
-    testing::ValuesIn(cases()),
+    Models, LowPrecisionModel, testing::ValuesIn(cases()),
     testing::PrintToStringParamName());
 
 TEST_P(LowPrecisionModel, GradientsAreThoseOfFloat32InABand) {
@@ -186,8 +183,7 @@ TEST_P(LowPrecisionModel, GradientsAreThoseOfFloat32InABand) {
     for (const auto& item : network->named_parameters()) {
       const auto gradient = item.value().grad();
       ASSERT_TRUE(gradient.defined()) << item.key();
-      const auto wanted =
-          reference->named_parameters()[item.key()].grad();
+      const auto wanted = reference->named_parameters()[item.key()].grad();
       all.push_back(gradient.flatten());
       all_expected.push_back(wanted.flatten());
       const double error = apart(gradient, wanted);
@@ -217,8 +213,10 @@ TEST(LowPrecision, PixelsOfLargeImagesAreAveragedInFloat32) {
   const auto x = torch::full({1, 512, 40, 40}, 50, torch::kHalf);
   const auto y = fc.forward({x})[0];
   EXPECT_EQ(y.scalar_type(), torch::kHalf);
-  EXPECT_TRUE(y.eq(512 * 50 + 1).all().item<bool>() ||
-              y.eq(512 * 50).all().item<bool>()) << y;
+  EXPECT_TRUE(
+      y.eq(512 * 50 + 1).all().item<bool>() ||
+      y.eq(512 * 50).all().item<bool>())
+      << y;
 }
 
 }  // namespace low_precision_test

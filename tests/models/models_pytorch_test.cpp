@@ -77,7 +77,8 @@ difference(const std::vector<NamedTensor>& ours, const std::string& path) {
 
 TEST(ModelsPytorch, OurWeightsGivePythonTheSameResults) {
   ECHELON_NEED_PYTHON();
-  // How threads cut sums is seen in the fifth digit behind 50 layers in float32.
+  // How threads cut sums is seen in the fifth digit behind 50 layers in
+  // float32.
   at::set_num_threads(1);
   const TempFolder folder;
   save_tensors(

@@ -6,8 +6,8 @@
 #include <atomic>
 
 #include "echelon/counting/layer_cost.h"
-#include "echelon/models/make_network.h"
 #include "echelon/layers/network.h"
+#include "echelon/models/make_network.h"
 #include "tests/parallel/tensor/parts.h"
 #include "tests/support/error_text.h"
 
@@ -63,10 +63,8 @@ class TensorParallelModel : public testing::TestWithParam<Model> {};
 INSTANTIATE_TEST_SUITE_P(
     Models, TensorParallelModel,
     testing::Values(
-        Model{"simple_cnn", {1, 12, 9}},
-        Model{"simple_cnn", {3, 16, 16}},
-        Model{"mlp", {2, 5}},
-        Model{"resnet18", {3, 33, 33}},
+        Model{"simple_cnn", {1, 12, 9}}, Model{"simple_cnn", {3, 16, 16}},
+        Model{"mlp", {2, 5}}, Model{"resnet18", {3, 33, 33}},
         Model{"resnet50", {3, 33, 33}}),
     [](const auto& info) {
       return info.param.name + std::to_string(info.index);
@@ -89,8 +87,7 @@ TEST_P(TensorParallelModel, IsThatOfOneDevice) {
       const auto shards = shards_of(*network);
       for (const auto& item : network->named_parameters()) {
         const auto& shard = shards.at(item.key()).shard;
-        EXPECT_TRUE(
-            item.value().equal(slice_of(whole.at(item.key()), shard)))
+        EXPECT_TRUE(item.value().equal(slice_of(whole.at(item.key()), shard)))
             << item.key();
       }
       const auto y = step(*network, x);
@@ -124,9 +121,8 @@ TEST_P(TensorParallelModel, RanksShareTheWork) {
   };
   const double whole = flops({});
   std::atomic<double> sum = 0;
-  parity::on_ranks({3, {}}, [&](const TensorParallel& parallel) {
-    sum += flops(parallel);
-  });
+  parity::on_ranks(
+      {3, {}}, [&](const TensorParallel& parallel) { sum += flops(parallel); });
   EXPECT_DOUBLE_EQ(sum, whole);
 }
 
@@ -137,10 +133,9 @@ TEST(TensorParallelModel, MoreRanksThanChannelsAreNamed) {
     });
   });
   EXPECT_THAT(
-      error,
-      AllOf(
-          HasSubstr("tp=17"), HasSubstr("conv1"), HasSubstr("16 channels"),
-          HasSubstr("1 to 16")));
+      error, AllOf(
+                 HasSubstr("tp=17"), HasSubstr("conv1"),
+                 HasSubstr("16 channels"), HasSubstr("1 to 16")));
 }
 
 // Settings for tokens leave images alone.

@@ -3,11 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "echelon/architecture/check_weights.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
-#include "echelon/architecture/check_weights.h"
-#include "echelon/models/make_network.h"
 #include "echelon/layers/sharded_module.h"
+#include "echelon/models/make_network.h"
 #include "tests/support/error_text.h"
 #include "tests/support/temp_folder.h"
 
@@ -18,8 +18,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 std::shared_ptr<Network> make(
-    const std::string& name,
-    uint64_t seed,
+    const std::string& name, uint64_t seed,
     const std::string& dtype = "float32") {
   ModelOptions options;
   options.name = name;
@@ -101,8 +100,7 @@ TEST(Weights, EveryMismatchIsListedAndNothingChanges) {
   EXPECT_THAT(
       error_text<DataError>([&] {
         check_weights(
-            path,
-            list_parameters({.name = "simple_cnn"}, {3, 8, 8}, 10),
+            path, list_parameters({.name = "simple_cnn"}, {3, 8, 8}, 10),
             "first.toml:3");
       }),
       HasSubstr("first.toml:3: does not fit the model in 4 places:\n"));
@@ -148,9 +146,8 @@ TEST(Weights, OfASlice) {
       ++count;
       const auto all = state_dict(*whole);
       const auto found = std::find_if(
-          all.begin(), all.end(), [&name = name](const auto& item) {
-            return item.first == name;
-          });
+          all.begin(), all.end(),
+          [&name = name](const auto& item) { return item.first == name; });
       ASSERT_NE(found, all.end()) << name;
       EXPECT_TRUE(tensor.equal(found->second)) << name;
     }
@@ -170,15 +167,16 @@ TEST(Weights, OfASlice) {
   };
   EXPECT_EQ(
       message(0, 3),
-      path + ": does not fit the model\n"
-             "  \"conv1.weight\" is missing; the file has \"conv1.weigth\"\n"
-             "  \"conv1.weigth\" is no tensor of the model\n"
-             "  \"stranger\" is no tensor of the model");
+      path +
+          ": does not fit the model\n"
+          "  \"conv1.weight\" is missing; the file has \"conv1.weigth\"\n"
+          "  \"conv1.weigth\" is no tensor of the model\n"
+          "  \"stranger\" is no tensor of the model");
   EXPECT_EQ(
-      message(9, 11),
-      path + ": does not fit the model\n"
-             "  \"fc.bias\" has shape [3], the model needs [10]\n"
-             "  \"stranger\" is no tensor of the model");
+      message(9, 11), path +
+                          ": does not fit the model\n"
+                          "  \"fc.bias\" has shape [3], the model needs [10]\n"
+                          "  \"stranger\" is no tensor of the model");
 }
 
 // One tensor in the file, for whichever slices use it.
@@ -269,8 +267,7 @@ TEST(Weights, OfEachLayerAsItIsBuilt) {
     save_tensors(path, {{name, values}});
     EXPECT_TRUE(build(tied)->parameters()[0].equal(values)) << name;
   }
-  save_tensors(
-      path, {{"embed.weight", values}, {"head.weight", values + 1}});
+  save_tensors(path, {{"embed.weight", values}, {"head.weight", values + 1}});
   EXPECT_THAT(
       error_text<DataError>([&] { build(tied); }),
       HasSubstr("\"embed.weight\" and \"head.weight\" differ, but are tied"));

@@ -24,9 +24,7 @@ torch::Dtype dtype_here() {
 
 class AutocastDtype : public testing::TestWithParam<torch::Dtype> {};
 INSTANTIATE_TEST_SUITE_P(
-    Dtypes,
-    AutocastDtype,
-    testing::Values(torch::kBFloat16, torch::kHalf),
+    Dtypes, AutocastDtype, testing::Values(torch::kBFloat16, torch::kHalf),
     [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 TEST_P(AutocastDtype, ProductsAreLowLossesAreNot) {
@@ -44,8 +42,8 @@ TEST_P(AutocastDtype, ProductsAreLowLossesAreNot) {
     EXPECT_EQ(
         at::scaled_dot_product_attention(heads, heads, heads).scalar_type(),
         dtype);
-    loss = torch::nn::functional::cross_entropy(
-        y, torch::arange(8).remainder(16));
+    loss =
+        torch::nn::functional::cross_entropy(y, torch::arange(8).remainder(16));
     EXPECT_EQ(loss.scalar_type(), torch::kFloat32);
   }
   EXPECT_EQ(linear(x).scalar_type(), torch::kFloat32);

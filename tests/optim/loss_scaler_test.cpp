@@ -172,22 +172,18 @@ TEST(LossScaler, ItsStateGoesOnWhereItWas) {
   other.load_state(scaler.state());
   EXPECT_THROW(step(other, false), NumericError);
   EXPECT_THAT(
-      error_text<CheckpointError>([&] {
-        other.load_state({.scale = -1});
-      }),
+      error_text<CheckpointError>([&] { other.load_state({.scale = -1}); }),
       HasSubstr("a loss scale of -1"));
 }
 
 TEST(LossScaler, RefusesAScaleThatIsNone) {
   EXPECT_THAT(
-      error_text<ConfigError>([] {
-        LossScaler({.initial_loss_scale = 1e39}, true);
-      }),
+      error_text<ConfigError>(
+          [] { LossScaler({.initial_loss_scale = 1e39}, true); }),
       HasSubstr("initial_loss_scale=1e+39"));
   EXPECT_THAT(
-      error_text<ConfigError>([] {
-        LossScaler({.loss_scale = kInfinity}, false);
-      }),
+      error_text<ConfigError>(
+          [] { LossScaler({.loss_scale = kInfinity}, false); }),
       HasSubstr("loss_scale=inf"));
 }
 

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "echelon/optim/clip.h"
-#include "echelon/optim/optimizer.h"
 #include "echelon/optim/learning_rate.h"
+#include "echelon/optim/optimizer.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
 
@@ -148,8 +148,7 @@ std::vector<double> run(const Case& c, const torch::Tensor& values) {
     for (const auto& parameter : parameters) {
       const auto flat = parameter.detach().contiguous();
       results.insert(
-          results.end(),
-          flat.data_ptr<double>(),
+          results.end(), flat.data_ptr<double>(),
           flat.data_ptr<double>() + flat.numel());
     }
   }
@@ -171,8 +170,7 @@ TEST(OptimizerPytorch, FollowsTorchOptim) {
       {reinterpret_cast<const char*>(values.data_ptr()), values.nbytes()});
   run_python_script(
       "optim/reference.py",
-      {folder.path("cases.json"),
-       folder.path("values.f64"),
+      {folder.path("cases.json"), folder.path("values.f64"),
        folder.path("results.f64")});
   const std::string bytes = read_file(folder.path("results.f64"));
   std::vector<double> expected(bytes.size() / sizeof(double));

@@ -1,15 +1,15 @@
 // Every options struct: its defaults pass, and survive being written and read.
 #include <gtest/gtest.h>
 
-#include "echelon/options/comm.h"
 #include "echelon/config/section.h"
-#include "echelon/options/data.h"
 #include "echelon/error.h"
+#include "echelon/options/comm.h"
+#include "echelon/options/data.h"
 #include "echelon/options/layout.h"
 #include "echelon/options/model.h"
 #include "echelon/options/optimizer.h"
-#include "echelon/schedule/pipeline_layout.h"
 #include "echelon/options/train.h"
+#include "echelon/schedule/pipeline_layout.h"
 
 namespace echelon {
 namespace options_test {
@@ -18,13 +18,8 @@ template <class T>
 class OptionsTest : public testing::Test {};
 
 using AllOptions = testing::Types<
-    CommOptions,
-    DataOptions,
-    Layout,
-    ModelOptions,
-    OptimizerOptions,
-    PipelineLayout,
-    TrainOptions>;
+    CommOptions, DataOptions, Layout, ModelOptions, OptimizerOptions,
+    PipelineLayout, TrainOptions>;
 TYPED_TEST_SUITE(OptionsTest, AllOptions);
 
 TYPED_TEST(OptionsTest, DefaultsPassAndReadBack) {

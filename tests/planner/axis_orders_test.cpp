@@ -16,7 +16,8 @@ namespace axis_orders_test {
 
 using testing::ElementsAre;
 
-std::vector<int> kept_of(const std::string& layout, const std::string& cluster) {
+std::vector<int>
+kept_of(const std::string& layout, const std::string& cluster) {
   return orders_that_differ(
       parse_layout(layout), {0, 1, 2}, find_cluster(cluster));
 }
@@ -34,7 +35,8 @@ TEST(AxisOrders, OneWhereNoneMatters) {
   EXPECT_THAT(kept_of("dp=2,fsdp=2,pp=2", "a100-80gb:1x8"), ElementsAre(0));
   EXPECT_THAT(kept_of("fsdp=8,tp=8", "a100-80gb:8x8"), ElementsAre(0));
   // Each node is a rank of all axes but tp.
-  EXPECT_THAT(kept_of("dp=2,fsdp=2,pp=2,tp=8", "a100-80gb:8x8"), ElementsAre(0));
+  EXPECT_THAT(
+      kept_of("dp=2,fsdp=2,pp=2,tp=8", "a100-80gb:8x8"), ElementsAre(0));
   EXPECT_THAT(kept_of("fsdp=8,pp=2,tp=4", "a100-80gb:8x8"), ElementsAre(0, 1));
   EXPECT_THAT(
       kept_of("dp=4,fsdp=2,pp=4,tp=2", "a100-80gb:8x8"), ElementsAre(0, 1, 2));
@@ -87,19 +89,19 @@ TEST(AxisOrders, WhatIsLeftOutTakesAsLongAsOneThatIsKept) {
   EXPECT_GT(left_out, 100);
 }
 
-// The best of all orders that the axes can have, of what fits as it is, is no better
-// than what is found.
+// The best of all orders that the axes can have, of what fits as it is, is no
+// better than what is found.
 TEST(AxisOrders, NoOtherOrderIsFaster) {
   struct Case {
     const char* model;
     const char* cluster;
     int64_t batch;
   };
-  for (const Case& one : {Case{"gpt2", "a100-40gb:2x4", 16},
-                          Case{"gpt2-xl", "v100:4x4", 32},
-                          Case{"llama-1b", "l4:2x4", 16},
-                          Case{"resnet50", "v100:4x2", 256}}) {
-    const SearchJob job = search_job(one.model, find_cluster(one.cluster), one.batch);
+  for (const Case& one :
+       {Case{"gpt2", "a100-40gb:2x4", 16}, Case{"gpt2-xl", "v100:4x4", 32},
+        Case{"llama-1b", "l4:2x4", 16}, Case{"resnet50", "v100:4x2", 256}}) {
+    const SearchJob job =
+        search_job(one.model, find_cluster(one.cluster), one.batch);
     double best = std::numeric_limits<double>::infinity();
     std::string name;
     for (const Strategy& group : list_groups(job)) {
@@ -113,7 +115,8 @@ TEST(AxisOrders, NoOtherOrderIsFaster) {
             return strategy.layout.degree(axis) == 1;
           });
           std::copy_backward(axes.begin(), axes.end(), order.end());
-          if (!check_strategy(job.model, strategy, job.cluster).empty()) continue;
+          if (!check_strategy(job.model, strategy, job.cluster).empty())
+            continue;
           const auto step = estimate_step(job.model, strategy, job.cluster);
           if (!step.fits || step.step_seconds >= best) continue;
           best = step.step_seconds;
@@ -128,15 +131,17 @@ TEST(AxisOrders, NoOtherOrderIsFaster) {
   }
 }
 
-// Stages that cross the slow network leave the nodes to the data-parallel ranks.
+// Stages that cross the slow network leave the nodes to the data-parallel
+// ranks.
 TEST(AxisOrders, PipelinesCrossNodesWhereThatIsFaster) {
   SearchJob job = search_job("llama2-7b", find_cluster("a100-80gb:2x8"), 64);
-  const auto seconds = [&](std::vector<std::pair<std::string, std::string>> fixed) {
-    fixed.insert(fixed.end(), {{"pp", "2"}, {"fsdp", "8"}});
-    job.constraints = Constraints(fixed);
-    const auto found = search(job, 1);
-    return found.best.empty() ? -1 : found.best[0].step.step_seconds;
-  };
+  const auto seconds =
+      [&](std::vector<std::pair<std::string, std::string>> fixed) {
+        fixed.insert(fixed.end(), {{"pp", "2"}, {"fsdp", "8"}});
+        job.constraints = Constraints(fixed);
+        const auto found = search(job, 1);
+        return found.best.empty() ? -1 : found.best[0].step.step_seconds;
+      };
   const double usual = seconds({{"order", "dp:fsdp:pp:cp:ep:tp"}});
   const double outer = seconds({{"order", "pp:dp:fsdp:cp:ep:tp"}});
   EXPECT_GT(outer, 0);

@@ -26,8 +26,8 @@ struct Case {
 };
 
 std::string name_of(const Case& one) {
-  std::string text = std::string(one.model) + " on " + one.cluster + ", batch " +
-                     std::to_string(one.batch);
+  std::string text = std::string(one.model) + " on " + one.cluster +
+                     ", batch " + std::to_string(one.batch);
   for (const auto& [key, value] : one.fixed) text += ", " + key + "=" + value;
   return text;
 }
@@ -46,11 +46,12 @@ PlanRequest request_of(const Case& one) {
 }
 
 // Images of so many classes, without a pixel: nothing is decoded before a run.
-std::string image_folder(
-    const TempFolder& folder, int64_t samples, int64_t classes) {
+std::string
+image_folder(const TempFolder& folder, int64_t samples, int64_t classes) {
   for (int64_t i = 0; i < std::max(samples, classes); ++i) {
     folder.write(
-        "images/" + std::to_string(i % classes) + "/" + std::to_string(i) + ".png",
+        "images/" + std::to_string(i % classes) + "/" + std::to_string(i) +
+            ".png",
         "");
   }
   return folder.path("images");
@@ -73,14 +74,14 @@ Overrides users_part(const PlanRequest& request, const TempFolder& folder) {
   std::filesystem::resize_file(  // takes no room
       path, static_cast<uintmax_t>(samples * (tokens + 1) * 4));
   mine.set.insert(
-      mine.set.end(), {"data.path=\"" + path + "\"", "data.token_bytes=4",
-                       "data.vocab_size=" +
-                           std::to_string(request.model.transformer->vocab)});
+      mine.set.end(),
+      {"data.path=\"" + path + "\"", "data.token_bytes=4",
+       "data.vocab_size=" + std::to_string(request.model.transformer->vocab)});
   return mine;
 }
 
-// What can be compared: the trainer counts the layers that a budget computes again
-// when it sees the model.
+// What can be compared: the trainer counts the layers that a budget computes
+// again when it sees the model.
 void expect_same(const Strategy& planned, const Strategy& read) {
   EXPECT_EQ(read.layout, planned.layout);
   EXPECT_EQ(read.zero_stage, planned.zero_stage);
@@ -190,7 +191,12 @@ TEST(PlanConfiguration, TrainAcceptsEverySetting) {
   with({{"microbatch", "1"}, {"pp", "1"}, {"fsdp", "16"}});
   for (const char* order :
        {"dp:fsdp:pp:cp:ep:tp", "pp:dp:fsdp:cp:ep:tp", "dp:pp:fsdp:cp:ep:tp"}) {
-    with({{"order", order}, {"dp", "2"}, {"fsdp", "2"}, {"pp", "2"}, {"tp", "2"}});
+    with(
+        {{"order", order},
+         {"dp", "2"},
+         {"fsdp", "2"},
+         {"pp", "2"},
+         {"tp", "2"}});
   }
 }
 
@@ -201,16 +207,20 @@ TEST(PlanConfiguration, SaysTheOrderWhereItIsNotTheUsualOne) {
     const auto plans = plan(request).plans;
     return plans.empty() ? "no plan" : to_configuration(plans[0], request);
   };
-  const Case one{"llama2-7b", "a100-80gb:2x8", 64, {{"pp", "2"}, {"fsdp", "8"}}};
-  EXPECT_NE(text_of(one).find("\norder = [\"pp\", \"fsdp\"]\n"), std::string::npos)
+  const Case one{
+      "llama2-7b", "a100-80gb:2x8", 64, {{"pp", "2"}, {"fsdp", "8"}}};
+  EXPECT_NE(
+      text_of(one).find("\norder = [\"pp\", \"fsdp\"]\n"), std::string::npos)
       << text_of(one);
   expect_accepted(one);
   Case within = one;
   within.cluster = "a100-80gb:1x16";
-  EXPECT_EQ(text_of(within).find("order"), std::string::npos) << text_of(within);
+  EXPECT_EQ(text_of(within).find("order"), std::string::npos)
+      << text_of(within);
 }
 
-// The second stage lies on a device of 40 GB in one pipeline, of 80 in the other.
+// The second stage lies on a device of 40 GB in one pipeline, of 80 in the
+// other.
 TEST(PlanConfiguration, AStageHasTheMemoryOfItsSmallestDevice) {
   const PlanRequest request =
       request_of({"gpt2", "a100-40gb:1x3+h100-sxm:1x1", 8});
@@ -231,11 +241,17 @@ TEST(PlanConfiguration, AStageHasTheMemoryOfItsSmallestDevice) {
 TEST(PlanConfiguration, TrainAcceptsWhatIsPlannedForMixedClusters) {
   const char* mixed = "a100-80gb:1x8+h100-sxm:1x8";
   expect_accepted({"llama2-7b", mixed, 96, {{"pp", "2"}, {"tp", "8"}}});
-  expect_accepted({"gpt2-xl", mixed, 96, {{"pp", "4"}, {"schedule", "interleaved"}}});
+  expect_accepted(
+      {"gpt2-xl", mixed, 96, {{"pp", "4"}, {"schedule", "interleaved"}}});
   expect_accepted({"llama2-7b", mixed, 96, {{"pp", "1"}, {"tp", "4"}}});
-  expect_accepted({"llama3-8b", "v100:2x8+a100-40gb:1x8", 240, {}, Precision::fp16});
-  expect_accepted({"resnet50", "v100:1x4+a100-40gb:1x4", 256, {{"pp", "2"}},
-                   Precision::fp16});
+  expect_accepted(
+      {"llama3-8b", "v100:2x8+a100-40gb:1x8", 240, {}, Precision::fp16});
+  expect_accepted(
+      {"resnet50",
+       "v100:1x4+a100-40gb:1x4",
+       256,
+       {{"pp", "2"}},
+       Precision::fp16});
 }
 
 TEST(PlanConfiguration, TrainAcceptsLongerSequencesThanAModelUsuallyHas) {
@@ -250,7 +266,8 @@ TEST(PlanConfiguration, SaysWhatIsNotTrainedHere) {
   const auto result = plan(request);
   ASSERT_FALSE(result.plans.empty());
   const std::string text = to_configuration(result.plans[0], request);
-  EXPECT_NE(text.find("mixtral-8x7b is none of them"), std::string::npos) << text;
+  EXPECT_NE(text.find("mixtral-8x7b is none of them"), std::string::npos)
+      << text;
 }
 
 }  // namespace configuration_test

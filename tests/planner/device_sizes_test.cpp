@@ -14,7 +14,8 @@
 namespace echelon {
 namespace device_sizes_test {
 
-double worst(const std::vector<int64_t>& shares, const std::vector<double>& weights) {
+double
+worst(const std::vector<int64_t>& shares, const std::vector<double>& weights) {
   double most = 0;
   for (size_t i = 0; i < shares.size(); ++i) {
     most = std::max(most, static_cast<double>(shares[i]) / weights[i]);
@@ -24,7 +25,8 @@ double worst(const std::vector<int64_t>& shares, const std::vector<double>& weig
 
 // The best of all ways to share out.
 double least_worst(
-    int64_t units, const std::vector<double>& weights, std::vector<int64_t> shares) {
+    int64_t units, const std::vector<double>& weights,
+    std::vector<int64_t> shares) {
   if (shares.size() + 1 == weights.size()) {
     shares.push_back(units);
     return worst(shares, weights);
@@ -41,11 +43,18 @@ double least_worst(
 
 TEST(ShareOut, IsTheBestOfAllWays) {
   for (const auto& weights : std::vector<std::vector<double>>{
-           {1, 1, 1}, {1, 0.3, 0.3}, {0.05, 1, 0.7}, {1, 0.31}, {0.2, 0.2, 1, 1}}) {
-    for (int64_t units = static_cast<int64_t>(weights.size()); units < 25; ++units) {
+           {1, 1, 1},
+           {1, 0.3, 0.3},
+           {0.05, 1, 0.7},
+           {1, 0.31},
+           {0.2, 0.2, 1, 1}}) {
+    for (int64_t units = static_cast<int64_t>(weights.size()); units < 25;
+         ++units) {
       const auto shares = share_out(units, weights);
-      EXPECT_EQ(std::accumulate(shares.begin(), shares.end(), int64_t{0}), units);
-      EXPECT_NEAR(worst(shares, weights), least_worst(units, weights, {}), 1e-12);
+      EXPECT_EQ(
+          std::accumulate(shares.begin(), shares.end(), int64_t{0}), units);
+      EXPECT_NEAR(
+          worst(shares, weights), least_worst(units, weights, {}), 1e-12);
     }
   }
   EXPECT_TRUE(share_out(2, {1, 1, 1}).empty());
@@ -112,9 +121,10 @@ TEST(DeviceSizes, ABatchThatEqualPartsDoNotDivideIsSharedOut) {
 TEST(DeviceSizes, EqualDevicesTakeEqualParts) {
   for (const char* cluster : {"a100-80gb:16", "a100-80gb:1x8+a100-80gb:1x4"}) {
     const auto request = request_of(cluster, 48);
-    EXPECT_TRUE(device_speeds(
-                    request.model, request.cluster, 0, Precision::bf16, "echelon")
-                    .empty())
+    EXPECT_TRUE(
+        device_speeds(
+            request.model, request.cluster, 0, Precision::bf16, "echelon")
+            .empty())
         << cluster;
     for (const auto& found : plan(request).plans) {
       EXPECT_TRUE(found.strategy.stage_layers.empty());

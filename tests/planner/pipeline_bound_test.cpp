@@ -24,7 +24,8 @@ void for_each_strategy(const SearchJob& job, const Visit& visit) {
           if (recompute == Recompute::none && layers > 0) continue;
           variant.recompute = recompute;
           variant.recompute_layers = layers;
-          if (!check_strategy(job.model, variant, job.cluster).empty()) continue;
+          if (!check_strategy(job.model, variant, job.cluster).empty())
+            continue;
           visit(bound, variant);
         }
       }
@@ -43,17 +44,19 @@ class PipelineBounds : public testing::TestWithParam<Case> {};
 
 TEST_P(PipelineBounds, AreBelowEveryEstimate) {
   const Case& one = GetParam();
-  const SearchJob job = search_job(one.model, one.cluster, one.batch, one.stack);
+  const SearchJob job =
+      search_job(one.model, one.cluster, one.batch, one.stack);
   int64_t number = 0, seen = 0, above = 0;
-  for_each_strategy(job, [&](const PipelineBound& bound, const Strategy& variant) {
-    if (number++ % 11 != 0) return;
-    const double seconds =
-        estimate_time(job.model, variant, job.cluster).step_seconds;
-    ++seen;
-    if (bound.of(variant) <= seconds || ++above > 5) return;
-    ADD_FAILURE() << to_string(variant) << ": bound " << bound.of(variant)
-                  << ", estimate " << seconds;
-  });
+  for_each_strategy(
+      job, [&](const PipelineBound& bound, const Strategy& variant) {
+        if (number++ % 11 != 0) return;
+        const double seconds =
+            estimate_time(job.model, variant, job.cluster).step_seconds;
+        ++seen;
+        if (bound.of(variant) <= seconds || ++above > 5) return;
+        ADD_FAILURE() << to_string(variant) << ": bound " << bound.of(variant)
+                      << ", estimate " << seconds;
+      });
   EXPECT_GT(seen, 100);
 }
 
@@ -75,9 +78,10 @@ TEST(PipelineBound, CountsNoHostWork) {
   SearchJob job = search_job("resnet18", "a100-40gb:1x4", 64);
   const auto bounds = [&] {
     std::vector<double> list;
-    for_each_strategy(job, [&](const PipelineBound& bound, const Strategy& variant) {
-      list.push_back(bound.of(variant));
-    });
+    for_each_strategy(
+        job, [&](const PipelineBound& bound, const Strategy& variant) {
+          list.push_back(bound.of(variant));
+        });
     return list;
   };
   const auto before = bounds();
@@ -91,7 +95,8 @@ TEST(PipelineBound, IsCloseToWhatAPipelineTakes) {
   const SearchJob job =
       search_job("gpt3-6.7b", "a100-80gb:1x8+h100-sxm:1x8", 512, "echelon");
   LayerTimes times(job);
-  for (const auto& stage_layers : std::vector<std::vector<int64_t>>{{}, {10, 22}, {24, 8}}) {
+  for (const auto& stage_layers :
+       std::vector<std::vector<int64_t>>{{}, {10, 22}, {24, 8}}) {
     for (const auto& [recompute, layers] :
          {std::pair{Recompute::none, -1}, std::pair{Recompute::all, 4},
           std::pair{Recompute::selective, -1}}) {
@@ -111,7 +116,8 @@ TEST(PipelineBound, IsCloseToWhatAPipelineTakes) {
   }
 }
 
-// Stages in proportion to the devices are as fast as any: within what layers are apart.
+// Stages in proportion to the devices are as fast as any: within what layers
+// are apart.
 TEST(PipelineBound, OfAnyCutIsCloseToTheBestOne) {
   const SearchJob job =
       search_job("gpt3-6.7b", "a100-80gb:1x8+h100-sxm:1x8", 512, "echelon");
@@ -129,10 +135,9 @@ TEST(PipelineBound, OfAnyCutIsCloseToTheBestOne) {
   EXPECT_GT(bound.any_cut(), 0.95 * least);
 }
 
-// The best that two devices can do of these layers, were they cut anywhere: each takes
-// what it does relatively well.
-double best_of_two(
-    const LayerTimes::Sums& one, const LayerTimes::Sums& other) {
+// The best that two devices can do of these layers, were they cut anywhere:
+// each takes what it does relatively well.
+double best_of_two(const LayerTimes::Sums& one, const LayerTimes::Sums& other) {
   std::vector<std::pair<double, double>> layers = {
       {one.first_both, other.first_both}, {one.last_both, other.last_both}};
   for (size_t i = 1; i < one.both.size(); ++i) {
@@ -157,7 +162,8 @@ double best_of_two(
 
 // The head is bound by memory more than the blocks are.
 TEST(PipelineBound, OfAnyCutIsBelowTheBestWhereDevicesDifferInWhatTheyDoWell) {
-  SearchJob job = search_job("gpt2", "a100-80gb:1x1+h100-sxm:1x1", 32, "echelon");
+  SearchJob job =
+      search_job("gpt2", "a100-80gb:1x1+h100-sxm:1x1", 32, "echelon");
   job.cluster.groups[1].node.device.memory_bytes_per_second /= 4;
   LayerTimes times(job);
   Strategy strategy;

@@ -51,8 +51,12 @@ TEST(PipelineTimes, AreSharedByStrategiesWithOnePipelineAlone) {
       [](Strategy& s) { s.sequence_parallel = true; },
       [](Strategy& s) { std::swap(s.layout.order[0], s.layout.order[2]); },
       [](Strategy& s) { s.schedule = "gpipe"; },
-      [](Strategy& s) { s.stage_layers = {3, 5}; },
-      [](Strategy& s) { s.rank_microbatch = {1, 2}; }};
+      [](Strategy& s) {
+        s.stage_layers = {3, 5};
+      },
+      [](Strategy& s) {
+        s.rank_microbatch = {1, 2};
+      }};
   for (size_t i = 0; i < changes.size(); ++i) {
     Strategy other = plain.strategy;
     changes[i](other);

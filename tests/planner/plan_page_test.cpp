@@ -59,7 +59,8 @@ TEST(PlanPage, FiguresOfALongPipelineAreOfAllItsRanks) {
   request.model = find_model("gpt3-175b");
   request.cluster = find_cluster("h100-sxm:512");
   request.global_batch = 128;
-  request.fixed = {{"pp", "64"}, {"tp", "8"}, {"schedule", "1f1b"}, {"microbatch", "1"}};
+  request.fixed = {
+      {"pp", "64"}, {"tp", "8"}, {"schedule", "1f1b"}, {"microbatch", "1"}};
   request.compare = false;
   const auto result = plan(request);
   ASSERT_FALSE(result.plans.empty());
@@ -89,7 +90,9 @@ TEST(PlanPage, SaysThatRanksOfAMeasuredMachineDiffer) {
         count_of(html, "the other rank does the same at the same time."),
         jitter > 0 ? 0u : 1u);
     EXPECT_EQ(
-        count_of(html, "the same work, in times that differ by the measured jitter."),
+        count_of(
+            html,
+            "the same work, in times that differ by the measured jitter."),
         jitter > 0 ? 1u : 0u);
   }
 }

@@ -95,7 +95,8 @@ TEST(Plan, ConstraintsThatContradictEachOtherAreNamed) {
 TEST(Plan, APrecisionThatADeviceHasNotIsRefused) {
   auto request = request_of("gpt2", "v100:8", 16);
   const std::string text = refusal(request);
-  EXPECT_TRUE(has(text, "--precision bf16: v100 does not compute in it")) << text;
+  EXPECT_TRUE(has(text, "--precision bf16: v100 does not compute in it"))
+      << text;
   EXPECT_TRUE(has(text, "fp16")) << text;
   EXPECT_EQ(usual_precision(request.cluster), Precision::fp16);
   EXPECT_EQ(usual_precision(find_cluster("h100-sxm:8")), Precision::bf16);
@@ -126,7 +127,8 @@ TEST(Plan, TheCheapestCostsNoMoreThanTheFastest) {
   EXPECT_GT(fast.plans[0].cost_per_step, 0);
   EXPECT_LE(cheap.plans[0].cost_per_step, fast.plans[0].cost_per_step);
   EXPECT_GE(
-      cheap.plans[0].step.step_seconds, fast.plans[0].step.step_seconds * 0.999);
+      cheap.plans[0].step.step_seconds,
+      fast.plans[0].step.step_seconds * 0.999);
 }
 
 TEST(Plan, ExplainsAKeyByItsValues) {
@@ -148,7 +150,8 @@ TEST(Plan, ValuesOfAKeyAreComparedAsTheyAreSimulated) {
     if (!row.plan->step.fits) continue;
     const double seconds = row.plan->step.step_seconds;
     const auto simulated = simulate(
-        request.model, row.plan->strategy, request.cluster, {.timeline_ranks = 0});
+        request.model, row.plan->strategy, request.cluster,
+        {.timeline_ranks = 0});
     EXPECT_EQ(seconds, simulated.step.step_seconds) << row.value;
     if (row.because == "the best") {
       EXPECT_LE(seconds, plan(request).plans.front().step.step_seconds);
@@ -156,7 +159,8 @@ TEST(Plan, ValuesOfAKeyAreComparedAsTheyAreSimulated) {
     fastest = std::min(fastest, seconds);
   }
   for (const auto& row : explain_key(request, "pp")) {
-    EXPECT_EQ(row.plan->step.step_seconds == fastest, row.because == "the best");
+    EXPECT_EQ(
+        row.plan->step.step_seconds == fastest, row.because == "the best");
   }
 }
 

@@ -15,7 +15,8 @@
 namespace echelon {
 namespace search_test {
 
-// In every order of the axes that the software takes: on mixed clusters as listed.
+// In every order of the axes that the software takes: on mixed clusters as
+// listed.
 std::vector<Strategy> in_all_orders(const SearchJob& job) {
   if (job.cluster.mixed()) return list_groups(job);
   std::vector<Strategy> groups;
@@ -65,9 +66,10 @@ bool fits(const SearchJob& job, const StepEstimate& step) {
              job.cluster.groups.begin(), job.cluster.groups.end(),
              [&](const NodeGroup& group) {
                const double all = group.node.host_memory_bytes;
-               return all <= 0 || step.memory.host_bytes <=
-                                      0.8 * all / static_cast<double>(
-                                                      group.node.num_devices);
+               return all <= 0 ||
+                      step.memory.host_bytes <=
+                          0.8 * all /
+                              static_cast<double>(group.node.num_devices);
              });
 }
 
@@ -124,8 +126,8 @@ TEST(Search, FindsTheFewestLayersThatMustComputeAgain) {
   for (const auto& [cluster, microbatch] :
        {std::pair{"v100:2", "8"}, std::pair{"v100:1x1+a100-40gb:1x1", "16"}}) {
     SearchJob job = search_job("gpt2-xl", cluster, 32);
-    job.constraints = Constraints(
-        std::vector<std::pair<std::string, std::string>>{
+    job.constraints =
+        Constraints(std::vector<std::pair<std::string, std::string>>{
             {"schedule", "1f1b"}, {"pp", "2"}, {"microbatch", microbatch}});
     expect_brute_force_agrees(job);
     EXPECT_GT(search(job, 1).best[0].strategy.recompute_layers, 0) << cluster;
@@ -142,7 +144,8 @@ TEST(Search, FindsTheBestOfOtherStacks) {
 }
 
 TEST(Search, FindsTheBestOfTwoKindsOfDevices) {
-  expect_brute_force_agrees(search_job("gpt2", "a100-40gb:1x2+h100-sxm:1x2", 8));
+  expect_brute_force_agrees(
+      search_job("gpt2", "a100-40gb:1x2+h100-sxm:1x2", 8));
   expect_brute_force_agrees(search_job("gpt2", "h100-sxm:1x6+v100:1x2", 12));
 }
 
@@ -156,13 +159,14 @@ TEST(Search, FindsTheBestWhereTheMemoryOfOneKindIsTight) {
 }
 
 TEST(Search, FindsTheBestOfTwoKindsInOtherStacks) {
-  expect_brute_force_agrees(
-      search_job("gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 16, "megatron-core"));
+  expect_brute_force_agrees(search_job(
+      "gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 16, "megatron-core"));
 }
 
 // Listed once for all groups with one layout, each has its own microbatches.
 TEST(Search, VariantsThatAreSharedAreThoseOfTheGroup) {
-  const SearchJob job = search_job("gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 24);
+  const SearchJob job =
+      search_job("gpt2-large", "a100-40gb:1x4+h100-sxm:1x4", 24);
   VariantLists lists(job);
   for (const auto& group : list_groups(job)) {
     const auto alone = list_variants(job, group);
@@ -194,7 +198,8 @@ TEST(Search, TheBoundOnMemoryLeavesOutNothingThatFits) {
 
 TEST(Search, KeepsToWhatIsFixed) {
   SearchJob job = search_job("gpt2", "a100-40gb:8", 16);
-  job.constraints = Constraints({{"tp", "2"}, {"schedule", "gpipe"}, {"pp", "2"}});
+  job.constraints =
+      Constraints({{"tp", "2"}, {"schedule", "gpipe"}, {"pp", "2"}});
   const auto found = search(job, 5);
   ASSERT_FALSE(found.best.empty());
   for (const auto& one : found.best) {
@@ -217,8 +222,9 @@ TEST(Search, ComputesAgainWhatItIsToldThoughAllFits) {
 
 TEST(Search, TheHostsMemoryIsALimitToo) {
   SearchJob job = search_job("llama2-7b", "a100-40gb:1x2+a100-80gb:1x2", 4);
-  job.constraints = Constraints(
-      std::vector<std::pair<std::string, std::string>>{{"offload", "optimizer"}});
+  job.constraints =
+      Constraints(std::vector<std::pair<std::string, std::string>>{
+          {"offload", "optimizer"}});
   const auto large = search(job, 1);
   ASSERT_FALSE(large.best.empty());
   const double host = large.best[0].step.memory.host_bytes;
@@ -234,8 +240,8 @@ TEST(Search, TheHostsMemoryIsALimitToo) {
 // Stages that the small device has no room for are the large one's.
 TEST(Search, TheLargestDeviceSaysWhatCannotFit) {
   SearchJob job = search_job("gpt3-2.7b", "h200:1x1+rtx-4090:1x1", 8);
-  job.constraints = Constraints(
-      std::vector<std::pair<std::string, std::string>>{
+  job.constraints =
+      Constraints(std::vector<std::pair<std::string, std::string>>{
           {"pp", "2"}, {"offload", "none"}, {"activations", "keep"}});
   const auto found = search(job, 1);
   ASSERT_FALSE(found.best.empty());
@@ -247,8 +253,8 @@ TEST(Search, TheLargestDeviceSaysWhatCannotFit) {
 // With everything computed again, and nothing that needs more.
 TEST(Search, TheClosestNeedsTheLeast) {
   SearchJob job = search_job("gpt3-2.7b", "v100:2", 256);
-  job.constraints = Constraints(
-      std::vector<std::pair<std::string, std::string>>{
+  job.constraints =
+      Constraints(std::vector<std::pair<std::string, std::string>>{
           {"offload", "none"}, {"activations", "keep"}, {"microbatch", "256"}});
   const auto found = search(job, 1);
   ASSERT_TRUE(found.best.empty());

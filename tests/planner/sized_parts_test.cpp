@@ -31,15 +31,18 @@ Strategy pipeline_of(const SearchJob& job, Layout layout) {
 double bottleneck(const SearchJob& job, Strategy strategy, const Cut& cut) {
   strategy.stage_layers = cut;
   double most = 0;
-  for (const auto& stage : stage_times(job.model, strategy, job.cluster).stages) {
+  for (const auto& stage :
+       stage_times(job.model, strategy, job.cluster).stages) {
     most = std::max(most, stage.forward + stage.backward);
   }
   return most;
 }
 
-// A head with the weight of five blocks lies on the fast device, then on the slow one.
+// A head with the weight of five blocks lies on the fast device, then on the
+// slow one.
 TEST(SizedStages, TheHeadIsWorkOfTheLastStage) {
-  for (const char* cluster : {"a100-80gb:1x1+h100-sxm:1x1", "h100-sxm:1x1+a100-80gb:1x1"}) {
+  for (const char* cluster :
+       {"a100-80gb:1x1+h100-sxm:1x1", "h100-sxm:1x1+a100-80gb:1x1"}) {
     SearchJob job = search_job("gpt2", cluster, 0);
     job.model.transformer->layers = 36;
     const Strategy strategy = pipeline_of(job, {.pp = 2});
@@ -56,22 +59,29 @@ TEST(SizedStages, TheHeadIsWorkOfTheLastStage) {
 
 // Two pipelines: the first begins on the slow devices, the second has none.
 TEST(SizedStages, TheSlowestOfAllPipelinesCountsAtEachPlace) {
-  const SearchJob job = search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8", 0);
-  const auto cuts =
-      sized_stages(job, pipeline_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2}));
+  const SearchJob job =
+      search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8", 0);
+  const auto cuts = sized_stages(
+      job, pipeline_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2}));
   ASSERT_FALSE(cuts.empty());
-  EXPECT_EQ(cuts[0], sized_stages(
-                         search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0),
-                         pipeline_of(job, {.tp = 8, .pp = 2}))[0]);
+  EXPECT_EQ(
+      cuts[0], sized_stages(
+                   search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0),
+                   pipeline_of(job, {.tp = 8, .pp = 2}))[0]);
   // The first and the last pipeline have slow devices at one place each.
-  const SearchJob both = search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:2x8+a100-80gb:1x8", 0);
+  const SearchJob both =
+      search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:2x8+a100-80gb:1x8", 0);
   EXPECT_TRUE(
-      sized_stages(both, pipeline_of(both, {.dp_replicate = 2, .tp = 8, .pp = 2})).empty());
+      sized_stages(
+          both, pipeline_of(both, {.dp_replicate = 2, .tp = 8, .pp = 2}))
+          .empty());
 }
 
-// Down the pipeline and up again: the slow rank has the first and the last stage.
+// Down the pipeline and up again: the slow rank has the first and the last
+// stage.
 TEST(SizedStages, AStageCountsTheDevicesOfItsRank) {
-  const SearchJob job = search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0);
+  const SearchJob job =
+      search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0);
   Strategy strategy = pipeline_of(job, {.tp = 8, .pp = 2});
   strategy.schedule = "zb-v";
   const auto cuts = sized_stages(job, strategy);
@@ -84,7 +94,8 @@ TEST(SizedStages, AStageCountsTheDevicesOfItsRank) {
 
 // A device of a third of the memory has half the speed.
 TEST(SizedStages, OneCutIsForTimeAndOneForMemory) {
-  const SearchJob job = search_job("llama3-8b", "a100-80gb:1x8+rtx-4090:1x8", 0);
+  const SearchJob job =
+      search_job("llama3-8b", "a100-80gb:1x8+rtx-4090:1x8", 0);
   const auto cuts = sized_stages(job, pipeline_of(job, {.tp = 8, .pp = 2}));
   ASSERT_EQ(cuts.size(), 2u);
   EXPECT_NE(cuts[0], cuts[1]);
@@ -106,43 +117,53 @@ TEST(SizedStages, LayersOfImageNetworksAreCutByTheirWork) {
   ASSERT_FALSE(cuts.empty());
   const auto flops = flops_of_layers(job.model);
   const auto all = std::accumulate(flops.begin(), flops.end(), 0.0);
-  const auto first = std::accumulate(flops.begin(), flops.begin() + cuts[0][0], 0.0);
+  const auto first =
+      std::accumulate(flops.begin(), flops.begin() + cuts[0][0], 0.0);
   const double asked = job.speeds[0] / (job.speeds[0] + job.speeds[1]);
   EXPECT_LT(asked, 0.48);
   EXPECT_NEAR(first / all, asked, 0.03);
 }
 
 TEST(SizedStages, AreEqualWhereOnePipelineRankHasAllOrDevicesAreAlike) {
-  const SearchJob job = search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0);
-  EXPECT_TRUE(sized_stages(job, pipeline_of(job, {.dp_replicate = 2, .tp = 8})).empty());
-  // Both kinds at each place: pipelines within a node.
-  EXPECT_TRUE(sized_stages(
-                  job, pipeline_of(job, {.dp_replicate = 2, .tp = 4, .pp = 2}))
+  const SearchJob job =
+      search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:1x8", 0);
+  EXPECT_TRUE(sized_stages(job, pipeline_of(job, {.dp_replicate = 2, .tp = 8}))
                   .empty());
+  // Both kinds at each place: pipelines within a node.
+  EXPECT_TRUE(
+      sized_stages(job, pipeline_of(job, {.dp_replicate = 2, .tp = 4, .pp = 2}))
+          .empty());
 }
 
 TEST(DataRankSpeeds, AreThoseOfTheSlowestDeviceOfThePipeline) {
-  const SearchJob job = search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8", 0);
+  const SearchJob job =
+      search_job("llama2-13b", "a100-80gb:1x8+h100-sxm:3x8", 0);
   EXPECT_EQ(
-      data_rank_speeds(job, pipeline_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2})),
+      data_rank_speeds(
+          job, pipeline_of(job, {.dp_replicate = 2, .tp = 8, .pp = 2})),
       (std::vector<double>{job.speeds[0], 1}));
   // The slow devices first or last in the pipeline.
   SearchJob last = search_job("llama2-13b", "h100-sxm:3x8+a100-80gb:1x8", 0);
   EXPECT_EQ(
-      data_rank_speeds(last, pipeline_of(job, {.dp_shard = 2, .tp = 8, .pp = 2})),
+      data_rank_speeds(
+          last, pipeline_of(job, {.dp_shard = 2, .tp = 8, .pp = 2})),
       (std::vector<double>{1, last.speeds[1]}));
   // All pipelines cross both kinds: pp outermost.
-  SearchJob half = search_job("llama2-13b", "a100-80gb:2x8+h100-sxm:2x8", 0, "megatron-core");
+  SearchJob half = search_job(
+      "llama2-13b", "a100-80gb:2x8+h100-sxm:2x8", 0, "megatron-core");
   Strategy across = pipeline_of(half, {.dp_replicate = 2, .tp = 8, .pp = 2});
   across.layout.order = axis_orders()[1];
   EXPECT_TRUE(data_rank_speeds(half, across).empty());
 }
 
 TEST(DataRankSpeeds, AreNotGivenWhereRanksOfExpertsHaveBatchesOfTheirOwn) {
-  const SearchJob job = search_job("mixtral-8x7b", "a100-80gb:1x8+h100-sxm:1x8", 0, "megatron-core");
-  EXPECT_FALSE(data_rank_speeds(job, pipeline_of(job, {.dp_replicate = 16})).empty());
+  const SearchJob job = search_job(
+      "mixtral-8x7b", "a100-80gb:1x8+h100-sxm:1x8", 0, "megatron-core");
+  EXPECT_FALSE(
+      data_rank_speeds(job, pipeline_of(job, {.dp_replicate = 16})).empty());
   EXPECT_TRUE(
-      data_rank_speeds(job, pipeline_of(job, {.dp_replicate = 2, .ep = 8})).empty());
+      data_rank_speeds(job, pipeline_of(job, {.dp_replicate = 2, .ep = 8}))
+          .empty());
 }
 
 // Seconds of a sample on one device, by the estimate of a whole step.
@@ -155,7 +176,8 @@ double seconds_alone(
   alone.precision = precision;
   alone.stack = stack;
   double seconds = 0;
-  for (const auto& stage : stage_times(model, alone, find_cluster(device)).stages) {
+  for (const auto& stage :
+       stage_times(model, alone, find_cluster(device)).stages) {
     seconds += stage.forward + stage.backward;
   }
   return seconds;
@@ -185,7 +207,8 @@ TEST(DeviceSpeeds, AreOfThisModelSequencePrecisionAndStack) {
   };
   std::vector<double> ratios;
   for (const Case& one :
-       {Case{4096, Precision::bf16, "echelon"}, Case{32768, Precision::bf16, "echelon"},
+       {Case{4096, Precision::bf16, "echelon"},
+        Case{32768, Precision::bf16, "echelon"},
         Case{4096, Precision::fp32, "echelon"},
         Case{4096, Precision::bf16, "megatron-2021"}}) {
     const auto speeds =
@@ -193,9 +216,11 @@ TEST(DeviceSpeeds, AreOfThisModelSequencePrecisionAndStack) {
     ASSERT_EQ(speeds.size(), 2u);
     EXPECT_EQ(speeds[1], 1);
     const auto seconds = [&](const char* device) {
-      return seconds_alone(model, device, one.seq_len, one.precision, one.stack);
+      return seconds_alone(
+          model, device, one.seq_len, one.precision, one.stack);
     };
-    EXPECT_NEAR(speeds[0], seconds("h100-sxm:1") / seconds("a100-80gb:1"), 1e-3);
+    EXPECT_NEAR(
+        speeds[0], seconds("h100-sxm:1") / seconds("a100-80gb:1"), 1e-3);
     ratios.push_back(speeds[0]);
   }
   // None of the four is another one's.

@@ -7,8 +7,8 @@
 #include "echelon/cost/counted_model.h"
 #include "echelon/error.h"
 #include "echelon/explain/explain.h"
-#include "echelon/predict/predict_run.h"
 #include "echelon/explain/what_if.h"
+#include "echelon/predict/predict_run.h"
 #include "tests/explain/made_run.h"
 #include "tests/support/error_text.h"
 #include "tests/support/measured_desk.h"
@@ -35,7 +35,11 @@ ModelShape counted() {
         .counted_samples = 32,
         .stage = i / 2};
     layer.forward.push_back(
-        {.name = "mm", .product = "product", .count = 1, .m = 3200, .n = 100,
+        {.name = "mm",
+         .product = "product",
+         .count = 1,
+         .m = 3200,
+         .n = 100,
          .k = 1000});
     layer.backward.push_back({.name = "add", .bytes = 1e6});
     model.layers.push_back(layer);
@@ -80,7 +84,8 @@ TEST_F(CountedLayers, ABrokenFileIsSaidAndLeavesFormulas) {
   const std::string text = counted_model_json(counted());
   const double by_formulas = explain("").predicted_seconds;
   for (const std::string& broken :
-       {std::string("garbage"), std::string("{}"), text.substr(0, text.size() / 2)}) {
+       {std::string("garbage"), std::string("{}"),
+        text.substr(0, text.size() / 2)}) {
     const RunExplanation run = explain(broken);
     EXPECT_FALSE(run.counted_layers);
     EXPECT_EQ(run.predicted_seconds, by_formulas);
@@ -116,8 +121,7 @@ TEST_F(CountedLayers, OtherStagesAreCutAnew) {
   EXPECT_THAT(
       stages_of(configured_as_counted(counted(), two, two)),
       testing::ElementsAre(0, 0, 1, 1));
-  EXPECT_THAT(
-      stages_of(configured_as_counted(counted(), two, four)), Each(-1));
+  EXPECT_THAT(stages_of(configured_as_counted(counted(), two, four)), Each(-1));
   EXPECT_THAT(
       error_text<ConfigError>([&] {
         Job other = two;

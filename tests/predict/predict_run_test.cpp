@@ -37,7 +37,8 @@ class PredictRun : public testing::Test {
 Job cnn_job(const std::string& more = "") {
   return parse_job(
       "[model]\nname = \"simple_cnn\"\n[data]\nname = \"digits\"\n"
-      "[train]\nsteps = 20\nbatch = 64\n[layout]\ndp = 2\n" + more,
+      "[train]\nsteps = 20\nbatch = 64\n[layout]\ndp = 2\n" +
+          more,
       "test.toml");
 }
 
@@ -127,8 +128,7 @@ TEST_F(PredictRun, TheRestOfAStepIsAPartOfIt) {
   what.strategy.stack = "fsdp";
   const double host = find_stack("fsdp").step_host_seconds;
   ASSERT_GT(host, 0.01);
-  const StepPrediction some =
-      predict_step(what, find_cluster("h100-sxm:1x8"));
+  const StepPrediction some = predict_step(what, find_cluster("h100-sxm:1x8"));
   EXPECT_NEAR(some.parts.other, host, 1e-3 * host);
   EXPECT_NEAR(
       some.parts.step_seconds(), some.step_seconds, 1e-6 * some.step_seconds);
@@ -159,7 +159,8 @@ TEST_F(PredictRun, AStepLastsUntilTheLastRankHasUpdated) {
       predict_step(what, find_cluster("h100-sxm:8x8+v100:8x8"));
   EXPECT_GT(mixed.parts.other, 0.01 * mixed.step_seconds);
   EXPECT_NEAR(
-      mixed.parts.step_seconds(), mixed.step_seconds, 1e-6 * mixed.step_seconds);
+      mixed.parts.step_seconds(), mixed.step_seconds,
+      1e-6 * mixed.step_seconds);
 }
 
 TEST_F(PredictRun, SaysWhatKeepsItFromPredicting) {
@@ -186,8 +187,7 @@ TEST_F(PredictRun, FilesOfThisMachineLieInTheConfigurationFolder) {
   EXPECT_NE(path, saved_cluster_path(3));
   ::setenv("XDG_CONFIG_HOME", "not/absolute", 1);
   EXPECT_THAT(
-      saved_cluster_path(2).string(),
-      HasSubstr("/.config/echelon/clusters/"));
+      saved_cluster_path(2).string(), HasSubstr("/.config/echelon/clusters/"));
 }
 
 }  // namespace predict_run_test

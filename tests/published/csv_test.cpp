@@ -17,8 +17,10 @@ std::string error_of(const std::string& text) {
 }
 
 TEST(Csv, ReadsQuotesBreaksAndCarriageReturns) {
-  const auto table =
-      parse_csv("\xEF\xBB\xBF" "a,b\r\n\"1,\"\"x\"\"\n2\",\r\n\n3,4", "t.csv");
+  const auto table = parse_csv(
+      "\xEF\xBB\xBF"
+      "a,b\r\n\"1,\"\"x\"\"\n2\",\r\n\n3,4",
+      "t.csv");
   EXPECT_EQ(table.columns, (std::vector<std::string>{"a", "b"}));
   ASSERT_EQ(table.rows.size(), 2u);
   EXPECT_EQ(table.rows[0].cells[0], "1,\"x\"\n2");
@@ -31,7 +33,8 @@ TEST(Csv, ReadsQuotesBreaksAndCarriageReturns) {
 }
 
 TEST(Csv, ErrorsNameTheLine) {
-  EXPECT_EQ(error_of(""), "t.csv:1: empty: the first line must name the columns");
+  EXPECT_EQ(
+      error_of(""), "t.csv:1: empty: the first line must name the columns");
   EXPECT_EQ(error_of("a,a\n"), "t.csv:1: column \"a\" is there twice");
   EXPECT_EQ(error_of("a,\n"), "t.csv:1: column 2 has no name");
   EXPECT_EQ(error_of("a,b\n1,2\n3\n"), "t.csv:3: 1 cells, but 2 columns");

@@ -43,13 +43,15 @@ const char* const kTable =
     "A100-SXM-80GB,8,gpt2,1024,64,1,1,0.2\n";
 
 TEST_F(PublishedSteps, PredictsTables) {
-  write("steps.csv", std::string(kTable) + "X9000,8,gpt2,1024,64,1,1,0.2\n" +
-                         "A100-SXM-80GB,8,gpt2,1024,many,1,1,0.2\n");
+  write(
+      "steps.csv", std::string(kTable) + "X9000,8,gpt2,1024,64,1,1,0.2\n" +
+                       "A100-SXM-80GB,8,gpt2,1024,many,1,1,0.2\n");
   const Outcome text = run("steps.csv");
   EXPECT_EQ(text.exit_code, 0) << text.err;
   EXPECT_THAT(
-      text.out, AllOf(HasSubstr("mean error"), HasSubstr("not predicted"),
-                      HasSubstr("X9000")));
+      text.out, AllOf(
+                    HasSubstr("mean error"), HasSubstr("not predicted"),
+                    HasSubstr("X9000")));
   const Outcome outcome = run("steps.csv --json");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   const json printed = json::parse(outcome.out);
@@ -57,10 +59,11 @@ TEST_F(PublishedSteps, PredictsTables) {
   EXPECT_GT(printed["rows"][0]["step_seconds"].get<double>(), 0);
   EXPECT_GT(printed["rows"][0]["memory_gib"].get<double>(), 0);
   EXPECT_TRUE(printed["rows"][1]["step_seconds"].is_null());
-  EXPECT_THAT(printed["rows"][1]["excluded"].get<std::string>(),
-              HasSubstr("X9000"));
-  EXPECT_THAT(printed["rows"][2]["excluded"].get<std::string>(),
-              HasSubstr("global_batch \"many\""));
+  EXPECT_THAT(
+      printed["rows"][1]["excluded"].get<std::string>(), HasSubstr("X9000"));
+  EXPECT_THAT(
+      printed["rows"][2]["excluded"].get<std::string>(),
+      HasSubstr("global_batch \"many\""));
 }
 
 TEST_F(PublishedSteps, RefusesTablesThatAreNone) {
@@ -68,8 +71,9 @@ TEST_F(PublishedSteps, RefusesTablesThatAreNone) {
   write("empty.csv", "");
   refuses("empty.csv", 3, HasSubstr("empty.csv"));
   write("column.csv", "gpu,gpus,model,seq\nA100-SXM-80GB,8,gpt2,1024\n");
-  refuses("column.csv", 3,
-          AllOf(HasSubstr("column.csv:1"), HasSubstr("no column global_batch")));
+  refuses(
+      "column.csv", 3,
+      AllOf(HasSubstr("column.csv:1"), HasSubstr("no column global_batch")));
   write("short.csv", std::string(kTable) + "A100-SXM-80GB,8,gpt2\n");
   refuses("short.csv", 3, HasSubstr("short.csv:3: 3 cells"));
   write("quote.csv", std::string(kTable) + "\"A100,8\n");

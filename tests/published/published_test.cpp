@@ -1,5 +1,5 @@
-// Predictions of published steps stay as near as they are: a part of the rows of
-// benchmarks/published, from every source.
+// Predictions of published steps stay as near as they are: a part of the rows
+// of benchmarks/published, from every source.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -11,17 +11,16 @@
 namespace echelon {
 namespace published_test {
 
-const std::filesystem::path kTable =
-    source_path("tests/published/steps.csv");
+const std::filesystem::path kTable = source_path("tests/published/steps.csv");
 
 TEST(Published, MeanErrorsOfEverySourceStayBelowTheirBounds) {
   // A bound is lowered when a prediction gets better, never raised.
   const std::map<std::string, double> bounds = {
-      {"bigscience_a100", 0.06},  {"ddp_scaling", 0.10},
+      {"bigscience_a100", 0.06},   {"ddp_scaling", 0.10},
       {"dgxc_benchmarking", 0.10}, {"korthikanti22", 0.04},
-      {"llm_foundry", 0.09},      {"megatron_readme_h100", 0.07},
+      {"llm_foundry", 0.09},       {"megatron_readme_h100", 0.07},
       {"megatron_sc21", 0.055},    {"nemo_h100", 0.10},
-      {"nemo_other_gpus", 0.16},  {"torchtitan", 0.11},
+      {"nemo_other_gpus", 0.16},   {"torchtitan", 0.11},
       {"vtrain_a100_multi", 0.03}, {"vtrain_a100_single", 0.10},
       {"zero_bubble", 0.055}};
   const auto files = errors_by_file(predict_table(kTable));
@@ -45,17 +44,19 @@ TEST(Published, RowsAreRankedAsTheyWereMeasured) {
   EXPECT_GE(rank_correlation(measured, predicted), 0.99);
 }
 
-/// Mean over the sweeps of a file (one model, cluster and batch; four layouts or more),
-/// each counting as many times as it has rows.
+/// Mean over the sweeps of a file (one model, cluster and batch; four layouts
+/// or more), each counting as many times as it has rows.
 double mean_rank_correlation(
     const std::vector<RowPrediction>& predictions, const std::string& file) {
-  std::map<std::string, std::pair<std::vector<double>, std::vector<double>>> sweeps;
+  std::map<std::string, std::pair<std::vector<double>, std::vector<double>>>
+      sweeps;
   for (const auto& one : predictions) {
     const StepRow& row = one.row;
     if (row.file != file) continue;
     std::string key = row.precision;
-    for (const int64_t number : {row.gpus, row.layers, row.hidden, row.heads,
-                                 row.global_batch, row.seq}) {
+    for (const int64_t number :
+         {row.gpus, row.layers, row.hidden, row.heads, row.global_batch,
+          row.seq}) {
       key += " " + std::to_string(number);
     }
     sweeps[key].first.push_back(row.step_seconds);
@@ -73,8 +74,8 @@ double mean_rank_correlation(
 
 TEST(Published, LayoutsOfASweepAreRankedAsTheyWereMeasured) {
   // A bound is raised when a prediction gets better, never lowered.
-  const auto predictions = predict_table(
-      source_path("benchmarks/published/step_times.csv"));
+  const auto predictions =
+      predict_table(source_path("benchmarks/published/step_times.csv"));
   for (const auto& [file, bound] : std::map<std::string, double>{
            {"bigscience_a100", 0.83},
            {"vtrain_a100_multi", 0.87},
@@ -85,8 +86,8 @@ TEST(Published, LayoutsOfASweepAreRankedAsTheyWereMeasured) {
 }
 
 TEST(Published, RowsThatRanOutOfMemoryAreNotSaidToFit) {
-  const auto predictions = predict_table(
-      source_path("benchmarks/published/out_of_memory.csv"));
+  const auto predictions =
+      predict_table(source_path("benchmarks/published/out_of_memory.csv"));
   int64_t unfit = 0;
   for (const auto& one : predictions) {
     ASSERT_TRUE(one.predicted()) << one.excluded;

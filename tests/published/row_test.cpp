@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 
-#include "echelon/error.h"
 #include "benchmarks/published/predict.h"
 #include "benchmarks/published/row_cluster.h"
 #include "benchmarks/published/row_model.h"
 #include "benchmarks/published/row_strategy.h"
+#include "echelon/error.h"
 
 namespace echelon {
 namespace row_test {
@@ -27,7 +27,9 @@ StepRow dense() {
   return row;
 }
 
-std::string error_of(const StepRow& row) { return predict(row).excluded; }
+std::string error_of(const StepRow& row) {
+  return predict(row).excluded;
+}
 
 Strategy strategy(const StepRow& row) {
   return strategy_of(row, model_of(row), cluster_of(row));
@@ -39,7 +41,8 @@ TEST(StepRow, NamesColumnsThatAreMissing) {
     FAIL();
   } catch (const DataError& error) {
     EXPECT_NE(
-        std::string(error.what()).find("t.csv:1: no column gpus, seq, global_batch"),
+        std::string(error.what())
+            .find("t.csv:1: no column gpus, seq, global_batch"),
         std::string::npos);
   }
 }
@@ -64,7 +67,8 @@ TEST(StepRow, ReadsCellsAndKeepsTheFirstWrongOne) {
 }
 
 TEST(RowCluster, FindsDevices) {
-  for (const auto& [cell, name] : std::vector<std::pair<std::string, std::string>>{
+  for (const auto& [cell, name] :
+       std::vector<std::pair<std::string, std::string>>{
            {"A100-SXM-80GB", "a100-80gb"},
            {"A100-80GB", "a100-80gb"},
            {"A100", "a100-80gb"},
@@ -90,12 +94,15 @@ TEST(RowCluster, ReadsTheNetwork) {
   EXPECT_EQ(cluster_of(row).num_devices(), 64);
   EXPECT_EQ(cluster_of(row).num_nodes(), 8);
   row.notes = "8xA100 nodes, 4x Omni-Path 100 Gb/s per node; x";
-  EXPECT_EQ(cluster_of(row).node_of(0).network.bytes_per_second, 4 * 100e9 / 8 / 8);
+  EXPECT_EQ(
+      cluster_of(row).node_of(0).network.bytes_per_second, 4 * 100e9 / 8 / 8);
   row.notes = "4x HDR 200 Gb/s IB per node (800 Gb/s)";
-  EXPECT_EQ(cluster_of(row).node_of(0).network.bytes_per_second, 4 * 200e9 / 8 / 8);
+  EXPECT_EQ(
+      cluster_of(row).node_of(0).network.bytes_per_second, 4 * 200e9 / 8 / 8);
   row.notes = "";
   row.table = "A100 40GB with 1600 Gbps node-node interconnect (RoCE)";
-  EXPECT_EQ(cluster_of(row).node_of(0).network.bytes_per_second, 1600e9 / 8 / 8);
+  EXPECT_EQ(
+      cluster_of(row).node_of(0).network.bytes_per_second, 1600e9 / 8 / 8);
   row.table = "H100 2.4TB/s, 500W cap, 400Gb/s RDMA per GPU";
   EXPECT_EQ(cluster_of(row).node_of(0).network.bytes_per_second, 400e9 / 8);
   row.gpu = "V100-32GB (DGX-2)";
@@ -172,9 +179,14 @@ TEST(RowStrategy, DerivesWhatCellsLeaveOut) {
   EXPECT_EQ(interleaved.precision, Precision::bf16);
 
   row.virtual_stages = 0;
-  for (const auto& [cell, kind] : std::vector<std::pair<std::string, std::string>>{
-           {"ZB-1p", "zb-h1"}, {"ZB-2p*", "zb-h2"}, {"ZB-V", "zb-v"},
-           {"1F1B", "1f1b"}, {"1F1B-I", "interleaved"}, {"GPipe", "gpipe"}}) {
+  for (const auto& [cell, kind] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"ZB-1p", "zb-h1"},
+           {"ZB-2p*", "zb-h2"},
+           {"ZB-V", "zb-v"},
+           {"1F1B", "1f1b"},
+           {"1F1B-I", "interleaved"},
+           {"GPipe", "gpipe"}}) {
     row.schedule = cell;
     EXPECT_EQ(strategy(row).schedule, kind) << cell;
   }
@@ -206,7 +218,10 @@ TEST(RowStrategy, SaysWhichCellsAreWrong) {
       with([](StepRow& row) { row.dp = 5; }),
       "tp=8 * pp=2 * cp=1 * dp=5 is not gpus=64: dp would be 4");
   EXPECT_EQ(
-      with([](StepRow& row) { row.ep = 3; row.model = "x-8x7b"; }),
+      with([](StepRow& row) {
+        row.ep = 3;
+        row.model = "x-8x7b";
+      }),
       "ep=3 does not divide dp=4");
   EXPECT_EQ(
       with([](StepRow& row) { row.microbatch_size = 5; }),
@@ -226,12 +241,14 @@ TEST(RowStrategy, SaysWhichCellsAreWrong) {
        {&StepRow::precision, &StepRow::recompute, &StepRow::schedule,
         &StepRow::sharding}) {
     const auto error = with([&](StepRow& row) { row.*member = "quux"; });
-    EXPECT_NE(error.find("\"quux\" is not understood"), std::string::npos) << error;
+    EXPECT_NE(error.find("\"quux\" is not understood"), std::string::npos)
+        << error;
   }
 }
 
 TEST(RowStrategy, StacksByWordsElseByWhatIsUsual) {
-  const auto stack = [](const char* source, const char* gpu, const char* sharding) {
+  const auto stack = [](const char* source, const char* gpu,
+                        const char* sharding) {
     StepRow row = dense();
     row.source = source;
     row.gpu = gpu;
@@ -239,7 +256,8 @@ TEST(RowStrategy, StacksByWordsElseByWhatIsUsual) {
     return stack_of(row);
   };
   EXPECT_EQ(stack("github mosaicml/llm-foundry", "A100", ""), "fsdp");
-  EXPECT_EQ(stack("arXiv:2401.10241 (Zero Bubble …", "A100", ""), "zero-bubble");
+  EXPECT_EQ(
+      stack("arXiv:2401.10241 (Zero Bubble …", "A100", ""), "zero-bubble");
   EXPECT_EQ(stack("vTrain data", "A100", ""), "megatron-vtrain");
   EXPECT_EQ(stack("a blog", "A100", "fsdp"), "fsdp");
   EXPECT_EQ(stack("a blog", "H100", "fsdp2"), "torchtitan");
@@ -250,7 +268,8 @@ TEST(RowStrategy, StacksByWordsElseByWhatIsUsual) {
 TEST(RowStrategy, StacksByScheduleAndAge) {
   StepRow row = dense();
   row.source = "arXiv:2401.10241 (Zero Bubble …";
-  for (const auto& [schedule, stack] : std::vector<std::pair<std::string, std::string>>{
+  for (const auto& [schedule, stack] :
+       std::vector<std::pair<std::string, std::string>>{
            {"1F1B", "megatron-2023"},
            {"1F1B-I", "megatron-2023"},
            {"ZB-2p", "zero-bubble"},
@@ -259,7 +278,8 @@ TEST(RowStrategy, StacksByScheduleAndAge) {
     row.schedule = schedule;
     EXPECT_EQ(stack_of(row), stack) << schedule;
   }
-  for (const auto& [page, stack] : std::vector<std::pair<std::string, std::string>>{
+  for (const auto& [page, stack] :
+       std::vector<std::pair<std::string, std::string>>{
            {"llama3_h100_202412_torchtitan.md", "torchtitan"},
            {"llama3-8b_h200_202506_torchtitan.md", "torchtitan-2025"},
            {"h100_2025-03_torchtitan.md", "torchtitan"},

@@ -8,13 +8,13 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "echelon/timeline/chrome_trace.h"
-#include "echelon/timeline/overlap.h"
 #include "echelon/report/pipeline_page.h"
 #include "echelon/report/pipeline_section.h"
 #include "echelon/report/strategy_page.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/overlap.h"
 #include "tests/report/sample_pipeline.h"
 #include "tests/report/sample_run.h"
 #include "tests/report/sample_tensor.h"
@@ -45,8 +45,8 @@ class ReportInBrowser : public testing::Test {
 
   void look_at(const std::string& check, const std::string& page) {
     folder_.write("report.html", page);
-    EXPECT_NO_THROW(run_python_script(
-        "report/report_browser.py", {check, folder_.path()}));
+    EXPECT_NO_THROW(
+        run_python_script("report/report_browser.py", {check, folder_.path()}));
   }
 
   TempFolder folder_;
@@ -218,8 +218,7 @@ PipelinePicture schedule_picture(const sample::PipelineShape& shape) {
 
 TEST_F(ReportInBrowser, DrawsTheBlocksOfAPipelineWithTheirNumbers) {
   for (const auto order :
-       {sample::Order::one_f_one_b,
-        sample::Order::split,
+       {sample::Order::one_f_one_b, sample::Order::split,
         sample::Order::interleaved}) {
     const auto timeline =
         sample::pipeline_run({.order = order, .slow_stage = 0.2});
@@ -272,8 +271,7 @@ TEST_F(ReportInBrowser, KeepsPipelinesInThePage) {
 TEST_F(ReportInBrowser, ComparesStrategiesOnOnePage) {
   StrategyPage page{.title = "digits, four ways", .lead = "One model."};
   for (auto timeline :
-       {sample::run({}).timeline,
-        sample::placement_run(4, 2),
+       {sample::run({}).timeline, sample::placement_run(4, 2),
         sample::pipeline_run({}),
         sample::pipeline_run({.ranks = 2, .replicas = 2})}) {
     auto run = sample::run({});
@@ -328,8 +326,7 @@ ReportInput with_prediction(ReportInput input) {
 
 TEST_F(ReportInBrowser, DrawsPredictionAndMeasurementOnOneScale) {
   const auto input = with_prediction(sample::run_with_memory({.ranks = 4}));
-  const TimedParts real =
-      timed_parts(input.timeline, diagnose(input.timeline));
+  const TimedParts real = timed_parts(input.timeline, diagnose(input.timeline));
   Json expected = {{"predicted", Json::array()}, {"measured", Json::array()}};
   for (const auto& part : compared_parts(input.prediction->parts, real)) {
     expected["predicted"].push_back({part.color, part.predicted});
@@ -408,9 +405,8 @@ TEST_F(ReportInBrowser, DrawsThePartsOfMatricesToScale) {
 TEST_F(ReportInBrowser, KeepsTextsOfCutLayersApart) {
   look("layout", sample::tensor_run(uneven_cut(), "self_attn"));
   look(
-      "layout",
-      sample::tensor_run(
-          sample::gpt_cut({.ranks = 8, .hidden = 832, .heads = 13})));
+      "layout", sample::tensor_run(
+                    sample::gpt_cut({.ranks = 8, .hidden = 832, .heads = 13})));
   look("layout", sample::tensor_run(sample::cnn_cut(3)));
 }
 

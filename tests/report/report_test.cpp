@@ -39,46 +39,27 @@ size_t count(const std::string& text, const std::string& part) {
 
 TEST(Units, AreWhatPeopleRead) {
   const std::pair<double, const char*> numbers[] = {
-      {0, "0"},
-      {1, "1"},
-      {0.0412, "0.0412"},
-      {3.14159, "3.14"},
-      {128.4, "128"},
-      {99.96, "100"},
-      {12345, "12,345"},
-      {-2.5, "-2.5"},
-      {0.0001, "1e-4"},
-      {1.234e-5, "1.23e-5"},
-      {2e299, "2e299"},
-      {1234567, "1.23e6"},
-      {kNan, "nan"},
-      {-INFINITY, "-inf"}};
+      {0, "0"},           {1, "1"},
+      {0.0412, "0.0412"}, {3.14159, "3.14"},
+      {128.4, "128"},     {99.96, "100"},
+      {12345, "12,345"},  {-2.5, "-2.5"},
+      {0.0001, "1e-4"},   {1.234e-5, "1.23e-5"},
+      {2e299, "2e299"},   {1234567, "1.23e6"},
+      {kNan, "nan"},      {-INFINITY, "-inf"}};
   for (const auto& [value, text] : numbers) {
     EXPECT_EQ(format_number(value), text);
   }
   const std::pair<double, const char*> seconds[] = {
-      {0, "0 s"},
-      {85e-9, "85 ns"},
-      {12.5e-6, "12.5 µs"},
-      {0.99996e-3, "1 ms"},
-      {3.2e-3, "3.2 ms"},
-      {0.9999, "1 s"},
-      {59.9, "59.9 s"},
-      {125, "2 min 05 s"},
-      {11220, "3 h 07 min"},
+      {0, "0 s"},           {85e-9, "85 ns"},    {12.5e-6, "12.5 µs"},
+      {0.99996e-3, "1 ms"}, {3.2e-3, "3.2 ms"},  {0.9999, "1 s"},
+      {59.9, "59.9 s"},     {125, "2 min 05 s"}, {11220, "3 h 07 min"},
       {-0.5, "-500 ms"}};
   for (const auto& [value, text] : seconds) {
     EXPECT_EQ(format_seconds(value), text);
   }
   const std::pair<double, const char*> shares[] = {
-      {0, "0 %"},
-      {0.0005, "< 0.1 %"},
-      {0.065, "6.5 %"},
-      {0.08, "8 %"},
-      {0.5, "50 %"},
-      {0.975, "97.5 %"},
-      {0.9996, "> 99.9 %"},
-      {1, "100 %"}};
+      {0, "0 %"},    {0.0005, "< 0.1 %"}, {0.065, "6.5 %"},     {0.08, "8 %"},
+      {0.5, "50 %"}, {0.975, "97.5 %"},   {0.9996, "> 99.9 %"}, {1, "100 %"}};
   for (const auto& [value, text] : shares) {
     EXPECT_EQ(format_percent(value), text);
   }
@@ -184,11 +165,8 @@ TEST(Series, TicksAreRound) {
   EXPECT_THAT(
       log_ticks(0.03, 3),
       ElementsAre(
-          testing::DoubleNear(0.05, 1e-9),
-          testing::DoubleNear(0.1, 1e-9),
-          testing::DoubleNear(0.2, 1e-9),
-          testing::DoubleNear(0.5, 1e-9),
-          1,
+          testing::DoubleNear(0.05, 1e-9), testing::DoubleNear(0.1, 1e-9),
+          testing::DoubleNear(0.2, 1e-9), testing::DoubleNear(0.5, 1e-9), 1,
           2));
   EXPECT_EQ(tick_decimals({0, 0.5}), 1);
   EXPECT_EQ(tick_decimals({0, 0.05}), 2);
@@ -280,15 +258,13 @@ TEST(Report, ShowsPredictionAndMeasurementSideBySide) {
   EXPECT_TRUE(contains(page, "id=\"prediction\""));
   EXPECT_TRUE(contains(page, ">measured</text>"));
   EXPECT_TRUE(contains(page, ">predicted</text>"));
-  const TimedParts real =
-      timed_parts(input.timeline, diagnose(input.timeline));
+  const TimedParts real = timed_parts(input.timeline, diagnose(input.timeline));
   for (const auto& part : compared_parts(input.prediction->parts, real)) {
     const std::string row =
         ">" + part.name + "</th><td>" +
         (part.predicted > 0 ? format_seconds(part.predicted) : "\u2013") +
         "</td><td>" + format_seconds(part.measured) + "</td><td>" +
-        (part.predicted > 0 ? fixed(part.measured / part.predicted)
-                            : "\u2013");
+        (part.predicted > 0 ? fixed(part.measured / part.predicted) : "\u2013");
     EXPECT_TRUE(contains(page, row)) << row;
   }
   // Of 957 MiB a sixteenth less was predicted.
@@ -384,14 +360,7 @@ TEST(Report, LeavesOutWhatWasNotMeasured) {
 TEST(Report, SurvivesFiguresOfAnySize) {
   auto input = sample::run({.steps = 30, .ranks = 2});
   for (double value :
-       {0.0,
-        -1.0,
-        1e-300,
-        1e300,
-        1.7e308,
-        -1.7e308,
-        kNan,
-        HUGE_VAL,
+       {0.0, -1.0, 1e-300, 1e300, 1.7e308, -1.7e308, kNan, HUGE_VAL,
         -HUGE_VAL}) {
     for (auto& m : input.metrics) {
       m.loss = m.samples_per_second = m.learning_rate = value;

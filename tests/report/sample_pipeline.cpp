@@ -64,10 +64,8 @@ Row interleaved(int32_t row, int32_t ranks, int32_t count) {
         const int32_t chunk = forward ? half : 1 - half;
         for (int32_t m = from; m < std::min(count, from + ranks); ++m) {
           blocks.push_back(block(
-              forward ? BlockKind::forward : BlockKind::backward,
-              row,
-              row + chunk * ranks,
-              m));
+              forward ? BlockKind::forward : BlockKind::backward, row,
+              row + chunk * ranks, m));
           blocks.back().chunk = chunk;
         }
       }
@@ -94,12 +92,8 @@ std::string name_of(const PipelineBlock& b) {
 }
 
 void add_step(
-    const PipelineShape& shape,
-    Timeline& timeline,
-    std::mt19937_64& random,
-    int64_t step,
-    int64_t origin,
-    int32_t replica) {
+    const PipelineShape& shape, Timeline& timeline, std::mt19937_64& random,
+    int64_t step, int64_t origin, int32_t replica) {
   std::uniform_real_distribution<double> jitter(0.92, 1.1);
   const double slower = step == 1 ? 3 : 1;
   const auto blocks =

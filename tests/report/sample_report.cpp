@@ -4,10 +4,10 @@
 #include <iostream>
 #include <limits>
 
-#include "echelon/timeline/chrome_trace.h"
 #include "echelon/report/pipeline_page.h"
 #include "echelon/report/strategy_page.h"
 #include "echelon/text/text_file.h"
+#include "echelon/timeline/chrome_trace.h"
 #include "tests/report/sample_pipeline.h"
 #include "tests/report/sample_run.h"
 #include "tests/report/sample_tensor.h"
@@ -68,14 +68,13 @@ int main(int argc, char** argv) {
   }
   const std::filesystem::path folder = argv[1];
   using echelon::sample::run;
-  write(
-      folder / "memory", echelon::sample::run_with_memory({.ranks = 2}));
+  write(folder / "memory", echelon::sample::run_with_memory({.ranks = 2}));
   using echelon::sample::prediction_of;
   auto predicted = echelon::sample::run_with_memory({.ranks = 4});
   predicted.prediction = prediction_of(predicted.timeline);
   write(folder / "prediction", predicted);
-  auto pipelined = with_timeline(
-      echelon::sample::pipeline_run({.slow_stage = 0.15}));
+  auto pipelined =
+      with_timeline(echelon::sample::pipeline_run({.slow_stage = 0.15}));
   pipelined.prediction = prediction_of(pipelined.timeline);
   write(folder / "prediction-pipeline", pipelined);
   pipelined.timeline.simulated = true;
@@ -83,8 +82,10 @@ int main(int argc, char** argv) {
   auto unknown = run({.ranks = 2});
   unknown.prediction = echelon::StepPrediction{
       .missing =
-          "The rates of this processor are not known, so that nothing is predicted. "
-          "`echelon bench --save -n 2` measures them once for runs of 2 ranks."};
+          "The rates of this processor are not known, so that nothing is "
+          "predicted. "
+          "`echelon bench --save -n 2` measures them once for runs of 2 "
+          "ranks."};
   write(folder / "prediction-missing", unknown);
   write(folder / "typical", run({.slow_rank = 0.12}));
   write(folder / "one-rank", run({.ranks = 1}));
@@ -110,32 +111,27 @@ int main(int argc, char** argv) {
       folder / "placement",
       with_timeline(echelon::sample::placement_run(4, 3)));
   echelon::write_strategy_page(
-      folder / "strategies" / "report.html",
-      "simple_cnn on digits, four ways",
-      {folder / "typical",
-       folder / "placement",
-       folder / "pipeline",
+      folder / "strategies" / "report.html", "simple_cnn on digits, four ways",
+      {folder / "typical", folder / "placement", folder / "pipeline",
        folder / "replicas"});
   using echelon::sample::tensor_run;
   write(folder / "tensor", tensor_run(echelon::sample::gpt_cut({})));
   write(
-      folder / "tensor-llama",
-      tensor_run(
-          echelon::sample::llama_cut(
-              {.ranks = 4,
-               .layers = 16,
-               .hidden = 1920,
-               .heads = 30,
-               .kv_heads = 2,
-               .intermediate = 5632,
-               .words = 32001,
-               .cuts_tokens = true,
-               .tokens = 4098}),
-          "self_attn"));
+      folder / "tensor-llama", tensor_run(
+                                   echelon::sample::llama_cut(
+                                       {.ranks = 4,
+                                        .layers = 16,
+                                        .hidden = 1920,
+                                        .heads = 30,
+                                        .kv_heads = 2,
+                                        .intermediate = 5632,
+                                        .words = 32001,
+                                        .cuts_tokens = true,
+                                        .tokens = 4098}),
+                                   "self_attn"));
   write(
-      folder / "tensor-8",
-      tensor_run(
-          echelon::sample::gpt_cut({.ranks = 8, .hidden = 832, .heads = 13})));
+      folder / "tensor-8", tensor_run(echelon::sample::gpt_cut(
+                               {.ranks = 8, .hidden = 832, .heads = 13})));
   write(folder / "tensor-cnn", tensor_run(echelon::sample::cnn_cut(3)));
   write(folder / "empty", {.title = "a run that ended before its first step"});
 }

@@ -53,13 +53,8 @@ class Ranks {
   }
 
   int64_t
-  add(int32_t rank,
-      int64_t step,
-      const char*,
-      std::string name,
-      SpanKind kind,
-      int64_t begin,
-      double ms) {
+  add(int32_t rank, int64_t step, const char*, std::string name, SpanKind kind,
+      int64_t begin, double ms) {
     const int64_t end = begin + jittered(ms);
     timeline_.spans.push_back(
         {rank, "compute", std::move(name), kind, begin, end, step, 0});
@@ -67,12 +62,8 @@ class Ranks {
   }
 
   int64_t layers(
-      int32_t rank,
-      int64_t step,
-      const std::string& name,
-      SpanKind kind,
-      int64_t begin,
-      double ms) {
+      int32_t rank, int64_t step, const std::string& name, SpanKind kind,
+      int64_t begin, double ms) {
     for (int i = 0; i < shape_.layers; ++i) {
       const auto suffix =
           shape_.layers == 1 ? "" : " layer " + std::to_string(i);
@@ -90,14 +81,8 @@ class Ranks {
       for (int32_t r = 0; r < shape_.ranks; ++r) {
         const int64_t begin = std::max(launched_[r * shape_.buckets + b], free);
         timeline_.spans.push_back(
-            {r,
-             "comm",
-             "all_reduce bucket " + std::to_string(b),
-             SpanKind::communication,
-             begin,
-             end,
-             step,
-             4 << 20});
+            {r, "comm", "all_reduce bucket " + std::to_string(b),
+             SpanKind::communication, begin, end, step, 4 << 20});
       }
       free = end;
     }

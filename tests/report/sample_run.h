@@ -20,8 +20,8 @@ struct RunShape {
 /// The same with memory: activations that grow in forward and fall in backward.
 ReportInput run_with_memory(const RunShape& shape);
 
-/// What a simulator might have said of the run: most parts too short, no wait for
-/// data, memory a little less than measured.
+/// What a simulator might have said of the run: most parts too short, no wait
+/// for data, memory a little less than measured.
 StepPrediction prediction_of(const Timeline& timeline);
 
 /// A data-parallel run whose last all-reduces outlast the backward pass.

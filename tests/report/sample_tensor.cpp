@@ -15,10 +15,8 @@ IndexRange heads_of(int64_t heads, int64_t rank, int64_t ranks, int64_t size) {
   return {range.begin * size, range.end * size};
 }
 
-CutParameter cut(
-    const std::string& name,
-    std::vector<int64_t> shape,
-    int64_t dim,
+CutParameter
+cut(const std::string& name, std::vector<int64_t> shape, int64_t dim,
     std::vector<std::vector<IndexRange>> pieces) {
   CutParameter parameter{.name = name};
   for (auto& own : pieces) {
@@ -31,9 +29,7 @@ CutParameter cut(
 }
 
 CutParameter even(
-    const std::string& name,
-    std::vector<int64_t> shape,
-    int64_t dim,
+    const std::string& name, std::vector<int64_t> shape, int64_t dim,
     int64_t ranks) {
   CutParameter parameter{.name = name};
   for (int64_t rank = 0; rank < ranks; ++rank) {
@@ -67,14 +63,12 @@ CutLayer gpt_layer(const TensorShape& s, int64_t index) {
   }
   return {
       "transformer.h." + std::to_string(index),
-      {whole("ln_1.weight", {s.hidden}, n),
-       whole("ln_1.bias", {s.hidden}, n),
+      {whole("ln_1.weight", {s.hidden}, n), whole("ln_1.bias", {s.hidden}, n),
        cut("attn.c_attn.weight", {s.hidden, 3 * s.hidden}, 1, fused),
        cut("attn.c_attn.bias", {3 * s.hidden}, 0, fused),
        cut("attn.c_proj.weight", {s.hidden, s.hidden}, 0, heads),
        whole("attn.c_proj.bias", {s.hidden}, n),
-       whole("ln_2.weight", {s.hidden}, n),
-       whole("ln_2.bias", {s.hidden}, n),
+       whole("ln_2.weight", {s.hidden}, n), whole("ln_2.bias", {s.hidden}, n),
        even("mlp.c_fc.weight", {s.hidden, s.intermediate}, 1, n),
        even("mlp.c_fc.bias", {s.intermediate}, 0, n),
        even("mlp.c_proj.weight", {s.intermediate, s.hidden}, 0, n),
@@ -108,8 +102,7 @@ CutLayer llama_layer(const TensorShape& s, int64_t index) {
 }
 
 TensorCut empty_cut(const TensorShape& s) {
-  return {
-      .ranks = s.ranks, .cuts_tokens = s.cuts_tokens, .tokens = s.tokens};
+  return {.ranks = s.ranks, .cuts_tokens = s.cuts_tokens, .tokens = s.tokens};
 }
 
 // What one rank does when; all ranks do the same.
@@ -126,11 +119,8 @@ struct Clock {
   }
   // Begun `earlier` than now; the rank waits for the rest.
   void call(
-      const std::string& axis,
-      const std::string& name,
-      int64_t bytes,
-      int64_t us,
-      int64_t earlier = 0) {
+      const std::string& axis, const std::string& name, int64_t bytes,
+      int64_t us, int64_t earlier = 0) {
     const int64_t begin = now - earlier * kUs;
     const int64_t end = begin + us * kUs;
     timeline.spans.push_back(
@@ -159,11 +149,8 @@ std::string exit_of(const std::string& part) {
 }
 
 void forward_layer(
-    Clock& clock,
-    const TensorCut& cut,
-    const std::string& layer,
-    const std::vector<std::string>& parts,
-    int64_t bytes) {
+    Clock& clock, const TensorCut& cut, const std::string& layer,
+    const std::vector<std::string>& parts, int64_t bytes) {
   for (const auto& part : parts) {
     const std::string in = layer + "." + entrance_of(part);
     const std::string out = layer + "." + exit_of(part);

@@ -13,7 +13,7 @@ struct TensorShape {
   int64_t layers = 12;
   int64_t hidden = 768;
   int64_t heads = 12;
-  int64_t kv_heads = 12;      // llama
+  int64_t kv_heads = 12;  // llama
   int64_t intermediate = 3072;
   int64_t words = 50257;
   bool cuts_tokens = false;
@@ -29,8 +29,8 @@ TensorCut llama_cut(const TensorShape& shape);
 /// Two convolutions and a linear layer.
 TensorCut cnn_cut(int64_t ranks);
 
-/// A run whose forward waits for its all-reduces, and whose backward hides those
-/// of the inputs' gradients; with data parallelism's buckets at the end.
+/// A run whose forward waits for its all-reduces, and whose backward hides
+/// those of the inputs' gradients; with data parallelism's buckets at the end.
 ReportInput tensor_run(const TensorCut& cut, const std::string& part = "attn");
 
 }  // namespace echelon::sample

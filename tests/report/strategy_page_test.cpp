@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "echelon/error.h"
-#include "echelon/timeline/chrome_trace.h"
 #include "echelon/text/text_file.h"
+#include "echelon/timeline/chrome_trace.h"
 #include "tests/report/sample_pipeline.h"
 #include "tests/report/sample_run.h"
 #include "tests/support/error_text.h"
@@ -39,33 +39,20 @@ TEST(StrategyPage, HasAPictureForEachStrategy) {
   write_run(folder.path("model"), sample::placement_run(3, 3), 0.222);
   write_run(folder.path("pipe"), sample::pipeline_run({}), 0.333);
   write_run(
-      folder.path("both"),
-      sample::pipeline_run({.ranks = 2, .replicas = 2}),
+      folder.path("both"), sample::pipeline_run({.ranks = 2, .replicas = 2}),
       0.444);
   write_strategy_page(
-      folder.path("page/demo.html"),
-      "digits <4 ways>",
-      {folder.path("data"),
-       folder.path("model"),
-       folder.path("pipe"),
+      folder.path("page/demo.html"), "digits <4 ways>",
+      {folder.path("data"), folder.path("model"), folder.path("pipe"),
        folder.path("both")});
   const auto page = read_text_file(folder.path("page/demo.html"));
   for (const char* text :
-       {"<h1>digits &lt;4 ways&gt;</h1>",
-        "<h2>Data parallel</h2>",
-        "<h2>Model parallel</h2>",
-        "<h2>Pipeline parallel</h2>",
-        "<h2>Pipeline and data parallel</h2>",
-        "class=\"lanes\"",
-        "id=\"run-1-devices\"",
-        "id=\"run-2-ideal\"",
-        "id=\"run-2-step\"",
-        "id=\"run-3-step\"",
-        "<td>0.111</td>",
-        "<td>0.444</td>",
-        "<td>97.5 %</td>",
-        "<td>2,000</td>",
-        "href=\"../pipe/report.html\""}) {
+       {"<h1>digits &lt;4 ways&gt;</h1>", "<h2>Data parallel</h2>",
+        "<h2>Model parallel</h2>", "<h2>Pipeline parallel</h2>",
+        "<h2>Pipeline and data parallel</h2>", "class=\"lanes\"",
+        "id=\"run-1-devices\"", "id=\"run-2-ideal\"", "id=\"run-2-step\"",
+        "id=\"run-3-step\"", "<td>0.111</td>", "<td>0.444</td>",
+        "<td>97.5 %</td>", "<td>2,000</td>", "href=\"../pipe/report.html\""}) {
     EXPECT_TRUE(contains(page, text)) << text;
   }
   EXPECT_LT(page.size(), 500'000u);
@@ -96,7 +83,8 @@ TEST(StrategyPage, TellsTensorParallelFromDataParallel) {
   EXPECT_EQ(title_of(flat, "tp", ""), "Tensor parallel");
   EXPECT_EQ(title_of(flat, "tp", "dp_replicate"), "Tensor and data parallel");
   const auto pipes = sample::pipeline_run({.ranks = 2, .replicas = 2});
-  EXPECT_EQ(title_of(pipes, "pp", "dp_replicate"), "Pipeline and data parallel");
+  EXPECT_EQ(
+      title_of(pipes, "pp", "dp_replicate"), "Pipeline and data parallel");
   EXPECT_EQ(title_of(pipes, "pp", "tp"), "Pipeline and tensor parallel");
   EXPECT_EQ(
       title_of(pipes, "dp_replicate", "tp"),
@@ -117,7 +105,8 @@ TEST(StrategyPage, SaysWhichRunHasNoTimeline) {
 
 TEST(StrategyPage, OfTextsCountsTokensToo) {
   StrategyRun text;
-  text.metrics = {{.step = 1, .samples_per_second = 8, .tokens_per_second = 81920}};
+  text.metrics = {
+      {.step = 1, .samples_per_second = 8, .tokens_per_second = 81920}};
   text.evaluations = {{.step = 1, .tokens = 4096, .perplexity = 12.31}};
   StrategyRun images;
   images.metrics = {{.step = 1, .samples_per_second = 2000}};

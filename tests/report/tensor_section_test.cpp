@@ -51,7 +51,11 @@ TEST(CutBlocks, OfAGptAreFewAndSayHowEachMatrixIsCut) {
 
 TEST(CutBlocks, OfALlamaHaveThreeMatricesOfOneInput) {
   const auto blocks = cut_blocks(sample::llama_cut(
-      {.ranks = 4, .layers = 3, .hidden = 512, .heads = 8, .kv_heads = 2,
+      {.ranks = 4,
+       .layers = 3,
+       .hidden = 512,
+       .heads = 8,
+       .kv_heads = 2,
        .intermediate = 1000}));
   const auto& layer = blocks[1];
   EXPECT_EQ(
@@ -61,8 +65,9 @@ TEST(CutBlocks, OfALlamaHaveThreeMatricesOfOneInput) {
   EXPECT_EQ(names(layer.regions[0].rows), "self_attn.o_proj-512x512 ");
   EXPECT_EQ(names(layer.regions[1].rows), "mlp.down_proj-1000x512 ");
   // Two heads of keys on four ranks: each lies on two.
-  EXPECT_EQ(layer.regions[0].columns[1].pieces[1],
-            layer.regions[0].columns[1].pieces[0]);
+  EXPECT_EQ(
+      layer.regions[0].columns[1].pieces[1],
+      layer.regions[0].columns[1].pieces[0]);
 }
 
 TEST(CutBlocks, OfConvolutionsAreByChannels) {
@@ -96,10 +101,12 @@ Timeline two_calls() {
   span("comm", "all_reduce h.0.mlp sum", communication, 400, 600, 64, "tp");
   span("compute", "wait", communication, 400, 600, 0, "");
   span("compute", "backward", backward, 1000, 3000, 0, "");
-  span("comm", "all_reduce h.0.mlp input gradient", communication, 1100, 1500,
-       32, "tp");
-  span("comm", "all_reduce h.1.mlp input gradient", communication, 2600, 3000,
-       32, "tp");
+  span(
+      "comm", "all_reduce h.0.mlp input gradient", communication, 1100, 1500,
+      32, "tp");
+  span(
+      "comm", "all_reduce h.1.mlp input gradient", communication, 2600, 3000,
+      32, "tp");
   span("compute", "wait", communication, 2800, 3000, 0, "");
   span("comm", "send_recv 0F3", communication, 1000, 1100, 8, "pp");
   return timeline;
@@ -151,9 +158,13 @@ TEST(Collectives, ThatDifferInNumbersAloneArePutTogether) {
   EXPECT_EQ(costs[2].label, "activations of stage 0");
   // A number within a word is part of a name.
   costs = put_together(
-      {{.axis = "tp", .operation = "all_reduce", .label = "conv1 sum",
+      {{.axis = "tp",
+        .operation = "all_reduce",
+        .label = "conv1 sum",
         .pass = ""},
-       {.axis = "tp", .operation = "all_reduce", .label = "conv2 sum",
+       {.axis = "tp",
+        .operation = "all_reduce",
+        .label = "conv2 sum",
         .pass = ""}});
   EXPECT_EQ(costs.size(), 2u);
 }
@@ -167,11 +178,13 @@ TEST(TensorSection, SaysWhatEachCollectiveTook) {
   EXPECT_TRUE(contains(html, "rank 1: 25,128 \u00d7 768"));
   // Of one layer and step, at both of its ends.
   EXPECT_TRUE(contains(
-      html, "<b>all-reduce</b> of the sums<span class=\"cut-cost\">140 \u00b5s, "
-            "3 MiB</span>"));
+      html,
+      "<b>all-reduce</b> of the sums<span class=\"cut-cost\">140 \u00b5s, "
+      "3 MiB</span>"));
   EXPECT_TRUE(contains(
-      html, "<b>all-reduce</b> of X\u2019s gradient<span class=\"cut-cost\">"
-            "150 \u00b5s, 3 MiB</span>"));
+      html,
+      "<b>all-reduce</b> of X\u2019s gradient<span class=\"cut-cost\">"
+      "150 \u00b5s, 3 MiB</span>"));
   EXPECT_FALSE(contains(html, "<b>reduce-scatter</b>"));
   EXPECT_TRUE(contains(html, "tp: pieces of a layer"));
   EXPECT_TRUE(contains(html, "dp: replicas of the model"));
@@ -180,7 +193,10 @@ TEST(TensorSection, SaysWhatEachCollectiveTook) {
 TEST(TensorSection, HasOtherCollectivesWhereTokensAreCut) {
   const auto html = to_html(sample::tensor_run(
       sample::llama_cut(
-          {.ranks = 3, .hidden = 384, .heads = 6, .kv_heads = 2,
+          {.ranks = 3,
+           .hidden = 384,
+           .heads = 6,
+           .kv_heads = 2,
            .cuts_tokens = true}),
       "self_attn"));
   for (const char* text :

@@ -28,8 +28,7 @@ Action action(const std::string& text) {
   const size_t at = text.find_first_of(kLetters);
   return {
       static_cast<ActionKind>(kLetters.find(text[at])),
-      std::stoi(text.substr(0, at)),
-      std::stoi(text.substr(at + 1))};
+      std::stoi(text.substr(0, at)), std::stoi(text.substr(at + 1))};
 }
 
 // Two stages on two ranks, two microbatches, with these lists.
@@ -183,7 +182,9 @@ struct Broken {
 
 using Random = std::mt19937;
 
-size_t below(Random& random, size_t bound) { return random() % bound; }
+size_t below(Random& random, size_t bound) {
+  return random() % bound;
+}
 
 Broken repeat(Schedule schedule, Random& random) {
   auto& list = schedule.ranks[below(random, schedule.ranks.size())];
@@ -214,9 +215,8 @@ Broken omit(Schedule schedule, Random& random) {
 
 Broken move(Schedule schedule, Random& random) {
   const size_t from = below(random, schedule.ranks.size());
-  const size_t to =
-      (from + 1 + below(random, schedule.ranks.size() - 1)) %
-      schedule.ranks.size();
+  const size_t to = (from + 1 + below(random, schedule.ranks.size() - 1)) %
+                    schedule.ranks.size();
   auto& list = schedule.ranks[from];
   const auto at =
       list.begin() + static_cast<std::ptrdiff_t>(below(random, list.size()));
@@ -242,9 +242,10 @@ Broken reverse(Schedule schedule, Random& random) {
     const size_t at = below(random, list.size());
     const Action late = list[at];
     if (late.kind == ActionKind::forward) continue;
-    const auto need = std::find_if(list.begin(), list.end(), [&](const auto& a) {
-      return a.stage == late.stage && a.microbatch == late.microbatch;
-    });
+    const auto need =
+        std::find_if(list.begin(), list.end(), [&](const auto& a) {
+          return a.stage == late.stage && a.microbatch == late.microbatch;
+        });
     list.erase(list.begin() + static_cast<std::ptrdiff_t>(at));
     list.insert(need, late);
     return {schedule, {"(" + to_string(late) + ") comes before its forward"}};
@@ -262,8 +263,7 @@ TEST(ScheduleCheck, FindsRandomFaultsAndNamesThem) {
     const auto microbatches =
         static_cast<int32_t>(2 * ranks + below(random, 9));
     const Schedule valid = make_schedule({kind, ranks, microbatches, 0});
-    const Broken broken =
-        ways[below(random, ways.size())](valid, random);
+    const Broken broken = ways[below(random, ways.size())](valid, random);
     std::vector<testing::Matcher<std::string>> any;
     for (const auto& word : broken.words) any.push_back(HasSubstr(word));
     EXPECT_THAT(fault(broken.schedule), testing::AnyOfArray(any))

@@ -62,11 +62,10 @@ TEST(ScheduleCsv, TheRankThatNamesAStageHoldsIt) {
 TEST(ScheduleCsv, ReadsWindowsLinesSpacesAMarkAndIdleTicks) {
   const auto plain = parse_schedule_csv("0F0,0B0\n1F0,1B0\n", "f.csv");
   for (const char* text :
-       {"0F0,0B0\r\n1F0,1B0\r\n",
-        "0F0,0B0\n1F0,1B0",
-        " 0F0 ,\t0B0\n1F0,1B0 \n\n",
-        ",,0F0,,0B0,,\n,1F0,1B0,,\n,,\n",
-        "\xEF\xBB\xBF" "0F0,0B0\n1F0,1B0\n"}) {
+       {"0F0,0B0\r\n1F0,1B0\r\n", "0F0,0B0\n1F0,1B0",
+        " 0F0 ,\t0B0\n1F0,1B0 \n\n", ",,0F0,,0B0,,\n,1F0,1B0,,\n,,\n",
+        "\xEF\xBB\xBF"
+        "0F0,0B0\n1F0,1B0\n"}) {
     EXPECT_EQ(parse_schedule_csv(text, "f.csv"), plain) << text;
   }
 }
@@ -137,8 +136,7 @@ TEST(ScheduleCsv, HugeNumbersAskForNoMemory) {
 }
 
 TEST(ScheduleCsv, AGapInTheStagesIsAStageOnNoRank) {
-  const auto schedule =
-      parse_schedule_csv("0F0,0B0\n2F0,2B0\n", "f.csv");
+  const auto schedule = parse_schedule_csv("0F0,0B0\n2F0,2B0\n", "f.csv");
   EXPECT_THAT(
       error_text<ConfigError>([&] { check(schedule); }),
       HasSubstr("schedule f.csv: stage 1 is on no rank"));

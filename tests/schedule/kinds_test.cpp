@@ -27,8 +27,8 @@ std::string text(const std::vector<Action>& list) {
   return all;
 }
 
-std::vector<std::string> lists(
-    const std::string& kind, int32_t ranks, int32_t microbatches, int32_t v) {
+std::vector<std::string>
+lists(const std::string& kind, int32_t ranks, int32_t microbatches, int32_t v) {
   std::vector<std::string> all;
   for (const auto& list : make_schedule({kind, ranks, microbatches, v}).ranks) {
     all.push_back(text(list));
@@ -143,8 +143,7 @@ TEST(ScheduleKinds, HaveTheBubbleThatTheyClaim) {
       EXPECT_NEAR(timing.rank_bubble(rank), timing.bubble, 1e-12) << name(c);
     }
     const bool none = c.kind == "zb-h2" || c.kind == "zb-v" || c.p == 1;
-    EXPECT_NEAR(timing.span_bubble, none ? 0 : timing.bubble, 1e-12)
-        << name(c);
+    EXPECT_NEAR(timing.span_bubble, none ? 0 : timing.bubble, 1e-12) << name(c);
   }
 }
 
@@ -184,10 +183,10 @@ TEST(ScheduleKinds, OneForwardOneBackward) {
   EXPECT_THAT(
       lists("1f1b", 3, 4, 0),
       ElementsAre(
-          "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
-          "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
+          "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3", "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",
           "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3"));
-  EXPECT_THAT(lists("1f1b", 3, 1, 0), ElementsAre("0F0 0B0", "1F0 1B0", "2F0 2B0"));
+  EXPECT_THAT(
+      lists("1f1b", 3, 1, 0), ElementsAre("0F0 0B0", "1F0 1B0", "2F0 2B0"));
   EXPECT_THAT(lists("1f1b", 1, 2, 0), ElementsAre("0F0 0B0 0F1 0B1"));
 }
 
@@ -207,10 +206,9 @@ TEST(ScheduleKinds, Interleaved) {
 
 TEST(ScheduleKinds, BreadthFirst) {
   EXPECT_THAT(
-      lists("breadth_first", 2, 2, 2),
-      ElementsAre(
-          "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
-          "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"));
+      lists("breadth_first", 2, 2, 2), ElementsAre(
+                                           "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1",
+                                           "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"));
   EXPECT_EQ(lists("breadth_first", 3, 4, 1), lists("gpipe", 3, 4, 0));
 }
 

@@ -63,8 +63,7 @@ TEST(PipelineLayout, TakesAFile) {
   EXPECT_EQ(schedule.name, options.schedule_file);
 
   const auto error = [&](int64_t ranks) {
-    return error_text<ConfigError>(
-        [&] { make_schedule(options, ranks); });
+    return error_text<ConfigError>([&] { make_schedule(options, ranks); });
   };
   EXPECT_THAT(
       error(3),

@@ -1,5 +1,5 @@
-// Our schedules against those of torch.distributed.pipelining, through CSV files
-// in both directions.
+// Our schedules against those of torch.distributed.pipelining, through CSV
+// files in both directions.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,16 +42,14 @@ TEST(SchedulePytorch, TheirsAreValidHereAndTheSameAsOurs) {
     const auto theirs = read_schedule_csv(entry.path().string());
     EXPECT_NO_THROW(check(theirs)) << file;
     auto ours = make_schedule(
-        {kOurNames.at(parts[1]),
-         std::stoi(parts[2]),
-         std::stoi(parts[3]),
+        {kOurNames.at(parts[1]), std::stoi(parts[2]), std::stoi(parts[3]),
          std::stoi(parts[4])});
     ours.name = theirs.name;
     if (parts[1] == "LoopedBFS") {
       // Their backwards begin with the last microbatch.
-      EXPECT_EQ(stored_activations(ours).stages, stored_activations(theirs).stages);
       EXPECT_EQ(
-          time_schedule(ours).makespan, time_schedule(theirs).makespan)
+          stored_activations(ours).stages, stored_activations(theirs).stages);
+      EXPECT_EQ(time_schedule(ours).makespan, time_schedule(theirs).makespan)
           << file;
     } else {
       EXPECT_EQ(ours, theirs) << file;

@@ -28,16 +28,10 @@ TEST(ScheduleTiming, GivesEachActionItsTime) {
     for (const auto& time : list) times.emplace_back(time.begin, time.end);
   }
   EXPECT_THAT(
-      times,
-      ElementsAre(
-          std::pair(0, 1),
-          std::pair(1, 2),
-          std::pair(8, 11),
-          std::pair(14, 17),
-          std::pair(1.5, 3.5),
-          std::pair(3.5, 7.5),
-          std::pair(7.5, 9.5),
-          std::pair(9.5, 13.5)));
+      times, ElementsAre(
+                 std::pair(0, 1), std::pair(1, 2), std::pair(8, 11),
+                 std::pair(14, 17), std::pair(1.5, 3.5), std::pair(3.5, 7.5),
+                 std::pair(7.5, 9.5), std::pair(9.5, 13.5)));
   EXPECT_EQ(timing.makespan, 17);
   EXPECT_EQ(timing.ranks[0].busy, 8);
   EXPECT_EQ(timing.ranks[1].begin, 1.5);
@@ -79,8 +73,7 @@ TEST(ScheduleTiming, RefusesWrongCosts) {
 
 TEST(ScheduleTiming, FreeActionsHaveNoBubble) {
   const Timing timing = time_schedule(
-      make_schedule({"1f1b", 2, 2, 0}),
-      {{0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}});
+      make_schedule({"1f1b", 2, 2, 0}), {{0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}});
   EXPECT_EQ(timing.makespan, 0);
   EXPECT_EQ(timing.bubble, 0);
   EXPECT_EQ(timing.rank_bubble(1), 0);

@@ -44,7 +44,9 @@ TEST(EffectiveTime, NoIntervalIsBetterThanTheBest) {
 TEST(EffectiveTime, SimulatedFailuresAgreeWithTheFormula) {
   for (const double hours_of_a_node : {20000.0, 2000.0, 400.0}) {
     const FailureOptions options{
-        .hours = 200000, .checkpoint_seconds = 60, .recovery_seconds = 600,
+        .hours = 200000,
+        .checkpoint_seconds = 60,
+        .recovery_seconds = 600,
         .seed = 7};
     const EffectiveTime time =
         effective_time(failing(hours_of_a_node), 128, 4, options);
@@ -65,7 +67,9 @@ TEST(EffectiveTime, IntervalsAreWholeSteps) {
 TEST(EffectiveTime, NodesThatDoNotFailCostTheSavesAlone) {
   const EffectiveTime time = effective_time(
       failing(0), 128, 10,
-      {.hours = 1000, .checkpoint_seconds = 10, .checkpoint_interval_seconds = 90});
+      {.hours = 1000,
+       .checkpoint_seconds = 10,
+       .checkpoint_interval_seconds = 90});
   EXPECT_EQ(time.failures, 0);
   EXPECT_NEAR(time.share, 0.9, 1e-3);
   EXPECT_NEAR(time.expected_share, 0.9, 1e-12);

@@ -56,8 +56,8 @@ struct Setting {
   bool symmetry = true;
 };
 
-// Every rank of a coordinate along pp runs programs[coordinate]; links: in and out
-// of each class.
+// Every rank of a coordinate along pp runs programs[coordinate]; links: in and
+// out of each class.
 SimulatedJob job_of(
     const Setting& setting, const std::vector<Program>& programs,
     double message_seconds = 0) {
@@ -84,7 +84,8 @@ SimulatedJob job_of(
     rank.program = &programs[static_cast<size_t>(one.stage_rank)];
     const auto out = static_cast<int32_t>(2 * c);
     rank.forward.assign(
-        rank.program->stages.size(), {.seconds = message_seconds, .links = {out}});
+        rank.program->stages.size(),
+        {.seconds = message_seconds, .links = {out}});
     rank.backward = rank.forward;
     job.ranks.push_back(rank);
   }
@@ -97,7 +98,8 @@ SimulatedJob job_of(
   return job;
 }
 
-Schedule made(const char* kind, int32_t ranks, int32_t microbatches, int32_t v = 0) {
+Schedule
+made(const char* kind, int32_t ranks, int32_t microbatches, int32_t v = 0) {
   return make_schedule({kind, ranks, microbatches, v});
 }
 
@@ -135,7 +137,8 @@ TEST(EventRun, ZeroBubbleSchedulesKeepTheirPromise) {
   EXPECT_NEAR(
       step_of({{.pp = p}, made("zb-h1", p, m), {}}), 3.0 * m + (p - 1), 1e-9);
   // H2 and V: each rank works without a pause, the last begins p - 1 later.
-  EXPECT_LE(step_of({{.pp = p}, made("zb-h2", p, m), {}}), 3.0 * m + (p - 1) + 1e-9);
+  EXPECT_LE(
+      step_of({{.pp = p}, made("zb-h2", p, m), {}}), 3.0 * m + (p - 1) + 1e-9);
 }
 
 TEST(EventRun, AgreesWithTheTimingOfEverySchedule) {
@@ -164,7 +167,8 @@ TEST(EventRun, ACollectiveWaitsForTheSlowest) {
   EXPECT_NEAR(run.ranks[0].communication[0], 0.25, 1e-12);
 }
 
-// Backward 2 s, then a reduction of the gradients that were launched at its middle.
+// Backward 2 s, then a reduction of the gradients that were launched at its
+// middle.
 double overlapped(double seconds) {
   std::vector<Program> programs = {unit_program(1)};
   Instructions backward = computing(1);
@@ -195,7 +199,8 @@ TEST(EventRun, CollectivesOfAStreamFollowEachOther) {
   EXPECT_NEAR(run_step(job_of(setting, programs), 0).seconds, 6, 1e-12);
 }
 
-// Gathers and reductions that are launched together, on a link of their own or one.
+// Gathers and reductions that are launched together, on a link of their own or
+// one.
 double two_flows(bool shared) {
   std::vector<Program> programs = {unit_program(1)};
   Instruction gather = launched(0, 0, 2);
@@ -254,10 +259,10 @@ TEST(EventRun, EachRankByItselfGivesTheSame) {
     for (const bool shares : {false, true}) {
       const auto pp = static_cast<int32_t>(layout.pp);
       Setting setting{
-          layout, pp > 1 ? made("interleaved", pp, 8, 2) : made("1f1b", 1, 8),
+          layout,
+          pp > 1 ? made("interleaved", pp, 8, 2) : made("1f1b", 1, 8),
           {mask_of(Axis::tp), mask_of(Axis::dp_replicate)}};
-      const auto programs =
-          everything(static_cast<size_t>(pp), pp > 1 ? 2 : 1);
+      const auto programs = everything(static_cast<size_t>(pp), pp > 1 ? 2 : 1);
       double seconds[2];
       for (const bool symmetry : {false, true}) {
         setting.symmetry = symmetry;
@@ -311,8 +316,8 @@ TEST(EventRun, JitterDependsOnSeedAndStepAlone) {
   EXPECT_NEAR(first.ranks[0].end, 12, 3);
 }
 
-// It grows with the root of the time: a forward of 1 s and a backward of 2 s differ
-// from rank to rank by sqrt(3000) times what a millisecond does.
+// It grows with the root of the time: a forward of 1 s and a backward of 2 s
+// differ from rank to rank by sqrt(3000) times what a millisecond does.
 TEST(EventRun, HalfOfTheStepsAreLongerThanTheUsualSlowest) {
   const std::vector<Program> programs = {unit_program(1)};
   constexpr double kOfAMillisecond = 1e-3;

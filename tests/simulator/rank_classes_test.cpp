@@ -67,8 +67,8 @@ TEST(RankClasses, AStragglerSplitsWhomItTouchesAlone) {
   RankColours colours = plain(grid);
   colours.of_rank[100] = 99;
   const RankClasses all = find_classes(grid, colours, true);
-  // By stage: in its replica or not, at its place along tp or not. The straggler
-  // itself is told from nobody else at its place.
+  // By stage: in its replica or not, at its place along tp or not. The
+  // straggler itself is told from nobody else at its place.
   EXPECT_EQ(all.classes.size(), 16u);
   int64_t ranks = 0;
   for (const auto& one : all.classes) ranks += one.ranks;
@@ -90,8 +90,8 @@ TEST(RankClasses, MembersOfAGroupAreTheSameWhoeverOfAClassIsAsked) {
       }
       std::sort(members.begin(), members.end());
       members.erase(std::unique(members.begin(), members.end()), members.end());
-      const auto& own =
-          all.classes[static_cast<size_t>(all.class_of[static_cast<size_t>(rank)])];
+      const auto& own = all.classes[static_cast<size_t>(
+          all.class_of[static_cast<size_t>(rank)])];
       EXPECT_EQ(
           all.groups[static_cast<size_t>(own.groups[axes])].members, members);
     }

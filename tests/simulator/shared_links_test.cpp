@@ -29,7 +29,8 @@ TEST(SharedLinks, TwoEqualOnesTakeTwiceAsLong) {
 TEST(SharedLinks, WhatIsLeftGoesFasterWhenTheOtherEnds) {
   SharedLinks links(1);
   const int32_t longer = links.start(0, 10, kFirst);
-  const int32_t shorter = links.start(4, 2, kFirst);  // 4 s of `longer` are done
+  const int32_t shorter =
+      links.start(4, 2, kFirst);  // 4 s of `longer` are done
   EXPECT_DOUBLE_EQ(links.next_end(), 8);
   EXPECT_EQ(links.take_end(), shorter);
   EXPECT_DOUBLE_EQ(links.next_end(), 12);  // both moved 12 s of work by then

@@ -24,7 +24,9 @@ Strategy with(Layout layout, int64_t batch) {
   return strategy;
 }
 
-double relative(double a, double b) { return std::abs(a - b) / b; }
+double relative(double a, double b) {
+  return std::abs(a - b) / b;
+}
 
 TEST(Simulate, EachRankByItselfGivesTheSame) {
   struct {
@@ -36,8 +38,10 @@ TEST(Simulate, EachRankByItselfGivesTheSame) {
       {"gpt2", "h100-sxm:2x8", with({.dp_shard = 16}, 64)},
       {"gpt2", "h100-sxm:1x4", with({.tp = 4}, 8)},
       {"gpt2", "h100-sxm:1x4", with({.pp = 4}, 16)},
-      {"llama2-7b", "a100-80gb:4x8", with({.dp_replicate = 2, .tp = 4, .pp = 4}, 32)},
-      {"llama2-7b", "a100-80gb:4x8", with({.dp_shard = 4, .cp = 2, .tp = 4}, 32)},
+      {"llama2-7b", "a100-80gb:4x8",
+       with({.dp_replicate = 2, .tp = 4, .pp = 4}, 32)},
+      {"llama2-7b", "a100-80gb:4x8",
+       with({.dp_shard = 4, .cp = 2, .tp = 4}, 32)},
       {"mixtral-8x7b", "h100-sxm:4x8",
        with({.dp_replicate = 2, .tp = 2, .pp = 2, .ep = 4}, 64)},
       {"llama2-7b", "h100-sxm:1x8", with({.cp = 4}, 4)},
@@ -61,7 +65,8 @@ TEST(Simulate, EachRankByItselfGivesTheSame) {
   cases[12].strategy.schedule = "zb-v";
   for (const auto& one : cases) {
     for (const int64_t stragglers : {0, 1}) {
-      SimulationOptions options{.stragglers = stragglers, .straggler_factor = 1.3};
+      SimulationOptions options{
+          .stragglers = stragglers, .straggler_factor = 1.3};
       const ModelShape model = find_model(one.model);
       const Cluster cluster = find_cluster(one.cluster);
       const SimulatedRun with = simulate(model, one.strategy, cluster, options);
@@ -82,8 +87,8 @@ TEST(Simulate, EachRankByItselfGivesTheSame) {
   }
 }
 
-// The second pipeline is cut by the nodes elsewhere than the first; the ends of one
-// sum a tied embedding, those of the other have nothing in common.
+// The second pipeline is cut by the nodes elsewhere than the first; the ends of
+// one sum a tied embedding, those of the other have nothing in common.
 TEST(Simulate, PipelinesThatLeaveANodeElsewhereAreNotAlike) {
   for (const char* name : {"gpt2", "llama2-7b"}) {
     const ModelShape model = find_model(name);
@@ -95,8 +100,9 @@ TEST(Simulate, PipelinesThatLeaveANodeElsewhereAreNotAlike) {
     EXPECT_EQ(with.simulated_ranks, 12) << name;
     options.symmetry = false;
     EXPECT_LT(
-        relative(with.step.step_seconds,
-                 simulate(model, strategy, cluster, options).step.step_seconds),
+        relative(
+            with.step.step_seconds,
+            simulate(model, strategy, cluster, options).step.step_seconds),
         1e-9)
         << name;
     options.symmetry = true;
@@ -106,9 +112,9 @@ TEST(Simulate, PipelinesThatLeaveANodeElsewhereAreNotAlike) {
   }
 }
 
-// Exactly where nothing waits for a neighbour on the other side of the step's end;
-// stage 3 shares its links between gathers and gradients, interleaved stages end at
-// different times.
+// Exactly where nothing waits for a neighbour on the other side of the step's
+// end; stage 3 shares its links between gathers and gradients, interleaved
+// stages end at different times.
 TEST(Simulate, AgreesWithTheFormula) {
   struct {
     const char* model;
@@ -119,7 +125,8 @@ TEST(Simulate, AgreesWithTheFormula) {
       {"gpt2", "h100-sxm:1x8", with({}, 8), 1e-9},
       {"resnet50", "h100-sxm:1x8", with({}, 8), 1e-9},
       {"gpt3-175b", "a100-80gb:1x8", with({.tp = 8}, 16), 1e-9},
-      {"llama2-7b", "h100-sxm:1x8", with({.cp = 1, .tp = 4, .pp = 2}, 32), 0.002},
+      {"llama2-7b", "h100-sxm:1x8", with({.cp = 1, .tp = 4, .pp = 2}, 32),
+       0.002},
       {"llama3.1-70b", "h100-sxm:8x8", with({.tp = 8, .pp = 8}, 64), 0.005},
       {"llama3.1-70b", "h100-sxm:64x8",
        with({.dp_replicate = 8, .tp = 8, .pp = 8}, 512), 0.02},
@@ -131,7 +138,8 @@ TEST(Simulate, AgreesWithTheFormula) {
       {"gpt2", "h100-sxm:2x8", with({.dp_shard = 16}, 64), 0.03},
       {"llama3.1-8b", "h100-sxm:2x8", with({.dp_shard = 16}, 64), 0.03},
       {"gpt2", "h100-sxm:2x8", with({.dp_shard = 4, .tp = 4}, 64), 1e-6},
-      {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 2, .dp_shard = 8}, 64), 1e-6},
+      {"gpt2", "h100-sxm:2x8", with({.dp_replicate = 2, .dp_shard = 8}, 64),
+       1e-6},
       {"mixtral-8x7b", "h100-sxm:2x8", with({.ep = 8}, 64), 1e-6},
       {"llama2-7b", "h100-sxm:2x8", with({.dp_shard = 4, .cp = 4}, 16), 0.002},
       {"resnet50", "h100-sxm:2x8", with({.dp_replicate = 16}, 256), 1e-6},
@@ -172,29 +180,35 @@ TEST(Simulate, AgreesWithTheFormula) {
   }
 }
 
-// The slowest pipeline, of those that leave a node in other places and of those that
-// are on other devices or have more samples, without gradients to wait for.
+// The slowest pipeline, of those that leave a node in other places and of those
+// that are on other devices or have more samples, without gradients to wait
+// for.
 TEST(Simulate, AgreesWithTheFormulaWhereASlowerPipelineIsNotTheFirst) {
   const ModelShape model = find_model("gpt2");
-  const auto expect_near = [&](const Strategy& strategy, const Cluster& cluster) {
-    const double estimated = estimate_time(model, strategy, cluster).step_seconds;
+  const auto expect_near = [&](const Strategy& strategy,
+                               const Cluster& cluster) {
+    const double estimated =
+        estimate_time(model, strategy, cluster).step_seconds;
     const double simulated =
-        simulate(model, strategy, cluster, {.timeline_ranks = 0}).step.step_seconds;
+        simulate(model, strategy, cluster, {.timeline_ranks = 0})
+            .step.step_seconds;
     EXPECT_LT(relative(simulated, estimated), 0.01) << to_string(strategy);
     Cluster near = cluster;
     for (NodeGroup& group : near.groups) group.node = cluster.groups[0].node;
     near.groups[0].node.network = near.groups[0].node.inside;
-    EXPECT_GT(estimated, 1.05 * estimate_time(model, strategy, near).step_seconds);
+    EXPECT_GT(
+        estimated, 1.05 * estimate_time(model, strategy, near).step_seconds);
   };
   Cluster slow_network = find_cluster("h100-sxm:3x8");
   slow_network.groups[0].node.network.bytes_per_second = 5e9;
   expect_near(with({.dp_replicate = 4, .pp = 6}, 64), slow_network);
-  expect_near(with({.dp_replicate = 4, .pp = 2}, 64),
-              find_cluster("h100-sxm:1x6+v100:1x2"));
+  expect_near(
+      with({.dp_replicate = 4, .pp = 2}, 64),
+      find_cluster("h100-sxm:1x6+v100:1x2"));
 }
 
-// Every stage's parameters are on their way when the step begins: a pipeline waits
-// for those of its first stage, not for each stage's in turn.
+// Every stage's parameters are on their way when the step begins: a pipeline
+// waits for those of its first stage, not for each stage's in turn.
 TEST(Simulate, ParametersOfAllStagesAreGatheredAtOnce) {
   const ModelShape model = find_model("gpt3-175b");
   const Cluster cluster = find_cluster("a100-80gb:128x8");
@@ -273,27 +287,31 @@ TEST(Simulate, GradientsOfSmallLayersAreSummedTogether) {
   EXPECT_EQ(reduced, 3u);
 }
 
-// Where a rank goes on to the next step by itself, waiting for its first microbatch is
-// part of the step before, and its parts are those of its own time.
+// Where a rank goes on to the next step by itself, waiting for its first
+// microbatch is part of the step before, and its parts are those of its own
+// time.
 TEST(Simulate, StepsThatFollowWithoutMeetingTakeTheLongestRanksTime) {
   Strategy strategy = with({.pp = 8}, 32);
   strategy.schedule = "zb-h2";
   const auto on = [&](const char* stack) {
     strategy.stack = stack;
     return simulate(
-        find_model("gpt2"), strategy, find_cluster("a100-80gb:1x8"), {.steps = 2});
+        find_model("gpt2"), strategy, find_cluster("a100-80gb:1x8"),
+        {.steps = 2});
   };
-  const SimulatedRun later = on("zero-bubble"), meeting = on("zero-bubble-synchronous");
+  const SimulatedRun later = on("zero-bubble"),
+                     meeting = on("zero-bubble-synchronous");
   EXPECT_LT(later.step.step_seconds, 0.98 * meeting.step.step_seconds);
   EXPECT_LT(relative(later.step.parts.total(), later.step.step_seconds), 1e-9);
   EXPECT_LT(later.step.parts.bubble, meeting.step.parts.bubble);
   // Each rank's second step begins after its first has ended.
   std::map<std::pair<int32_t, int64_t>, std::pair<int64_t, int64_t>> times;
   for (const Span& span : later.timeline.spans) {
-    const bool works = span.kind == SpanKind::forward || span.name == "optimizer";
+    const bool works =
+        span.kind == SpanKind::forward || span.name == "optimizer";
     if (span.track != "compute" || !works) continue;
-    const auto [at, is_new] = times.try_emplace(
-        {span.rank, span.step}, span.begin_ns, span.end_ns);
+    const auto [at, is_new] =
+        times.try_emplace({span.rank, span.step}, span.begin_ns, span.end_ns);
     at->second.first = std::min(at->second.first, span.begin_ns);
     at->second.second = std::max(at->second.second, span.end_ns);
   }
@@ -313,7 +331,8 @@ TEST(Simulate, TheEndsOfAPipelineSumATiedEmbedding) {
         simulate(find_model(model), strategy, find_cluster("h100-sxm:1x8"));
     std::set<int32_t> ranks;
     for (const Span& span : run.timeline.spans) {
-      if (span.track != "comm" || span.name != "all_reduce tied embedding") continue;
+      if (span.track != "comm" || span.name != "all_reduce tied embedding")
+        continue;
       EXPECT_EQ(span.bytes, 50304 * 768 * 4);
       EXPECT_EQ(span.axis, "pp");
       ranks.insert(span.rank);
@@ -341,10 +360,9 @@ TEST(Simulate, PartsAddUpToTheStep) {
   EXPECT_GT(run.step.parts.bubble, 0);
   EXPECT_GT(run.step.parts.optimizer, 0);
   EXPECT_EQ(run.step_seconds.size(), 5u);
-  EXPECT_EQ(std::set<double>(
-                run.step_seconds.begin(), run.step_seconds.end())
-                .size(),
-            5u);
+  EXPECT_EQ(
+      std::set<double>(run.step_seconds.begin(), run.step_seconds.end()).size(),
+      5u);
 }
 
 TEST(Simulate, TheSeedDrawsJitterAndStragglers) {
@@ -352,13 +370,14 @@ TEST(Simulate, TheSeedDrawsJitterAndStragglers) {
   const Cluster cluster = find_cluster("h100-sxm:2x8");
   const Strategy strategy = with({.dp_replicate = 2, .tp = 2, .pp = 4}, 32);
   const auto steps = [&](double jitter, int64_t stragglers, uint64_t seed) {
-    return simulate(model, strategy, cluster,
-                    {.steps = 3,
-                     .jitter = jitter,
-                     .stragglers = stragglers,
-                     .straggler_factor = 1.5,
-                     .seed = seed,
-                     .timeline_ranks = 0})
+    return simulate(
+               model, strategy, cluster,
+               {.steps = 3,
+                .jitter = jitter,
+                .stragglers = stragglers,
+                .straggler_factor = 1.5,
+                .seed = seed,
+                .timeline_ranks = 0})
         .step_seconds;
   };
   EXPECT_EQ(steps(0.1, 0, 1), steps(0.1, 0, 1));
@@ -386,19 +405,21 @@ TEST(Simulate, MeasuredJitterIsWaitedFor) {
   constexpr double kJitter = 100e-6;
   const auto longer = [&](const Layout& layout, int64_t steps = 1) {
     return run(layout, kJitter, steps).step.step_seconds -
-        run(layout, 0, 1).step.step_seconds;
+           run(layout, 0, 1).step.step_seconds;
   };
   EXPECT_EQ(longer({}), 0);  // nobody to wait for
 
   EXPECT_GT(longer({.dp_replicate = 2}, 1001), 0);
   EXPECT_GT(
-      longer({.dp_replicate = 8}, 1001), 1.5 * longer({.dp_replicate = 2}, 1001));
+      longer({.dp_replicate = 8}, 1001),
+      1.5 * longer({.dp_replicate = 2}, 1001));
   // Who waits in each layer waits more often.
   EXPECT_GT(longer({.tp = 2}), 2 * longer({.dp_replicate = 2}));
 
   // One step is a usual one, and the same each time.
   const SimulatedRun one = run({.dp_replicate = 2}, kJitter, 1);
-  EXPECT_EQ(one.step_seconds, run({.dp_replicate = 2}, kJitter, 1).step_seconds);
+  EXPECT_EQ(
+      one.step_seconds, run({.dp_replicate = 2}, kJitter, 1).step_seconds);
   EXPECT_EQ(
       one.step.step_seconds,
       run({.dp_replicate = 2}, kJitter, 41).step.step_seconds);
@@ -425,7 +446,8 @@ TEST(Simulate, AStragglerHoldsUpEverybodyInProportion) {
   const SimulatedRun slowed = simulate(
       model, strategy, cluster, {.stragglers = 1, .straggler_factor = 1.5});
   const double factor = slowed.step.step_seconds / alone;
-  EXPECT_GT(factor, 1.2);  // its computing takes 1.5 times as long, not its messages
+  EXPECT_GT(
+      factor, 1.2);  // its computing takes 1.5 times as long, not its messages
   EXPECT_LT(factor, 1.5);
   // In its group along tp or not, at its place along dp or not.
   EXPECT_EQ(slowed.simulated_ranks, 4);
@@ -436,10 +458,10 @@ TEST(Simulate, SlowerDevicesOfAMixedClusterAreTheOthersWait) {
   const Strategy strategy = with({.dp_replicate = 2, .tp = 8}, 32);
   const double fast =
       simulate(model, strategy, find_cluster("h100-sxm:2x8")).step.step_seconds;
-  const double slow =
-      simulate(model, strategy, find_cluster("a100-80gb:2x8")).step.step_seconds;
-  const SimulatedRun mixed = simulate(
-      model, strategy, find_cluster("h100-sxm:1x8+a100-80gb:1x8"));
+  const double slow = simulate(model, strategy, find_cluster("a100-80gb:2x8"))
+                          .step.step_seconds;
+  const SimulatedRun mixed =
+      simulate(model, strategy, find_cluster("h100-sxm:1x8+a100-80gb:1x8"));
   EXPECT_GT(mixed.step.step_seconds, fast * 1.3);
   EXPECT_LE(mixed.step.step_seconds, slow * 1.05);
   EXPECT_EQ(mixed.simulated_ranks, 2);
@@ -491,8 +513,7 @@ TEST(Simulate, TheTimelineIsLikeARealRuns) {
   // Its own reader and diagnosis understand it.
   const Diagnosis diagnosis = diagnose(run.timeline);
   EXPECT_EQ(diagnosis.num_steps, 3);
-  EXPECT_LT(
-      relative(diagnosis.mean.step_seconds, run.step.step_seconds), 0.05);
+  EXPECT_LT(relative(diagnosis.mean.step_seconds, run.step.step_seconds), 0.05);
 }
 
 TEST(Simulate, WithoutAPipelineSpansAreForwardAndBackward) {
@@ -506,12 +527,14 @@ TEST(Simulate, WithoutAPipelineSpansAreForwardAndBackward) {
     EXPECT_LT(span.rank, 2);
     names.insert(span.name);
   }
-  for (const char* name : {"forward", "backward", "all_gather gather block 1",
-                           "reduce_scatter reduce block 1"}) {
+  for (const char* name :
+       {"forward", "backward", "all_gather gather block 1",
+        "reduce_scatter reduce block 1"}) {
     EXPECT_TRUE(names.count(name)) << name;
   }
-  EXPECT_TRUE(simulate(find_model("gpt2"), strategy,
-                       find_cluster("h100-sxm:1x8"), {.timeline_ranks = 0})
+  EXPECT_TRUE(simulate(
+                  find_model("gpt2"), strategy, find_cluster("h100-sxm:1x8"),
+                  {.timeline_ranks = 0})
                   .timeline.spans.empty());
 }
 
@@ -539,7 +562,8 @@ TEST(Simulate, RatesAreOfTheSimulatedStep) {
       1e-9);
   EXPECT_EQ(run.step.step_seconds, run.step_seconds[0]);
   const StepEstimate even = estimate_step(
-      model, with({.dp_replicate = 2, .tp = 2}, 8), find_cluster("h100-sxm:1x4"));
+      model, with({.dp_replicate = 2, .tp = 2}, 8),
+      find_cluster("h100-sxm:1x4"));
   EXPECT_LT(
       relative(
           run.step.model_flops_utilisation * run.step.step_seconds,

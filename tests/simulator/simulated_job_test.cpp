@@ -35,7 +35,8 @@ TEST(SimulatedJob, CollectivesInLineAreAloneUntilMessagesGoTheirWay) {
   // Messages between nodes are not on the links inside.
   EXPECT_FALSE(
       shared_of(job_of({.tp = 8, .pp = 2}, "h100-sxm:2x8")).at(kTensor));
-  EXPECT_TRUE(shared_of(job_of({.tp = 4, .pp = 2}, "h100-sxm:1x8")).at(kTensor));
+  EXPECT_TRUE(
+      shared_of(job_of({.tp = 4, .pp = 2}, "h100-sxm:1x8")).at(kTensor));
 }
 
 TEST(SimulatedJob, WhatIsLaunchedBesideSharesItsLinksWithWhatIsInLine) {

@@ -11,15 +11,15 @@
 
 namespace echelon {
 
-/// The first GPU; ECHELON_TEST_DEVICE=cpu tries the tests themselves on a machine
-/// that has none.
+/// The first GPU; ECHELON_TEST_DEVICE=cpu tries the tests themselves on a
+/// machine that has none.
 inline torch::Device test_gpu() {
   const char* other = std::getenv("ECHELON_TEST_DEVICE");
   return torch::Device(other != nullptr ? other : "cuda:0");
 }
 
-/// Skips the tests of a machine without a GPU; else CUDA's kernels are loaded, and
-/// the calling thread's device is test_gpu().
+/// Skips the tests of a machine without a GPU; else CUDA's kernels are loaded,
+/// and the calling thread's device is test_gpu().
 class GpuTest : public testing::Test {
  protected:
   void SetUp() override {

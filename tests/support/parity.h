@@ -79,11 +79,8 @@ inline double floor_of(const NamedTensors& tensors) {
 }
 
 inline void expect_close(
-    const std::string& what,
-    const torch::Tensor& expected,
-    const torch::Tensor& actual,
-    double floor,
-    double tolerance) {
+    const std::string& what, const torch::Tensor& expected,
+    const torch::Tensor& actual, double floor, double tolerance) {
   ASSERT_EQ(expected.defined(), actual.defined()) << what;
   if (!expected.defined()) return;
   ASSERT_EQ(expected.sizes(), actual.sizes()) << what;
@@ -99,10 +96,8 @@ inline void expect_close(
 }  // namespace detail
 
 inline void expect_same(
-    const std::string& place,
-    const NamedTensors& expected,
-    const NamedTensors& actual,
-    double tolerance) {
+    const std::string& place, const NamedTensors& expected,
+    const NamedTensors& actual, double tolerance) {
   const double floor = detail::floor_of(expected);
   for (const auto& [name, tensor] : expected) {
     const auto found = actual.find(name);
@@ -116,21 +111,18 @@ inline void expect_same(
 /// Losses, all gradients of all steps, all parameters and buffers at the end:
 /// names, which are defined, shapes, and values within `tolerance` of the
 /// tensor's largest value.
-inline void expect_parity(
-    const Record& expected, const Record& actual, double tolerance) {
+inline void
+expect_parity(const Record& expected, const Record& actual, double tolerance) {
   ASSERT_EQ(expected.losses.size(), actual.losses.size());
   for (size_t step = 0; step < expected.losses.size(); ++step) {
     const std::string place = "step " + std::to_string(step);
     EXPECT_NEAR(
-        expected.losses[step],
-        actual.losses[step],
+        expected.losses[step], actual.losses[step],
         tolerance * std::abs(expected.losses[step]))
         << place << " loss";
     expect_same(
-        place + " gradient of",
-        expected.gradients[step],
-        actual.gradients[step],
-        tolerance);
+        place + " gradient of", expected.gradients[step],
+        actual.gradients[step], tolerance);
   }
   expect_same("parameter", expected.parameters, actual.parameters, tolerance);
   expect_same("buffer", expected.buffers, actual.buffers, tolerance);

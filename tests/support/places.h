@@ -1,5 +1,6 @@
-// Where the checkout and the build's programs are. Only places.cpp is compiled with
-// these paths, so that the other files compile to the same in every checkout.
+// Where the checkout and the build's programs are. Only places.cpp is compiled
+// with these paths, so that the other files compile to the same in every
+// checkout.
 #pragma once
 
 #include <string>

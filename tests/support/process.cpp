@@ -31,16 +31,17 @@ TempFolder::~TempFolder() {
   std::filesystem::remove_all(path_, ignored);
 }
 
-std::string TempFolder::script(
-    const std::string& name, const std::string& text) const {
+std::string
+TempFolder::script(const std::string& name, const std::string& text) const {
   const std::string path = path_ + "/" + name;
   std::ofstream(path) << text;
   chmod(path.c_str(), 0755);
   return path;
 }
 
-Command::Command(const std::vector<std::string>& words,
-                 const std::vector<std::string>& environment)
+Command::Command(
+    const std::vector<std::string>& words,
+    const std::vector<std::string>& environment)
     : marker_("ECHELON_TEST_MARKER=" + folder_.path()) {
   pid_ = fork();
   if (pid_ != 0) {
@@ -54,8 +55,11 @@ Command::Command(const std::vector<std::string>& words,
     putenv(const_cast<char*>(entry.c_str()));
   }
   const auto redirect = [this](const char* name, int fd, int flags) {
-    dup2(open(name[0] == '/' ? name : (folder_.path() + "/" + name).c_str(),
-              flags, 0600), fd);
+    dup2(
+        open(
+            name[0] == '/' ? name : (folder_.path() + "/" + name).c_str(),
+            flags, 0600),
+        fd);
   };
   redirect("/dev/null", 0, O_RDONLY);
   redirect("out", 1, O_WRONLY | O_CREAT | O_APPEND);
@@ -79,7 +83,9 @@ Command::~Command() {
   }
 }
 
-void Command::signal(int number) const { kill(pid_, number); }
+void Command::signal(int number) const {
+  kill(pid_, number);
+}
 
 bool Command::until(
     const std::function<bool()>& done, std::chrono::seconds at_most) {
@@ -97,8 +103,8 @@ int Command::wait(std::chrono::seconds at_most) {
   int status = 0;
   const auto ended = [&] { return waitpid(pid_, &status, WNOHANG) == pid_; };
   if (status_ < 0 && until(ended, at_most)) {
-    status_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status)
-                                  : WEXITSTATUS(status);
+    status_ =
+        WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   }
   return status_;
 }
@@ -107,8 +113,12 @@ bool Command::until_output(const std::string& text, int times) const {
   return until([&] { return count(out(), text) >= times; });
 }
 
-std::string Command::out() const { return read_file(folder_.path() + "/out"); }
-std::string Command::err() const { return read_file(folder_.path() + "/err"); }
+std::string Command::out() const {
+  return read_file(folder_.path() + "/out");
+}
+std::string Command::err() const {
+  return read_file(folder_.path() + "/err");
+}
 
 std::vector<std::string> Command::err_lines() const {
   std::vector<std::string> lines;

@@ -32,8 +32,9 @@ class Command {
  public:
   /// Starts `words` in a process group of its own. Every process below it has
   /// marker() in its environment, so that those left over can be found.
-  explicit Command(const std::vector<std::string>& words,
-                   const std::vector<std::string>& environment = {});
+  explicit Command(
+      const std::vector<std::string>& words,
+      const std::vector<std::string>& environment = {});
   /// Kills what is left.
   ~Command();
   Command(const Command&) = delete;
@@ -45,8 +46,7 @@ class Command {
   int wait(std::chrono::seconds at_most = kHang);
   /// Waits until `done()` or the time has passed; says which.
   static bool until(
-      const std::function<bool()>& done,
-      std::chrono::seconds at_most = kHang);
+      const std::function<bool()>& done, std::chrono::seconds at_most = kHang);
   /// Waits until stdout contains `text` `times` times.
   bool until_output(const std::string& text, int times = 1) const;
 

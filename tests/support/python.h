@@ -35,17 +35,17 @@ inline std::string pytorch_python() {
 }
 
 #define ECHELON_NEED_PYTHON()                                         \
-  if (::echelon::pytorch_python().empty()) {                                  \
+  if (::echelon::pytorch_python().empty()) {                          \
     GTEST_SKIP() << "needs Python's PyTorch: run `make extras` once"; \
   }
 
 /// The same for tests that need the `transformers` package.
-#define ECHELON_NEED_TRANSFORMERS()                                          \
-  ECHELON_NEED_PYTHON();                                                     \
-  if (std::system((::echelon::pytorch_python() +                             \
-                   " -c 'import importlib.util as u; "                       \
-                   "exit(u.find_spec(\"transformers\") is None)'")           \
-                      .c_str()) != 0) {                                      \
+#define ECHELON_NEED_TRANSFORMERS()                                           \
+  ECHELON_NEED_PYTHON();                                                      \
+  if (std::system((::echelon::pytorch_python() +                              \
+                   " -c 'import importlib.util as u; "                        \
+                   "exit(u.find_spec(\"transformers\") is None)'")            \
+                      .c_str()) != 0) {                                       \
     GTEST_SKIP() << "needs the transformers package: run `make extras` once"; \
   }
 
@@ -80,8 +80,8 @@ inline std::string run_interpreter(const std::vector<std::string>& words) {
 
 /// What the program `code` prints; it finds `arguments` in sys.argv[1:]. Throws
 /// with all of its output when it does not end with 0. One thread.
-inline std::string run_python(
-    const std::string& code, const std::vector<std::string>& arguments) {
+inline std::string
+run_python(const std::string& code, const std::vector<std::string>& arguments) {
   std::vector<std::string> words = {pytorch_python(), "-c", code};
   words.insert(words.end(), arguments.begin(), arguments.end());
   return detail::run_interpreter(words);

@@ -23,8 +23,7 @@ struct Ranks {
   /// The ranks are threads of this process.
   void run(const std::function<void(World&)>& body) const {
     run_ranks(
-        size, body,
-        {.backend = backend, .timeout = std::chrono::minutes(2)});
+        size, body, {.backend = backend, .timeout = std::chrono::minutes(2)});
   }
 };
 

@@ -49,14 +49,16 @@ std::string TwoHosts::make() {
     }
     names_[i] = name;
   }
-  if (!succeeds({"ip", "link", "add", cables_[0], "type", "veth", "peer",
-                 "name", cables_[1]})) {
+  if (!succeeds(
+          {"ip", "link", "add", cables_[0], "type", "veth", "peer", "name",
+           cables_[1]})) {
     return "this system has no veth devices";
   }
   for (int i = 0; i < 2; ++i) {
     must({"ip", "link", "set", cables_[i], "netns", names_[i]});
-    must({"ip", "-n", names_[i], "addr", "add", address(i) + "/24", "dev",
-          cables_[i]});
+    must(
+        {"ip", "-n", names_[i], "addr", "add", address(i) + "/24", "dev",
+         cables_[i]});
     must({"ip", "-n", names_[i], "link", "set", cables_[i], "up"});
     must({"ip", "-n", names_[i], "link", "set", "lo", "up"});
   }
@@ -67,12 +69,20 @@ std::string TwoHosts::address(int host) {
   return "10.83.0." + std::to_string(host + 1);
 }
 
-std::vector<std::string> TwoHosts::on(
-    int host, const std::vector<std::string>& words) const {
+std::vector<std::string>
+TwoHosts::on(int host, const std::vector<std::string>& words) const {
   // A host name of its own: programs tell hosts apart by it.
   std::vector<std::string> all = {
-      "ip", "netns", "exec", names_[host], "unshare", "--uts", "sh", "-c",
-      "hostname host" + std::to_string(host) + "; exec \"$@\"", "sh"};
+      "ip",
+      "netns",
+      "exec",
+      names_[host],
+      "unshare",
+      "--uts",
+      "sh",
+      "-c",
+      "hostname host" + std::to_string(host) + "; exec \"$@\"",
+      "sh"};
   all.insert(all.end(), words.begin(), words.end());
   return all;
 }

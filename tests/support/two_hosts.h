@@ -19,8 +19,8 @@ class TwoHosts {
   const std::string& reason() const { return reason_; }
   static std::string address(int host);
   /// `words` as a command on a host.
-  std::vector<std::string> on(int host, const std::vector<std::string>& words)
-      const;
+  std::vector<std::string>
+  on(int host, const std::vector<std::string>& words) const;
   /// Takes the link of host 1 down.
   void cut_cable() const;
 

@@ -48,15 +48,8 @@ Timeline small() {
       .rank_names = {"rank 0 (cpu)", "rank 1 (cuda:3)"},
       .spans = {
           {0, "compute", "forward", SpanKind::forward, 1, 1'234'567, 3, 0},
-          {1,
-           "comm",
-           "all_reduce \"bucket 0\"",
-           SpanKind::communication,
-           1'001,
-           9'000'000'000'123,
-           4,
-           1 << 20,
-           "dp_replicate"},
+          {1, "comm", "all_reduce \"bucket 0\"", SpanKind::communication, 1'001,
+           9'000'000'000'123, 4, 1 << 20, "dp_replicate"},
           {1, "loader", "batch", SpanKind::data, -1'500, -3, -1, 0}}};
 }
 
@@ -111,14 +104,8 @@ TEST(ChromeTrace, EventsOfAThreadNestOrStandApart) {
   for (int i = 0; i < 300; ++i) {
     const int64_t begin = random() % 5000;
     timeline.spans.push_back(
-        {0,
-         "comm",
-         "s" + std::to_string(i),
-         SpanKind::communication,
-         begin,
-         begin + static_cast<int64_t>(random() % 400),
-         0,
-         0});
+        {0, "comm", "s" + std::to_string(i), SpanKind::communication, begin,
+         begin + static_cast<int64_t>(random() % 400), 0, 0});
   }
   const auto text = to_chrome_trace(timeline);
   std::map<int, std::vector<std::pair<double, double>>> threads;
@@ -249,8 +236,7 @@ TEST(ChromeTrace, MemoryIsACounterOfEachRank) {
     counters += event.at("ph") == "C" ? 1 : 0;
   }
   EXPECT_EQ(counters, 2);
-  const Timeline back =
-      parse_chrome_trace(to_chrome_trace(timeline), "memory");
+  const Timeline back = parse_chrome_trace(to_chrome_trace(timeline), "memory");
   ASSERT_EQ(back.memory.size(), 1u);
   EXPECT_EQ(back.memory[0].rank, 1);
   EXPECT_EQ(back.memory[0].planned_bytes, 99);
@@ -265,7 +251,9 @@ TEST(ChromeTrace, MemoryIsACounterOfEachRank) {
 
 TEST(MergeSpans, MemoryHasTheClockOfTheSpans) {
   const Span span{
-      .name = "forward", .kind = SpanKind::forward, .begin_ns = 1000,
+      .name = "forward",
+      .kind = SpanKind::forward,
+      .begin_ns = 1000,
       .end_ns = 2000};
   std::vector<RankSpans> ranks(2);
   for (int32_t rank = 0; rank < 2; ++rank) {

@@ -269,8 +269,9 @@ TEST(Metrics, OfLinesWrittenTogetherTheWholeOnesAreKept) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, SIG_DFL);
   EXPECT_EQ(
-      said, "[metrics] cannot write " + path + ": File too large; the 2 lines "
-            "that this run wrote before are kept");
+      said, "[metrics] cannot write " + path +
+                ": File too large; the 2 lines "
+                "that this run wrote before are kept");
   EXPECT_EQ(read_file(path), line + line + line);
 }
 

@@ -16,12 +16,8 @@ namespace overlap_test {
 using testing::HasSubstr;
 
 Span span(
-    std::string track,
-    SpanKind kind,
-    int64_t begin,
-    int64_t end,
-    int32_t rank = 0,
-    int64_t step = 0) {
+    std::string track, SpanKind kind, int64_t begin, int64_t end,
+    int32_t rank = 0, int64_t step = 0) {
   return {rank, std::move(track), span_kind_name(kind), kind, begin, end, step};
 }
 
@@ -81,8 +77,7 @@ TEST(Overlap, OfSpansMadeByHand) {
   const Timeline timeline{
       .spans = {
           span("compute", kForward, 0, 100),
-          span("compute", kBackward, 100, 300),
-          span("comm", kComm, 150, 250),
+          span("compute", kBackward, 100, 300), span("comm", kComm, 150, 250),
           span("comm", kComm, 240, 380),
           span("compute", SpanKind::optimizer, 380, 400),
           span("compute", kData, 400, 430),
@@ -110,8 +105,7 @@ TEST(Overlap, OfSpansMadeByHand) {
 TEST(Overlap, AWaitInsideOfBackwardDoesNotCompute) {
   const Timeline timeline{
       .spans = {
-          span("compute", kBackward, 0, 100),
-          span("compute", kComm, 60, 90),
+          span("compute", kBackward, 0, 100), span("compute", kComm, 60, 90),
           span("comm", kComm, 40, 85)}};
   const auto a = step_activities(timeline).at(0);
   EXPECT_EQ(a.compute, (Intervals{{0, 60}, {90, 100}}));
@@ -121,10 +115,8 @@ TEST(Overlap, AWaitInsideOfBackwardDoesNotCompute) {
 
 TEST(BackwardWaits, BeginWithTheLastCollectiveAndEndWithAllOfThem) {
   std::vector<Span> spans = {
-      span("compute", kBackward, 100, 300),
-      span("comm", kComm, 150, 290),
-      span("comm", kComm, 260, 280),
-      span("comm", kComm, 300, 320)};
+      span("compute", kBackward, 100, 300), span("comm", kComm, 150, 290),
+      span("comm", kComm, 260, 280), span("comm", kComm, 300, 320)};
   add_backward_waits(spans);
   ASSERT_EQ(spans.size(), 5u);
   EXPECT_EQ(spans[4].track, "compute");
@@ -142,10 +134,8 @@ TEST(BackwardWaits, BeginWithTheLastCollectiveAndEndWithAllOfThem) {
 
 TEST(BackwardWaits, AreNotAddedWithoutCollectives) {
   std::vector<Span> spans = {
-      span("compute", kBackward, 100, 300),
-      span("compute", kForward, 0, 100),
-      span("comm", kComm, 20, 150),
-      span("comm", kComm, 300, 310)};
+      span("compute", kBackward, 100, 300), span("compute", kForward, 0, 100),
+      span("comm", kComm, 20, 150), span("comm", kComm, 300, 310)};
   add_backward_waits(spans);
   EXPECT_EQ(spans.size(), 4u);
 }
@@ -175,12 +165,9 @@ TEST(Overlap, WhatFollowsAStepIsNoneOfIt) {
         .spans = {
             span("compute", kForward, 10, 20),
             span("compute", SpanKind::other, 20, 25),  // a copy beside
-            span("compute", kBackward, 25, 40),
-            span("comm", kComm, 38, 55),
-            span("compute", after, 50, 90),
-            span("comm", kComm, 60, 70),
-            span("compute", kComm, 60, 70),
-            span("comm", kComm, 92, 99)}};
+            span("compute", kBackward, 25, 40), span("comm", kComm, 38, 55),
+            span("compute", after, 50, 90), span("comm", kComm, 60, 70),
+            span("compute", kComm, 60, 70), span("comm", kComm, 92, 99)}};
     const auto activities = step_activities(timeline);
     ASSERT_EQ(activities.size(), 1u);
     // What was on its way before is part of it.
@@ -220,8 +207,8 @@ SpanKind kind_at(
 
 TEST(Overlap, AgreesWithSamplingEachNanosecond) {
   std::mt19937 random(11);
-  constexpr SpanKind kKinds[] = {
-      kForward, kBackward, SpanKind::optimizer, kComm, kData, SpanKind::other};
+  constexpr SpanKind kKinds[] = {kForward, kBackward, SpanKind::optimizer,
+                                 kComm,    kData,     SpanKind::other};
   for (int round = 0; round < 100; ++round) {
     std::vector<Span> spans;
     for (int i = 0; i < 12; ++i) {
@@ -231,9 +218,7 @@ TEST(Overlap, AgreesWithSamplingEachNanosecond) {
           kind == kComm && random() % 2 ? "comm"
           : random() % 8                ? "compute"
                                         : "loader",
-          kind,
-          begin,
-          begin + 1 + static_cast<int64_t>(random() % 200)));
+          kind, begin, begin + 1 + static_cast<int64_t>(random() % 200)));
     }
     // With it the step ends: what is `other` before that does not end it.
     spans.push_back(span("compute", SpanKind::optimizer, 999, 1000));
@@ -271,11 +256,9 @@ TEST(Diagnosis, PartsAddUpToTheStep) {
   for (const auto& b : d.steps) {
     EXPECT_NEAR(
         b.compute_seconds + b.exposed_seconds + b.data_seconds + b.idle_seconds,
-        b.step_seconds,
-        1e-12);
+        b.step_seconds, 1e-12);
     EXPECT_NEAR(
-        b.overlapped_seconds + b.exposed_seconds,
-        b.communication_seconds,
+        b.overlapped_seconds + b.exposed_seconds, b.communication_seconds,
         1e-12);
     EXPECT_GT(b.overlapped_seconds, 0);
     EXPECT_GT(b.exposed_seconds, 0);
@@ -312,8 +295,7 @@ TEST(Diagnosis, OutliersAreLongerThanThreeOfTheMiddleStep) {
 TEST(Diagnosis, ARankThatWaitsForItsDataIsTheSlowest) {
   const Diagnosis d = diagnose(
       {.spans = {
-           span("compute", kForward, 0, 60, 0),
-           span("comm", kComm, 60, 90, 0),
+           span("compute", kForward, 0, 60, 0), span("comm", kComm, 60, 90, 0),
            span("compute", kData, 0, 40, 1),
            span("compute", kForward, 40, 90, 1)}});
   EXPECT_EQ(d.slowest_rank, 1);

@@ -62,18 +62,8 @@ TEST(PipelineBlocks, NamesOfSpansAreActionsOrNot) {
   EXPECT_EQ(block_of_name("0B0")->kind, BlockKind::backward);
   EXPECT_EQ(block_of_name("0I0")->kind, BlockKind::backward_input);
   for (const char* name :
-       {"",
-        "F",
-        "0F",
-        "F0",
-        "0F1x",
-        "wait 0F1",
-        "-1F0",
-        "0F-1",
-        "0X1",
-        "forward",
-        "0FF1",
-        "99999999999F1"}) {
+       {"", "F", "0F", "F0", "0F1x", "wait 0F1", "-1F0", "0F-1", "0X1",
+        "forward", "0FF1", "99999999999F1"}) {
     EXPECT_FALSE(block_of_name(name).has_value()) << name;
   }
 }
@@ -81,16 +71,13 @@ TEST(PipelineBlocks, NamesOfSpansAreActionsOrNot) {
 TEST(PipelineBlocks, AreTheActionsOfAStepFromItsFirst) {
   Timeline timeline;
   timeline.spans = {
-      action(1, "1F0", 12, 14),
-      action(0, "0F0", 10, 12),
-      action(1, "1B0", 14, 18),
-      action(0, "0B0", 19, 23),
+      action(1, "1F0", 12, 14), action(0, "0F0", 10, 12),
+      action(1, "1B0", 14, 18), action(0, "0B0", 19, 23),
       // Not actions of this step:
       of_kind(action(0, "", 9, 30), SpanKind::forward, "compute", "forward"),
       of_kind(action(0, "", 5, 9), SpanKind::data, "compute", "0F0"),
       of_kind(action(0, "", 23, 25), SpanKind::optimizer, "compute", "adam"),
-      action(0, "0F7", 20, 20),
-      action(0, "0F8", 20, 12)};
+      action(0, "0F7", 20, 20), action(0, "0F8", 20, 12)};
   auto other = action(0, "0F0", 40, 42);
   other.step = 2;
   timeline.spans.push_back(other);
@@ -129,7 +116,8 @@ TEST(PipelineBlocks, WaitsForRanksOfTheSameStageArePartOfAnAction) {
           "wait for all_reduce block sum"),
       action(1, "1F0", 10, 20)};
   EXPECT_THAT(
-      texts(measured_blocks(timeline, 1)), ElementsAre("0F0@0-10", "1F0@10-20"));
+      texts(measured_blocks(timeline, 1)),
+      ElementsAre("0F0@0-10", "1F0@10-20"));
 }
 
 TEST(PipelineBlocks, TransfersAreNoWork) {
@@ -147,35 +135,26 @@ TEST(PipelineBlocks, TransfersAreNoWork) {
 }
 
 TEST(PipelineBlocks, AReceiveBeginsWhenThereIsSomethingToReceive) {
-  const auto comm =
-      [](int32_t rank, const char* name, int64_t from, int64_t to) {
-        return of_kind(
-            action(rank, "", from, to), SpanKind::communication, "comm", name);
-      };
+  const auto comm = [](int32_t rank, const char* name, int64_t from,
+                       int64_t to) {
+    return of_kind(
+        action(rank, "", from, to), SpanKind::communication, "comm", name);
+  };
   RankSpans first{.rank = 0, .rank_name = "a"};
   first.spans = {
-      action(0, "0F0", 0, 4),
-      comm(0, "send_recv 0F0", 4, 9),
-      comm(0, "send_recv 1B0", 1, 11),
-      action(0, "0B0", 11, 13)};
+      action(0, "0F0", 0, 4), comm(0, "send_recv 0F0", 4, 9),
+      comm(0, "send_recv 1B0", 1, 11), action(0, "0B0", 11, 13)};
   RankSpans second{.rank = 1, .rank_name = "b"};
   second.spans = {
-      comm(1, "send_recv 0F0 shape", 0, 1),
-      comm(1, "send_recv 0F0", 1, 6),
-      action(1, "1F0", 6, 8),
-      action(1, "1B0", 8, 10),
+      comm(1, "send_recv 0F0 shape", 0, 1), comm(1, "send_recv 0F0", 1, 6),
+      action(1, "1F0", 6, 8), action(1, "1B0", 8, 10),
       comm(1, "all_reduce bucket 0", 9, 12)};
   const auto timeline = merge_spans({first, second}, "t");
   EXPECT_THAT(
       texts(measured_blocks(timeline, 1)),
       ElementsAre(
-          "0F0@0-4",
-          "0T-1@10-11",
-          "0B0@11-13",
-          "1T-1@4-6",
-          "1F0@6-8",
-          "1B0@8-10",
-          "1T-1@9-12"));
+          "0F0@0-4", "0T-1@10-11", "0B0@11-13", "1T-1@4-6", "1F0@6-8",
+          "1B0@8-10", "1T-1@9-12"));
   // What was sent, and what ended before it was made, stay as they were.
   for (const auto& span : timeline.spans) {
     if (span.rank == 0 && span.name == "send_recv 0F0") {
@@ -236,14 +215,9 @@ TEST(PipelineBlocks, ReplicasAreTogetherAndStagesInOrder) {
     names.push_back(row.name + " of " + std::to_string(row.group));
   }
   EXPECT_THAT(
-      names,
-      ElementsAre(
-          "rank 0 of 0",
-          "rank 2 of 0",
-          "rank 4 of 0",
-          "rank 1 of 1",
-          "rank 3 of 1",
-          "rank 5 of 1"));
+      names, ElementsAre(
+                 "rank 0 of 0", "rank 2 of 0", "rank 4 of 0", "rank 1 of 1",
+                 "rank 3 of 1", "rank 5 of 1"));
 }
 
 TEST(PipelineBlocks, StagesOfARowAreItsChunks) {
@@ -332,14 +306,9 @@ TEST(PipelineBlocks, DevicesOfARankAreRows) {
   ASSERT_EQ(rows.rows.size(), 3u);
   EXPECT_EQ(rows.rows[2].name, "device 2");
   EXPECT_THAT(
-      texts(rows.blocks),
-      ElementsAre(
-          "0F-1@0-2",
-          "0B-1@18-22",
-          "1F-1@2-5",
-          "1B-1@13-18",
-          "2F-1@5-8",
-          "2B-1@8-13"));
+      texts(rows.blocks), ElementsAre(
+                              "0F-1@0-2", "0B-1@18-22", "1F-1@2-5",
+                              "1B-1@13-18", "2F-1@5-8", "2B-1@8-13"));
   EXPECT_GT(bubble_fraction(rows.blocks, 3), 0.6);
   EXPECT_FALSE(typical_pipeline_step(timeline).has_value());
   EXPECT_FALSE(typical_placement_step(sample::pipeline_run({})).has_value());
@@ -348,13 +317,8 @@ TEST(PipelineBlocks, DevicesOfARankAreRows) {
 TEST(PipelineBlocks, TracksThatAreNoDevicesAreLeftOut) {
   Timeline timeline;
   for (const char* track :
-       {"device",
-        "device ",
-        "device x",
-        "device 1x",
-        "devices 1",
-        "device 12345678",
-        "compute"}) {
+       {"device", "device ", "device x", "device 1x", "devices 1",
+        "device 12345678", "compute"}) {
     timeline.spans.push_back(
         of_kind(action(0, "", 0, 1), SpanKind::forward, track, "forward"));
   }

@@ -163,8 +163,7 @@ TEST_F(ProgressTest, OfTextsItCountsTokens) {
     Progress plain(100, options(false));
     plain.update(s);
   }
-  EXPECT_EQ(
-      output_, "step 10/100  epoch 1.25  loss 0.5124  81,920 tokens/s\n");
+  EXPECT_EQ(output_, "step 10/100  epoch 1.25  loss 0.5124  81,920 tokens/s\n");
 }
 
 TEST_F(ProgressTest, TheLossScaleAndSkippedStepsAreShown) {
@@ -230,11 +229,9 @@ TEST_F(ProgressTest, TheBarFillsTheRoomUpToItsLimit) {
   screen_ = Screen(300);
   Progress progress(4, options(true));
   const std::string bars[] = {
-      std::string(32, '-'),
-      std::string(8, '#') + std::string(24, '-'),
+      std::string(32, '-'), std::string(8, '#') + std::string(24, '-'),
       std::string(16, '#') + std::string(16, '-'),
-      std::string(24, '#') + std::string(8, '-'),
-      std::string(32, '#')};
+      std::string(24, '#') + std::string(8, '-'), std::string(32, '#')};
   for (int step = 0; step <= 4; ++step) {
     progress.update(state(step));
     now_ += kSecond;

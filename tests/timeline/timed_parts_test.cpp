@@ -16,8 +16,8 @@ constexpr int64_t kMs = 1'000'000;
 struct Made {
   Timeline timeline;
 
-  Made& add(
-      int32_t rank, const char* track, const std::string& name, SpanKind kind,
+  Made&
+  add(int32_t rank, const char* track, const std::string& name, SpanKind kind,
       double begin, double end, const char* axis = "", int64_t step = 0) {
     timeline.spans.push_back(
         {rank, track, name, kind, static_cast<int64_t>(begin * kMs),
@@ -34,8 +34,8 @@ struct Made {
 
 constexpr auto kComm = SpanKind::communication;
 
-// Of sharded data parallelism: a gather that nothing hides, a sum that something
-// hides in part, the step's figures.
+// Of sharded data parallelism: a gather that nothing hides, a sum that
+// something hides in part, the step's figures.
 Made sharded() {
   Made made;
   for (const int32_t rank : {0, 1}) {
@@ -96,9 +96,12 @@ TEST(TimedParts, RanksMayBeginAStepAtDifferentTimes) {
   Made made;
   for (int64_t step = 0; step < 4; ++step) {
     const double begin = 10.0 * static_cast<double>(step);
-    made.add(0, "compute", "forward", SpanKind::forward, begin, begin + 10, "", step)
-        .add(1, "compute", "forward", SpanKind::forward, begin + 6, begin + 16, "",
-             step);
+    made.add(
+            0, "compute", "forward", SpanKind::forward, begin, begin + 10, "",
+            step)
+        .add(
+            1, "compute", "forward", SpanKind::forward, begin + 6, begin + 16,
+            "", step);
   }
   EXPECT_NEAR(made.parts().step_seconds(), 10e-3, 1e-12);
   EXPECT_NEAR(made.parts().other, 0, 1e-12);
@@ -128,8 +131,8 @@ TEST(TimedParts, RanksOfAPipelineWaitForOtherStages) {
   EXPECT_NEAR(parts.step_seconds(), 13e-3, 1e-12);
   EXPECT_NEAR(parts.forward, 2e-3, 1e-12);
   EXPECT_NEAR(parts.backward, 4e-3, 1e-12);
-  // 6 ms of rank 0; of rank 1 two before its first action, four after its last, in
-  // some of which it waits for the figures of the step.
+  // 6 ms of rank 0; of rank 1 two before its first action, four after its last,
+  // in some of which it waits for the figures of the step.
   EXPECT_TRUE(parts.exposed.empty());
   EXPECT_NEAR(parts.stages, 6e-3, 1e-12);
   EXPECT_NEAR(parts.other, 0, 1e-12);
@@ -172,10 +175,9 @@ TEST(TimedParts, AreComparedWhereEitherHasThem) {
     }
   }
   EXPECT_THAT(
-      names,
-      ElementsAre(
-          "forward", "tp, not hidden", "figures of all ranks",
-          "waiting for data"));
+      names, ElementsAre(
+                 "forward", "tp, not hidden", "figures of all ranks",
+                 "waiting for data"));
 }
 
 }  // namespace timed_parts_test

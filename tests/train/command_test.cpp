@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "echelon/cluster/saved_cluster.h"
-#include "echelon/timeline/chrome_trace.h"
-#include "echelon/timeline/metrics.h"
 #include "echelon/text/text_file.h"
 #include "echelon/text/units.h"
-#include "tests/support/process.h"
-#include "tests/support/two_hosts.h"
+#include "echelon/timeline/chrome_trace.h"
+#include "echelon/timeline/metrics.h"
 #include "tests/support/measured_desk.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
+#include "tests/support/two_hosts.h"
 
 namespace echelon {
 namespace command_test {
@@ -43,18 +43,29 @@ Words operator+(Words words, const Words& more) {
 }
 
 Words train(const std::string& run, int64_t steps) {
-  return {kEchelon, "train", kDigits, "--set", "train.run=" + run, "--set",
-          "train.epochs=0", "--set", "train.steps=" + std::to_string(steps),
-          "--set", "optimizer.warmup_steps=0"};
+  return {
+      kEchelon,
+      "train",
+      kDigits,
+      "--set",
+      "train.run=" + run,
+      "--set",
+      "train.epochs=0",
+      "--set",
+      "train.steps=" + std::to_string(steps),
+      "--set",
+      "optimizer.warmup_steps=0"};
 }
 
 TEST(Verify, ADifferenceIsTheLastWord) {
   Command differ(
-      {kEchelon, "verify", kDigits, "-n", "2", "--steps", "1", "--plant-error"});
+      {kEchelon, "verify", kDigits, "-n", "2", "--steps", "1",
+       "--plant-error"});
   EXPECT_EQ(differ.wait(), 1);
   const std::string out = differ.out();
-  EXPECT_THAT(out.substr(out.rfind('\n', out.size() - 2) + 1),
-              StartsWith("DIFFERENT: "));
+  EXPECT_THAT(
+      out.substr(out.rfind('\n', out.size() - 2) + 1),
+      StartsWith("DIFFERENT: "));
   EXPECT_EQ(differ.err(), "");
 }
 
@@ -65,13 +76,16 @@ TEST(Memory, OffloadToAHostThatHasTooLittleIsRefused) {
   TempFolder folder;
   std::ofstream(folder.path() + "/text.txt") << std::string(5000, 'a');
   std::ofstream(folder.path() + "/job.toml")
-      << "[model]\nname = \"gpt\"\nlayers = 96\nhidden_size = 12288\nheads = 96\n"
+      << "[model]\nname = \"gpt\"\nlayers = 96\nhidden_size = 12288\nheads = "
+         "96\n"
          "max_positions = 64\n"
-         "[data]\nname = \"text\"\nsources = [\"" << folder.path()
+         "[data]\nname = \"text\"\nsources = [\""
+      << folder.path()
       << "/text.txt\"]\n"
          "tokenizer = \"bytes\"\nsequence = 64\n[layout]\nfsdp = 2\n"
          "[memory]\noffload = \"parameters\"\n[train]\nsteps = 1\nbatch = 2\n"
-         "run = \"" << folder.path() << "/run\"\n";
+         "run = \""
+      << folder.path() << "/run\"\n";
   Command job({kEchelon, "train", folder.path() + "/job.toml", "-n", "2"});
   EXPECT_EQ(job.wait(), 2);
   EXPECT_THAT(
@@ -86,9 +100,9 @@ TEST(Precision, OverflowsWithoutEndEndTheRun) {
   TempFolder folder;
   const std::string run = folder.path() + "/run";
   Command job(
-      train(run, 40) +
-      Words{"-n", "2", "--set", "precision.compute=fp16", "--set",
-            "precision.initial_loss_scale=1e30"});
+      train(run, 40) + Words{
+                           "-n", "2", "--set", "precision.compute=fp16",
+                           "--set", "precision.initial_loss_scale=1e30"});
   EXPECT_EQ(job.wait(), 4);
   EXPECT_THAT(
       job.err(),
@@ -106,9 +120,10 @@ TEST(Precision, LayersNormsAreInTheMetrics) {
   TempFolder folder;
   const std::string run = folder.path() + "/run";
   Command job(
-      train(run, 3) +
-      Words{"-n", "2", "--set", "precision.compute=bf16", "--set",
-            "train.layer_norms=true", "--set", "train.log_every=1"});
+      train(run, 3) + Words{
+                          "-n", "2", "--set", "precision.compute=bf16", "--set",
+                          "train.layer_norms=true", "--set",
+                          "train.log_every=1"});
   EXPECT_EQ(job.wait(), 0) << job.err();
   const auto metrics = read_metrics(run + "/metrics.jsonl");
   ASSERT_EQ(metrics.steps.size(), 3u);
@@ -145,7 +160,9 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
     Command after(command + Words{"--layout", layout}, processors);
     ASSERT_EQ(after.wait(), 0) << after.err();
     page = read_text_file(run + "/report.html");
-    EXPECT_THAT(page, HasSubstr("On this machine as measured a step was predicted to "));
+    EXPECT_THAT(
+        page,
+        HasSubstr("On this machine as measured a step was predicted to "));
     EXPECT_NE(page.find("id=\"prediction\""), std::string::npos);
     EXPECT_NE(page.find(">rank 1</th><td>"), std::string::npos);
   }
@@ -153,8 +170,10 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
   EXPECT_TRUE(fs::exists(run + "/layers.json"));
 
   Command devices(
-      train(run, 12) + Words{"-n", "1", "--set", "train.overwrite=true", "--set",
-                             "model.devices=[\"cpu\", \"cpu\"]"},
+      train(run, 12) +
+          Words{
+              "-n", "1", "--set", "train.overwrite=true", "--set",
+              "model.devices=[\"cpu\", \"cpu\"]"},
       processors);
   ASSERT_EQ(devices.wait(), 0) << devices.err();
   EXPECT_THAT(
@@ -163,8 +182,7 @@ TEST(Report, PredictsTheStepOnceThisMachineIsMeasured) {
 }
 
 // The table of the report's prediction: each part with both of its figures.
-std::string prediction_row(
-    const std::string& page, const std::string& name) {
+std::string prediction_row(const std::string& page, const std::string& name) {
   const std::string head = ">" + name + "</th><td>";
   const size_t begin = page.find(head, page.find("id=\"prediction\""));
   if (begin == std::string::npos) return "no row " + name;
@@ -182,7 +200,8 @@ TEST(Report, PredictsWhatExplainPredicts) {
   ::unsetenv("XDG_CONFIG_HOME");
   const Words again = {"--set", "train.overwrite=true"};
   for (const char* layout : {"dp=2", "pp=2", "fsdp=2"}) {
-    Command training(train(run, 12) + again + Words{"--layout", layout}, places);
+    Command training(
+        train(run, 12) + again + Words{"--layout", layout}, places);
     ASSERT_EQ(training.wait(), 0) << training.err();
     const std::string page = read_text_file(run + "/report.html");
     Command explain({kEchelon, "explain", run, "--json"}, places);
@@ -191,21 +210,20 @@ TEST(Report, PredictsWhatExplainPredicts) {
     EXPECT_EQ(told.at("layers"), "counted");
     EXPECT_EQ(told.at("cluster"), "this machine as measured");
     EXPECT_THAT(
-        page,
-        HasSubstr(
-            "a step was predicted to take " +
-            format_seconds(told.at("predicted_seconds").get<double>())));
+        page, HasSubstr(
+                  "a step was predicted to take " +
+                  format_seconds(told.at("predicted_seconds").get<double>())));
     for (const auto& part : told.at("parts")) {
       const std::string row = prediction_row(page, part.at("name"));
       for (const char* figure : {"predicted", "measured"}) {
         const double seconds = part.at(figure).get<double>();
-        EXPECT_THAT(row, HasSubstr(seconds > 0 ? format_seconds(seconds) : "–"));
+        EXPECT_THAT(
+            row, HasSubstr(seconds > 0 ? format_seconds(seconds) : "–"));
       }
     }
   }
   // Layers of an earlier life do not stand for those that nobody counted.
-  Command together(
-      train(run, 12) + again + Words{"--layout", "tp=2"}, places);
+  Command together(train(run, 12) + again + Words{"--layout", "tp=2"}, places);
   ASSERT_EQ(together.wait(), 0) << together.err();
   EXPECT_FALSE(fs::exists(run + "/layers.json"));
   EXPECT_THAT(
@@ -218,9 +236,7 @@ TEST(Report, PredictsWhatExplainPredicts) {
 // A small gpt on the bytes of a file, cut along all three axes.
 class ThreeDimensions : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
-    Ranks,
-    ThreeDimensions,
-    testing::Values("processes", "threads"),
+    Ranks, ThreeDimensions, testing::Values("processes", "threads"),
     [](const auto& info) { return info.param; });
 
 TEST_P(ThreeDimensions, VerifiesAndTrains) {
@@ -236,9 +252,17 @@ TEST_P(ThreeDimensions, VerifiesAndTrains) {
          "[train]\nsteps = 4\nbatch = 16\nrun = \""
       << run << "\"\n";
   const Words layout = {
-      config, "--layout", "dp=2,pp=2,tp=2", "--set",
-      "layout.sequence_parallel=true", "--set", "layout.microbatches=4", "-n",
-      "8", "--ranks", GetParam()};
+      config,
+      "--layout",
+      "dp=2,pp=2,tp=2",
+      "--set",
+      "layout.sequence_parallel=true",
+      "--set",
+      "layout.microbatches=4",
+      "-n",
+      "8",
+      "--ranks",
+      GetParam()};
   const Words cache = {"ECHELON_CACHE=" + folder.path() + "/cache"};
   Command verify(Words{kEchelon, "verify", "--steps", "2"} + layout, cache);
   EXPECT_EQ(verify.wait(), 0) << verify.out() << verify.err();
@@ -258,8 +282,7 @@ TEST_P(ThreeDimensions, VerifiesAndTrains) {
       metrics.evaluations[0].perplexity.value_or(0), std::exp(loss), 1e-6);
   EXPECT_TRUE(fs::exists(run + "/checkpoints/last.safetensors"));
   EXPECT_THAT(
-      read_text_file(run + "/report.html"),
-      HasSubstr("Held-out perplexity"));
+      read_text_file(run + "/report.html"), HasSubstr("Held-out perplexity"));
 }
 
 // ------------------------------------------------- a disk that becomes full
@@ -277,14 +300,22 @@ class FullDisk : public testing::Test {
     fs::remove_all(kept_);
   }
   Words on_disk(const std::string& size, const Words& words) const {
-    return Words{"unshare", "--mount", "sh", "-c",
-                 "mount -t tmpfs -o size=$0 tmpfs " + disk_ + " && { \"$@\"; "
-                 "code=$?; [ ! -e " + disk_ + "/run ] || cp -r " + disk_ +
-                 "/run " + kept_ + "; exit $code; }", size} + words;
+    return Words{
+               "unshare",
+               "--mount",
+               "sh",
+               "-c",
+               "mount -t tmpfs -o size=$0 tmpfs " + disk_ +
+                   " && { \"$@\"; "
+                   "code=$?; [ ! -e " +
+                   disk_ + "/run ] || cp -r " + disk_ + "/run " + kept_ +
+                   "; exit $code; }",
+               size} +
+           words;
   }
   /// Trains there until it ends; returns the last line on the terminal.
-  std::string fail(
-      const std::string& size, int64_t steps, int exit_code, Words more = {}) {
+  std::string
+  fail(const std::string& size, int64_t steps, int exit_code, Words more = {}) {
     Command job(
         on_disk(size, train(disk_ + "/run", steps) + Words{"-n", "2"} + more));
     EXPECT_EQ(job.wait(), exit_code) << job.err();
@@ -303,26 +334,33 @@ class FullDisk : public testing::Test {
 
 TEST_F(FullDisk, EndsTheRunAtTheStepThatCannotBeRecorded) {
   const auto last = fail("24k", 400, 1);
-  EXPECT_THAT(last, AllOf(StartsWith("rank 0: "),
-                          HasSubstr(disk_ + "/run/metrics.jsonl"),
-                          HasSubstr("No space left on device"),
-                          HasSubstr(" lines that this run wrote before are "
-                                    "kept")));
+  EXPECT_THAT(
+      last, AllOf(
+                StartsWith("rank 0: "), HasSubstr(disk_ + "/run/metrics.jsonl"),
+                HasSubstr("No space left on device"),
+                HasSubstr(" lines that this run wrote before are "
+                          "kept")));
   const auto metrics = read_metrics(fs::path(kept_) / "metrics.jsonl");
   EXPECT_FALSE(metrics.truncated);
   EXPECT_GT(metrics.steps.size(), 10u);
-  EXPECT_THAT(last, HasSubstr("the " + std::to_string(
-      metrics.steps.size() + metrics.evaluations.size()) + " lines"));
+  EXPECT_THAT(
+      last,
+      HasSubstr(
+          "the " +
+          std::to_string(metrics.steps.size() + metrics.evaluations.size()) +
+          " lines"));
 }
 
 TEST_F(FullDisk, WithoutRoomForTheWeightsKeepsTheMetrics) {
   const auto last = fail("256k", 10, 3, {"--set", "model.name=mlp"});
-  EXPECT_THAT(last, AllOf(HasSubstr("the checkpoint of step 10 failed: "),
-                          HasSubstr(disk_ + "/run/checkpoints: a checkpoint "
-                                            "needs "),
-                          HasSubstr("are free there"),
-                          HasSubstr("kept in " + disk_ +
-                                    "/run: metrics.jsonl")));
+  EXPECT_THAT(
+      last, AllOf(
+                HasSubstr("the checkpoint of step 10 failed: "),
+                HasSubstr(
+                    disk_ + "/run/checkpoints: a checkpoint "
+                            "needs "),
+                HasSubstr("are free there"),
+                HasSubstr("kept in " + disk_ + "/run: metrics.jsonl")));
   EXPECT_EQ(read_metrics(fs::path(kept_) / "metrics.jsonl").steps.size(), 10u);
   for (const auto& left : fs::directory_iterator(kept_ + "/checkpoints")) {
     EXPECT_EQ(left.path().filename(), "LOCK");
@@ -331,10 +369,14 @@ TEST_F(FullDisk, WithoutRoomForTheWeightsKeepsTheMetrics) {
 
 TEST_F(FullDisk, WithoutRoomForTheReportKeepsTheWeights) {
   const auto last = fail("200k", 20, 1);
-  EXPECT_THAT(last, AllOf(HasSubstr(disk_ + "/run/timeline.json"),
-                          HasSubstr("No space left on device"),
-                          HasSubstr("kept in " + disk_ + "/run: metrics.jsonl, "
-                                    "checkpoints/last.safetensors")));
+  EXPECT_THAT(
+      last, AllOf(
+                HasSubstr(disk_ + "/run/timeline.json"),
+                HasSubstr("No space left on device"),
+                HasSubstr(
+                    "kept in " + disk_ +
+                    "/run: metrics.jsonl, "
+                    "checkpoints/last.safetensors")));
   EXPECT_TRUE(is_kept("checkpoints/last.safetensors"));
   EXPECT_TRUE(is_kept("config.toml"));
   EXPECT_FALSE(is_kept("report.html"));
@@ -344,19 +386,22 @@ TEST_F(FullDisk, WithoutRoomForTheReportKeepsTheWeights) {
 
 TEST_F(FullDisk, WithoutRoomForTheConfigurationStartsNothing) {
   Command job(on_disk(
-      "4k", {"sh", "-c", "head -c 4096 /dev/zero >" + disk_ + "/full; exec " +
-                             kEchelon + " train " + kDigits +
-                             " -n 2 --set train.run=" + disk_ + "/run"}));
+      "4k",
+      {"sh", "-c",
+       "head -c 4096 /dev/zero >" + disk_ + "/full; exec " + kEchelon +
+           " train " + kDigits + " -n 2 --set train.run=" + disk_ + "/run"}));
   EXPECT_EQ(job.wait(), 2);
-  EXPECT_THAT(job.err_lines().back(),
-              AllOf(HasSubstr(disk_ + "/run/config.toml"),
-                    HasSubstr("No space left on device")));
+  EXPECT_THAT(
+      job.err_lines().back(), AllOf(
+                                  HasSubstr(disk_ + "/run/config.toml"),
+                                  HasSubstr("No space left on device")));
 }
 
 TEST_F(FullDisk, EndsASimulationWhoseMetricsCannotBeKept) {
   Command job(on_disk(
-      "4k", {kEchelon, "simulate", "--model", "gpt2", "--cluster", "h100-sxm:1x8",
-             "--layout", "dp=8", "--batch", "8", "--steps", "100", "--run", disk_ + "/run"}));
+      "4k", {kEchelon, "simulate", "--model", "gpt2", "--cluster",
+             "h100-sxm:1x8", "--layout", "dp=8", "--batch", "8", "--steps",
+             "100", "--run", disk_ + "/run"}));
   EXPECT_EQ(job.wait(), 1);
   EXPECT_THAT(
       job.err_lines().back(),
@@ -377,24 +422,19 @@ TEST(TrainMetrics, AreWrittenBeforeAnErrorThatNobodyCatches) {
 // Each host has a configuration and a run folder of its own.
 // Starts two ranks on host `number` of two; `layout` is of TOML.
 Words two_ranks(
-    const TwoHosts& hosts,
-    const std::string& folder,
-    int number,
-    const std::string& layout,
-    int64_t steps,
-    bool shared = false) {
+    const TwoHosts& hosts, const std::string& folder, int number,
+    const std::string& layout, int64_t steps, bool shared = false) {
   const std::string run = folder + "/" + std::to_string(number);
   fs::create_directory(run);
   std::ofstream(run + "/config.toml")
       << "[data]\nname = \"digits\"\n[model]\nclasses = 10\n[layout]\n"
       << layout << "\n[checkpoint]\nat_end = " << (shared ? "true" : "false")
-      << "\n[train]\nsteps = " << steps << "\nbatch = 64\nrun = \""
-      << run << "\"\n";
+      << "\n[train]\nsteps = " << steps << "\nbatch = 64\nrun = \"" << run
+      << "\"\n";
   return hosts.on(
       number, {kEchelon, "run", "-n", "2", "--nnodes", "2", "--node-rank",
-               std::to_string(number), "--master-addr", hosts.address(0),
-               "--", program("echelon-train"), "train",
-               run + "/config.toml"});
+               std::to_string(number), "--master-addr", hosts.address(0), "--",
+               program("echelon-train"), "train", run + "/config.toml"});
 }
 
 TEST(TwoHostsTrain, LayersThatAreCutOverHostsAreWarnedOf) {
@@ -412,8 +452,7 @@ TEST(TwoHostsTrain, LayersThatAreCutOverHostsAreWarnedOf) {
       errors_of("tp = 4"),
       HasSubstr("warning: [layout] tp=4: a host has 2 ranks, so that some "
                 "groups of 4 lie on several hosts"));
-  EXPECT_THAT(
-      errors_of("dp = 2\ntp = 2"), testing::Not(HasSubstr("warning")));
+  EXPECT_THAT(errors_of("dp = 2\ntp = 2"), testing::Not(HasSubstr("warning")));
 }
 
 TEST(TwoHostsTrain, CheckpointsNeedASharedFolder) {
@@ -426,8 +465,9 @@ TEST(TwoHostsTrain, CheckpointsNeedASharedFolder) {
   EXPECT_EQ(b.wait(), 2);
   EXPECT_THAT(
       a.err(),
-      AllOf(HasSubstr("rank 2 does not see in its " + folder.path() + "/1/"),
-            HasSubstr("checkpoints need a folder that all hosts share")));
+      AllOf(
+          HasSubstr("rank 2 does not see in its " + folder.path() + "/1/"),
+          HasSubstr("checkpoints need a folder that all hosts share")));
 }
 
 TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
@@ -443,9 +483,11 @@ TEST(TwoHostsTrain, WithoutASharedFolderAllRanksAreInTheReport) {
   EXPECT_EQ(timeline.rank_names.size(), 4u);
   for (int rank = 0; rank < 4; ++rank) {
     EXPECT_TRUE(std::any_of(
-        timeline.spans.begin(), timeline.spans.end(), [&](const Span& span) {
+        timeline.spans.begin(), timeline.spans.end(),
+        [&](const Span& span) {
           return span.rank == rank && span.name == "backward";
-        })) << "rank " << rank;
+        }))
+        << "rank " << rank;
   }
 }
 

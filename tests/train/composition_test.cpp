@@ -1,7 +1,8 @@
 // Every combination of data, sharded, pipeline and tensor parallelism, of
-// recompute and offload, against one device: losses, gradients and parameters, by name, in float64. Prints a table, and
-// keeps it in doc/composition.md: the file's rows are compared with what was run,
-// and each difference with the bound that the file gives.
+// recompute and offload, against one device: losses, gradients and parameters,
+// by name, in float64. Prints a table, and keeps it in doc/composition.md: the
+// file's rows are compared with what was run, and each difference with the
+// bound that the file gives.
 //
 // ECHELON_UPDATE_EXPECTED=1 writes the file anew; read it before you commit it.
 #include <gtest/gtest.h>
@@ -21,8 +22,8 @@
 #include "echelon/schedule/options.h"
 #include "echelon/train/verify.h"
 #include "tests/data/sources/make_tokens.h"
-#include "tests/support/temp_folder.h"
 #include "tests/support/places.h"
+#include "tests/support/temp_folder.h"
 
 namespace echelon {
 namespace composition_test {
@@ -43,8 +44,8 @@ struct Row {
 
 // ------------------------------------------------------------------- models
 
-// Five heads, three of which one rank has; a vocabulary and an MLP that no degree
-// divides.
+// Five heads, three of which one rank has; a vocabulary and an MLP that no
+// degree divides.
 ModelOptions gpt() {
   ModelOptions model;
   model.name = "gpt";
@@ -178,7 +179,8 @@ void add_stages(const std::string& tokens, std::vector<Case>& all) {
   }
 }
 
-// Every schedule, with parameters that are gathered for a step and for each use.
+// Every schedule, with parameters that are gathered for a step and for each
+// use.
 void add_schedules(const std::string& tokens, std::vector<Case>& all) {
   for (const auto& schedule : schedule_kinds()) {
     for (const char* gather : {"step", "use"}) {
@@ -231,9 +233,7 @@ std::vector<Memory> memories() {
       {{.activations = "offload"}, "activations offloaded"},
       {{.offload = "optimizer"}, "optimizer offloaded"},
       {{.offload = "parameters"}, "parameters offloaded"},
-      {{.recompute = "all",
-        .activations = "offload",
-        .offload = "parameters"},
+      {{.recompute = "all", .activations = "offload", .offload = "parameters"},
        "recompute all, activations and parameters offloaded"}};
 }
 
@@ -268,7 +268,8 @@ void add_memory(const std::string& tokens, std::vector<Case>& all) {
   }
 }
 
-// The axes in other orders: those of two axes, and all of three, on up to 8 ranks.
+// The axes in other orders: those of two axes, and all of three, on up to 8
+// ranks.
 void add_orders(const std::string& tokens, std::vector<Case>& all) {
   for (const auto& model : {gpt(), llama(), simple_cnn()}) {
     for (const char* layout :
@@ -314,7 +315,8 @@ void add_orders(const std::string& tokens, std::vector<Case>& all) {
   one.job.pipeline.schedule = "zb-v";
   one.also += ", schedule zb-v";
   in_every_order(one);
-  one = {job_of(llama(), tokens), stage_text(3) + ", batches of 4, 8, 2 and 10"};
+  one = {
+      job_of(llama(), tokens), stage_text(3) + ", batches of 4, 8, 2 and 10"};
   one.job.train.rank_batch = {4, 8, 2, 10};
   one.job.layout = {.dp_replicate = 2, .dp_shard = 2, .tp = 2};
   in_every_order(one);
@@ -340,8 +342,8 @@ std::vector<Case> cases(const std::string& tokens) {
       one.job.layout = layout_of(2, 2, 2);
       one.job.pipeline.schedule = schedule;
       one.job.tensor.sequence_parallel = cut_tokens;
-      one.also = "schedule " + schedule +
-                 (cut_tokens ? ", sequence parallel" : "");
+      one.also =
+          "schedule " + schedule + (cut_tokens ? ", sequence parallel" : "");
       all.push_back(one);
     }
   }
@@ -437,7 +439,8 @@ const char* kHead =
     "\n"
     "Each row is a run of `verify`: the first 2 steps of a small model on one "
     "device\n"
-    "and on the layout, in float64. The losses, the gradients before the update "
+    "and on the layout, in float64. The losses, the gradients before the "
+    "update "
     "and\n"
     "the parameters after it are compared by name, on every rank; the last "
     "column\n"
@@ -449,7 +452,8 @@ const char* kHead =
     "of\n"
     "the loss.\n"
     "\n"
-    "- gpt: 2 blocks, 5 heads of 4, an MLP of 45, 67 words, one matrix for words "
+    "- gpt: 2 blocks, 5 heads of 4, an MLP of 45, 67 words, one matrix for "
+    "words "
     "in\n"
     "  and out\n"
     "- llama: 2 blocks, 6 heads of 4 that share 2 heads of keys and values, an "
@@ -462,7 +466,8 @@ const char* kHead =
     "parameters\n"
     "too (where no stage is named). gpt has dropout of 0.3 where memory is "
     "saved.\n"
-    "`order` names the axes, outermost first, where it is not the usual one (dp, "
+    "`order` names the axes, outermost first, where it is not the usual one "
+    "(dp, "
     "fsdp,\n"
     "pp, tp).\n"
     "\n"
@@ -525,8 +530,7 @@ TEST(Composition, EveryLayoutEqualsOneDevice) {
         rows.back().also.c_str());
     std::fflush(stdout);
   }
-  const auto path =
-      source_path("doc/composition.md");
+  const auto path = source_path("doc/composition.md");
   if (std::getenv("ECHELON_UPDATE_EXPECTED") != nullptr) {
     write_table(path, rows);
   }

@@ -20,7 +20,7 @@ class HostMemory : public testing::Test {
   }
 
   const fs::path root_ = fs::temp_directory_path() /
-      ("echelon_host_memory." + std::to_string(getpid()));
+                         ("echelon_host_memory." + std::to_string(getpid()));
 };
 
 TEST_F(HostMemory, IsWhatTheKernelSaysIsAvailable) {

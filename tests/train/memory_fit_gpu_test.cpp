@@ -1,6 +1,6 @@
-// llama-1b in bf16 on one GPU: it fits where `echelon train --dry-run` says that it
-// does and runs out of memory where it says that it does not; what it holds at most
-// is what was said. Recompute and offload make the difference.
+// llama-1b in bf16 on one GPU: it fits where `echelon train --dry-run` says
+// that it does and runs out of memory where it says that it does not; what it
+// holds at most is what was said. Recompute and offload make the difference.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "echelon/timeline/chrome_trace.h"
-#include "tests/support/process.h"
 #include "tests/support/gpu.h"
+#include "tests/support/process.h"
 
 namespace echelon {
 namespace memory_fit_gpu_test {
@@ -63,11 +63,10 @@ class MemoryFit : public GpuTest {
     const bool small = !test_gpu().is_cuda();
     settings_ = settings(small);
     // On a CPU a limit stands for what a GPU has.
-    capacity_ = small ? 200 << 20
-                      : static_cast<int64_t>(
-                            at::getDeviceAllocator(at::kCUDA)
-                                ->getMemoryInfo(0)
-                                .second);
+    capacity_ =
+        small ? 200 << 20
+              : static_cast<int64_t>(
+                    at::getDeviceAllocator(at::kCUDA)->getMemoryInfo(0).second);
     const int64_t words = small ? 1000 : 128256;
     sequence_ = small ? 128 : 2048;
     std::ofstream config(folder_.path() + "/job.toml");
@@ -76,8 +75,9 @@ class MemoryFit : public GpuTest {
       config << "layers = 4\nhidden_size = 256\nheads = 4\n"
                 "intermediate_size = 768\nmax_positions = 128\n";
     }
-    config << "vocab_size = " << words << "\n[data]\nname = \"text\"\nsources = [\""
-           << tokens() << "\"]\nformat = \"tokens\"\ntoken_bytes = 4\n"
+    config << "vocab_size = " << words
+           << "\n[data]\nname = \"text\"\nsources = [\"" << tokens()
+           << "\"]\nformat = \"tokens\"\ntoken_bytes = 4\n"
            << "vocab_size = " << words << "\nsequence = " << sequence_
            << "\nholdout = 0\n[train]\nsteps = 3\n";
     if (small) config << "[memory]\nlimit_bytes = " << capacity_ << "\n";
@@ -92,11 +92,16 @@ class MemoryFit : public GpuTest {
 
   std::string tokens() const { return folder_.path() + "/tokens.bin"; }
 
-  Words command(const Setting& setting, int64_t batch, const Words& more) const {
+  Words
+  command(const Setting& setting, int64_t batch, const Words& more) const {
     Words words = {
-        echelon_program(), "train", folder_.path() + "/job.toml",
-        "--set", "train.batch=" + std::to_string(batch),
-        "--set", "train.run=\"" + folder_.path() + "/run\""};
+        echelon_program(),
+        "train",
+        folder_.path() + "/job.toml",
+        "--set",
+        "train.batch=" + std::to_string(batch),
+        "--set",
+        "train.run=\"" + folder_.path() + "/run\""};
     for (const auto& word : setting.words) {
       words.insert(words.end(), {"--set", word});
     }
@@ -164,7 +169,8 @@ TEST_F(MemoryFit, WhereTheDryRunSaysSo) {
       EXPECT_NEAR(measured(), bytes, 0.1 * bytes);
     } else if (share > 1.1) {
       EXPECT_NE(code, 0);
-      EXPECT_THAT(train.err(), HasSubstr("the plan (--dry-run) says a peak of"));
+      EXPECT_THAT(
+          train.err(), HasSubstr("the plan (--dry-run) says a peak of"));
       EXPECT_THAT(train.err(), HasSubstr("memory.recompute"));
     }
   }

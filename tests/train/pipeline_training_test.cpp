@@ -10,10 +10,10 @@
 
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
+#include "echelon/job/pipeline_schedule.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/strategies/parallel_model.h"
-#include "echelon/job/pipeline_schedule.h"
 #include "echelon/train/trainer.h"
 #include "echelon/train/verify.h"
 #include "tests/train/trained_runs.h"
@@ -38,8 +38,7 @@ Job mlp_job(int64_t pp, const std::string& schedule, int64_t dp = 1) {
 }
 
 VerifyResult result_of(
-    const Job& job,
-    const VerifyOptions& options = {.steps = 2},
+    const Job& job, const VerifyOptions& options = {.steps = 2},
     const LayerList* layers = nullptr) {
   VerifyResult result;
   run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
@@ -56,9 +55,7 @@ std::string text_of(const Job& job, const VerifyResult& result) {
 
 class EverySchedule : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
-    Kinds,
-    EverySchedule,
-    testing::ValuesIn(schedule_kinds()),
+    Kinds, EverySchedule, testing::ValuesIn(schedule_kinds()),
     schedule_test_name);
 
 TEST_P(EverySchedule, EqualsOneDevice) {
@@ -124,15 +121,13 @@ LayerList skip_list() {
   LayerList list;
   list.add_function("flatten", [](const Tensor& x) { return x.flatten(1); });
   list.add("in", [] { return torch::nn::Linear(64, 12); });
-  list.add_function("fork", [](const Tensor& x) {
-    return std::make_tuple(x, x.tanh());
-  });
+  list.add_function(
+      "fork", [](const Tensor& x) { return std::make_tuple(x, x.tanh()); });
   for (const char* name : {"b1", "b2", "b3", "b4"}) {
     list.add(name, [] { return Block(12); });
   }
-  list.add_function("join", [](const Tensor& x, const Tensor& skip) {
-    return x + skip;
-  });
+  list.add_function(
+      "join", [](const Tensor& x, const Tensor& skip) { return x + skip; });
   list.add("out", [] { return torch::nn::Linear(12, 10); });
   return list;
 }
@@ -200,8 +195,8 @@ std::vector<std::set<std::string>> layers_of_ranks(const Job& job) {
   std::vector<std::set<std::string>> layers(size);
   run_ranks(static_cast<int>(size), [&](World& world) {
     const MeshGroups groups(world, job.layout);
-    const ModelSource source = model_source(
-        job, {.input_shape = {1, 8, 8}, .classes = 10});
+    const ModelSource source =
+        model_source(job, {.input_shape = {1, 8, 8}, .classes = 10});
     const auto model = make_parallel_model(job, {source, world, groups});
     for (const auto& part : model->parts()) {
       layers[static_cast<size_t>(world.rank())].insert(
@@ -340,8 +335,7 @@ TEST_F(PipelineTraining, TiedWeightsAreSavedOnce) {
   one.train.steps = 12;
   const auto expected = load_tensors(
       (run(one, "one", &list) / "checkpoints/last.safetensors").string());
-  const std::map<std::string, Tensor> by_name(
-      expected.begin(), expected.end());
+  const std::map<std::string, Tensor> by_name(expected.begin(), expected.end());
   EXPECT_EQ(by_name.count("p1.weight"), 1u);
   EXPECT_EQ(by_name.count("p3.weight") + by_name.count("p4.weight"), 0u);
   for (const char* schedule : {"gpipe", "zb-v"}) {
@@ -395,8 +389,7 @@ TEST_F(PipelineTraining, ANanNamesTheStepTheRankAndTheLayer) {
   auto inputs = torch::rand({32, 1, 8, 8});
   inputs[20] = std::numeric_limits<float>::quiet_NaN();
   const auto path = folder_.path("data.safetensors");
-  save_tensors(
-      path, {{"inputs", inputs}, {"targets", torch::arange(32) % 4}});
+  save_tensors(path, {{"inputs", inputs}, {"targets", torch::arange(32) % 4}});
   Job job = mlp_job(2, "1f1b");
   job.data.name = "tensors";
   job.data.path = path;
@@ -433,13 +426,13 @@ TEST_F(PipelineTraining, WeightsOfOneDeviceAreAStart) {
   one.optimizer.learning_rate = 1e-2;
   one.optimizer.clip_norm = 0;
   const auto first = run(one, "one");
-  const double trained = read_metrics(first / "metrics.jsonl").steps.back().loss;
+  const double trained =
+      read_metrics(first / "metrics.jsonl").steps.back().loss;
   Job job = mlp_job(2, "1f1b");
   job.train.steps = 1;
   job.model.weights = (first / "checkpoints/last.safetensors").string();
   const auto again = run(job, "again");
-  EXPECT_LT(
-      read_metrics(again / "metrics.jsonl").steps[0].loss, trained * 1.5);
+  EXPECT_LT(read_metrics(again / "metrics.jsonl").steps[0].loss, trained * 1.5);
 }
 
 }  // namespace pipeline_training_test

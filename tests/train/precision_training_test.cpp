@@ -1,5 +1,5 @@
-// Training in bf16 and fp16 beside float32: how far the curves are apart, in every
-// layout; the loss scale; norms of gradients.
+// Training in bf16 and fp16 beside float32: how far the curves are apart, in
+// every layout; the loss scale; norms of gradients.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -17,8 +17,8 @@
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/trainer.h"
 #include "tests/support/error_text.h"
-#include "tests/support/temp_folder.h"
 #include "tests/support/places.h"
+#include "tests/support/temp_folder.h"
 
 namespace echelon {
 namespace precision_training_test {
@@ -44,7 +44,8 @@ Curve run(Job job, const LayerList* layers = nullptr) {
       {.timeout = std::chrono::minutes(2)});
   const auto metrics = read_metrics(folder.path("metrics.jsonl"));
   Curve curve{metrics.steps, {}, {}};
-  if (!metrics.evaluations.empty()) curve.evaluation = metrics.evaluations.back();
+  if (!metrics.evaluations.empty())
+    curve.evaluation = metrics.evaluations.back();
   for (auto& [name, tensor] :
        load_tensors(folder.path("checkpoints/last.safetensors"))) {
     curve.weights.emplace(name, tensor.clone());
@@ -90,9 +91,7 @@ struct Cut {
 
 class PrecisionTraining : public testing::Test {
  protected:
-  PrecisionTraining() {
-    ::setenv("ECHELON_CACHE", cache_.path().c_str(), 1);
-  }
+  PrecisionTraining() { ::setenv("ECHELON_CACHE", cache_.path().c_str(), 1); }
 
   // Largest distance of two curves, in parts of the first loss.
   static double apart(const Curve& a, const Curve& b) {
@@ -109,10 +108,11 @@ class PrecisionTraining : public testing::Test {
       EXPECT_EQ(tensor.scalar_type(), torch::kFloat32) << name;
       // Not numbers of low precision that were written in float32.
       if (tensor.numel() < 100) continue;
-      EXPECT_FALSE(tensor.equal(
-          tensor.to(torch::kBFloat16).to(torch::kFloat32))) << name;
-      EXPECT_FALSE(tensor.equal(
-          tensor.to(torch::kHalf).to(torch::kFloat32))) << name;
+      EXPECT_FALSE(
+          tensor.equal(tensor.to(torch::kBFloat16).to(torch::kFloat32)))
+          << name;
+      EXPECT_FALSE(tensor.equal(tensor.to(torch::kHalf).to(torch::kFloat32)))
+          << name;
     }
   }
 
@@ -134,8 +134,8 @@ class PrecisionTraining : public testing::Test {
         ASSERT_EQ(curve.steps.size(), reference.steps.size());
         const double most = apart(reference, curve);
         std::printf(
-            "%s %s %s: apart %.6f of the first loss\n",
-            job.model.name.c_str(), compute.c_str(), cut.name, most);
+            "%s %s %s: apart %.6f of the first loss\n", job.model.name.c_str(),
+            compute.c_str(), cut.name, most);
         EXPECT_LT(most, band);
         // It is another computation.
         EXPECT_GT(most, 1e-7);
@@ -150,8 +150,9 @@ class PrecisionTraining : public testing::Test {
   TempFolder cache_;
 };
 
-// Measured: 0.0035 to 0.0052, in either dtype. Adam's first updates go by the sign
-// of each gradient, so that roundings of small ones count as much as large ones.
+// Measured: 0.0035 to 0.0052, in either dtype. Adam's first updates go by the
+// sign of each gradient, so that roundings of small ones count as much as large
+// ones.
 TEST_F(PrecisionTraining, DigitsFollowFloat32) {
   check_band(
       digits(),
@@ -160,7 +161,9 @@ TEST_F(PrecisionTraining, DigitsFollowFloat32) {
        {"dp=2", {.dp_replicate = 2}},
        {"fsdp=2", {.dp_shard = 2}},
        {"dp=2, fsdp=2, reduce=float32",
-        {.dp_replicate = 2, .dp_shard = 2}, 1, "float32"},
+        {.dp_replicate = 2, .dp_shard = 2},
+        1,
+        "float32"},
        {"tp=2", {.tp = 2}},
        {"pp=2", {.pp = 2}}},
       0.01, 0.01);
@@ -203,8 +206,8 @@ TEST_F(PrecisionTraining, MastersKeepSmallUpdates) {
   }
 }
 
-// A power of two changes no digit of a gradient, so a run in float32 whose loss is
-// scaled is the same to the bit, with clipping, in every layout.
+// A power of two changes no digit of a gradient, so a run in float32 whose loss
+// is scaled is the same to the bit, with clipping, in every layout.
 TEST_F(PrecisionTraining, ClippingSeesGradientsWithoutTheScale) {
   Job job = digits();
   job.train.steps = 8;
@@ -275,11 +278,10 @@ TEST_F(PrecisionTraining, ASkippedStepLeavesTheOptimizerAlone) {
       const TrainingData data = open_data(job.data, job.train.seed);
       const ModelSource source = model_source(job, data.train->spec());
       Loader loader(
-          *data.train,
-          {.samples = data.train_samples,
-           .global_batch = job.train.batch,
-           .rank = groups.data_index(),
-           .num_ranks = groups.data().size()});
+          *data.train, {.samples = data.train_samples,
+                        .global_batch = job.train.batch,
+                        .rank = groups.data_index(),
+                        .num_ranks = groups.data().size()});
       TrainingState state(job, {source, world, groups}, 20);
       int64_t made = 0;
       for (int64_t step = 0; step < 14; ++step) {

@@ -1,5 +1,6 @@
-// Users of the library choose what to compute again by recompute_costs() of a list of
-// layers, the trainer by that of a job's counted model: they must be the same.
+// Users of the library choose what to compute again by recompute_costs() of a
+// list of layers, the trainer by that of a job's counted model: they must be
+// the same.
 #include <gtest/gtest.h>
 
 #include "echelon/memory/layer_memory.h"

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/process.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon {
 namespace sample_command_test {
@@ -43,16 +43,30 @@ class SampleCommand : public testing::Test {
   }
   std::string text() const { return folder_.path() + "/text.txt"; }
   Words train_words(const std::string& run) const {
-    return {kEchelon, "train", kText, "-n", "2",
-            "--set", "train.run=" + run,
-            "--set", "data.sources=[\"" + text() + "\"]",
-            "--set", "data.sequence=32",
-            "--set", "train.steps=40",
-            "--set", "train.batch=8",
-            "--set", "model.hidden_size=32",
-            "--set", "model.layers=1",
-            "--set", "optimizer.learning_rate=1e-2",
-            "--set", "optimizer.warmup_steps=2"};
+    return {
+        kEchelon,
+        "train",
+        kText,
+        "-n",
+        "2",
+        "--set",
+        "train.run=" + run,
+        "--set",
+        "data.sources=[\"" + text() + "\"]",
+        "--set",
+        "data.sequence=32",
+        "--set",
+        "train.steps=40",
+        "--set",
+        "train.batch=8",
+        "--set",
+        "model.hidden_size=32",
+        "--set",
+        "model.layers=1",
+        "--set",
+        "optimizer.learning_rate=1e-2",
+        "--set",
+        "optimizer.warmup_steps=2"};
   }
   Words cache() const { return {"ECHELON_CACHE=" + folder_.path() + "/cache"}; }
 
@@ -90,8 +104,8 @@ TEST_F(SampleCommand, GoesOnWithAPrompt) {
   refused({run, "--prompt", "a", "--top-p", "2"}, 2, "--top-p must be more");
 }
 
-// By the checkpoint, by its run, by the last weights alone, and after they were the
-// first values of another run that learns nothing.
+// By the checkpoint, by its run, by the last weights alone, and after they were
+// the first values of another run that learns nothing.
 TEST_F(SampleCommand, TheWeightsMayLieInARunOrACheckpoint) {
   const std::string run = trained();
   const auto said = [&](const std::string& place) {
@@ -109,12 +123,13 @@ TEST_F(SampleCommand, TheWeightsMayLieInARunOrACheckpoint) {
        {std::pair("from-run", run), std::pair("from-checkpoint", checkpoint),
         std::pair("from-nothing", std::string())}) {
     const std::string next = folder_.path() + "/" + name;
-    Command train(train_words(next) +
-                      Words{"--set", "model.weights=" + weights, "--set",
-                            "train.steps=1", "--set",
-                            "optimizer.warmup_steps=0", "--set",
-                            "optimizer.learning_rate=1e-30"},
-                  cache());
+    Command train(
+        train_words(next) +
+            Words{
+                "--set", "model.weights=" + weights, "--set", "train.steps=1",
+                "--set", "optimizer.warmup_steps=0", "--set",
+                "optimizer.learning_rate=1e-30"},
+        cache());
     ASSERT_EQ(train.wait(), 0) << train.err();
     if (weights.empty()) {
       EXPECT_NE(said(next), text);
@@ -134,8 +149,7 @@ TEST_F(SampleCommand, SaysWhatIsNoRunOfALanguageModel) {
   fs::create_directories(folder_.path() + "/checkpoints");
   std::ofstream(folder_.path() + "/checkpoints/last.safetensors") << "";
   refused(
-      {folder_.path(), "--prompt", "a"},
-      2,
+      {folder_.path(), "--prompt", "a"}, 2,
       "its model is simple_cnn, which is no language model");
 }
 

@@ -72,7 +72,8 @@ TEST(ChooseToken, RefusesWhatCannotBe) {
   EXPECT_THAT(refused({.temperature = -1}), HasSubstr("--temperature"));
   EXPECT_THAT(refused({.top_k = -1}), HasSubstr("--top-k"));
   EXPECT_THAT(refused({.top_p = 0}), HasSubstr("--top-p"));
-  EXPECT_THROW(choose_token(torch::tensor({0.0, std::nan("")}), {}, 0), NumericError);
+  EXPECT_THROW(
+      choose_token(torch::tensor({0.0, std::nan("")}), {}, 0), NumericError);
 }
 
 class Sample : public testing::Test {

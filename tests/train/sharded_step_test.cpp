@@ -83,9 +83,9 @@ using Records = std::vector<CollectiveRecord>;
 
 Records records_since(const World& world, uint64_t from) {
   const auto all = world.history().snapshot();
-  return {all.end() - static_cast<std::ptrdiff_t>(
-                          world.history().count() - from),
-          all.end()};
+  return {
+      all.end() - static_cast<std::ptrdiff_t>(world.history().count() - from),
+      all.end()};
 }
 
 Records named(const Records& records, const std::string& begin) {
@@ -115,7 +115,8 @@ Records records_of_step(const Job& job) {
   return records;
 }
 
-// How often each unit's parameters ("gather ") or gradients ("reduce ") are sent.
+// How often each unit's parameters ("gather ") or gradients ("reduce ") are
+// sent.
 std::map<std::string, int>
 counts_of(const Records& records, const std::string& what) {
   std::map<std::string, int> counts;
@@ -172,8 +173,7 @@ TEST(ShardedStep, ReducesWhileBackwardRuns) {
             end = std::max(end, span.end_ns);
           }
         }
-        const auto reductions =
-            named(world.history().snapshot(), "reduce ");
+        const auto reductions = named(world.history().snapshot(), "reduce ");
         ASSERT_FALSE(reductions.empty());
         EXPECT_LT(reductions.front().begin_ns, end)
             << to_string(layout) << " stage " << stage;
@@ -410,8 +410,8 @@ TEST(ShardedStep, OneRanksOverflowIsSkippedByAll) {
   }
 }
 
-// A weight of two stages beside a bias that one of them has: its shards are summed,
-// so that they are the same range of it.
+// A weight of two stages beside a bias that one of them has: its shards are
+// summed, so that they are the same range of it.
 TEST(ShardedStep, TiedWeightsOfStagesWithOtherParameters) {
   LayerList list;
   list.add_function("flatten", [](const Tensor& x) { return x.flatten(1); });

@@ -1,6 +1,6 @@
-// Parameters, gradients and optimizer state cut over the ranks of dp_shard, in the
-// training loop and in verify: against one device, and beside tensor parallelism
-// and pipelines.
+// Parameters, gradients and optimizer state cut over the ranks of dp_shard, in
+// the training loop and in verify: against one device, and beside tensor
+// parallelism and pipelines.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -40,8 +40,8 @@ Job job_of(const Layout& layout, int64_t stage = 3) {
   return job;
 }
 
-VerifyResult result_of(
-    const Job& job, const VerifyOptions& options = {.steps = 2}) {
+VerifyResult
+result_of(const Job& job, const VerifyOptions& options = {.steps = 2}) {
   VerifyResult result;
   run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
     at::set_num_threads(1);
@@ -175,9 +175,9 @@ TEST(ShardedTraining, EachGradientCountsOnceInTheNorm) {
       const torch::NoGradGuard no_grad;
       const auto parts = model->parts();
       std::vector<torch::Tensor> ones;
-      for (const auto& part : parts) ones.push_back(torch::ones_like(part.value));
-      const CountedParts counted(
-          parts, groups.along(Axis::tp).rank());
+      for (const auto& part : parts)
+        ones.push_back(torch::ones_like(part.value));
+      const CountedParts counted(parts, groups.along(Axis::tp).rank());
       SharedOutGradients shared{
           .counted = counted.of(ones),
           .sum = model->shared_out_gradients()->sum};
@@ -189,8 +189,8 @@ TEST(ShardedTraining, EachGradientCountsOnceInTheNorm) {
     return *norms.begin();
   };
   Job job;
-  const double all = static_cast<double>(
-      model_source(job_of({}), kDigits).num_parameters());
+  const double all =
+      static_cast<double>(model_source(job_of({}), kDigits).num_parameters());
   for (const Layout& layout :
        {Layout{.dp_shard = 2}, Layout{.dp_shard = 3},
         Layout{.dp_replicate = 2, .dp_shard = 2},
@@ -232,9 +232,7 @@ TEST(ShardedTraining, AModelIsCutAsItIsBuilt) {
   job.model.name = "mlp";
   job.model.hidden = std::vector<int64_t>(8, 256);
   job.train.steps = 1;
-  run_ranks(1, [&](World& world) {
-    train(job, world, folder.path(""));
-  });
+  run_ranks(1, [&](World& world) { train(job, world, folder.path("")); });
   for (const auto& weights :
        {std::string(), folder.path("checkpoints/last.safetensors")}) {
     const double peak = peak_of({.dp_shard = 4}, weights);
@@ -246,7 +244,8 @@ TEST(ShardedTraining, AModelIsCutAsItIsBuilt) {
 using ShardedRuns = TrainedRuns;
 
 // Losses, norms, accuracy and the file of weights are those of one device. The
-// batch does not divide the held-out samples: the last one has none for some rank.
+// batch does not divide the held-out samples: the last one has none for some
+// rank.
 TEST_F(ShardedRuns, FollowTheCurveOfOneDeviceAndSaveWholeTensors) {
   const auto job_for = [](const Layout& layout) {
     Job job = job_of(layout);

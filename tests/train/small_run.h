@@ -1,4 +1,5 @@
-// Small models in all layouts, trained step by step: what tests of saving share.
+// Small models in all layouts, trained step by step: what tests of saving
+// share.
 #pragma once
 
 #include <torch/torch.h>
@@ -29,7 +30,8 @@ inline std::string write_tokens(TempFolder& folder) {
   return folder.write("tokens.bin", raw_bytes(ids));
 }
 
-/// Five heads, one matrix for words in and out, and sizes that no degree divides.
+/// Five heads, one matrix for words in and out, and sizes that no degree
+/// divides.
 inline Job small_gpt(const std::string& tokens) {
   Job job;
   job.model.name = "gpt";
@@ -65,8 +67,8 @@ inline Job small_mlp() {
   return job;
 }
 
-/// Layers of one's own: statistics, one without parameters, a weight that is not
-/// trained.
+/// Layers of one's own: statistics, one without parameters, a weight that is
+/// not trained.
 inline LayerList own_layers() {
   LayerList list;
   list.add("conv", [] {
@@ -74,7 +76,8 @@ inline LayerList own_layers() {
     return torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 3, 3).bias(false));
   });
   list.add("norm", [] { return torch::nn::BatchNorm2d(3); });
-  list.add_function("flat", [](const torch::Tensor& x) { return x.flatten(1); });
+  list.add_function(
+      "flat", [](const torch::Tensor& x) { return x.flatten(1); });
   list.add("frozen", [] {
     torch::nn::Linear layer(108, 9);
     layer->weight.set_requires_grad(false);
@@ -92,8 +95,9 @@ class SmallRun {
         data_(open_data(job.data, 0)),
         world(world),
         groups(world, job.layout),
-        source(layers ? model_source(job, layers, data_.train->spec())
-                      : model_source(job, data_.train->spec())),
+        source(
+            layers ? model_source(job, layers, data_.train->spec())
+                   : model_source(job, data_.train->spec())),
         state(job_, {source, world, groups}, job.train.steps),
         loader_(*data_.train, loader_options()) {}
 
@@ -134,8 +138,7 @@ class SmallRun {
 };
 
 inline void on_ranks(
-    const Job& job,
-    const std::function<void(SmallRun&)>& body,
+    const Job& job, const std::function<void(SmallRun&)>& body,
     const LayerFactory& layers = {}) {
   run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
     at::set_num_threads(1);
@@ -144,9 +147,9 @@ inline void on_ranks(
   });
 }
 
-/// What a rank has of one tensor, found without the code that is tested: parameters,
-/// buffers, and the optimizer's state, which lies as the parameter does in what the
-/// optimizer updates.
+/// What a rank has of one tensor, found without the code that is tested:
+/// parameters, buffers, and the optimizer's state, which lies as the parameter
+/// does in what the optimizer updates.
 inline std::vector<std::pair<std::string, ParameterPart>>
 parts_by_name(const SmallRun& run) {
   std::vector<std::pair<std::string, ParameterPart>> all;
@@ -170,11 +173,12 @@ parts_by_name(const SmallRun& run) {
       }
       ParameterPart beside = part;
       const bool number = state.dim() == 0;
-      beside.value = number
-          ? state
-          : state.flatten()
-                .narrow(0, at / part.value.element_size(), part.value.numel())
-                .view(part.value.sizes());
+      beside.value = number ? state
+                            : state.flatten()
+                                  .narrow(
+                                      0, at / part.value.element_size(),
+                                      part.value.numel())
+                                  .view(part.value.sizes());
       if (number) beside.shard.reset(), beside.range.reset();
       all.emplace_back(name + state_name.substr(slash), beside);
     }

@@ -50,8 +50,8 @@ TEST(StepSums, EachFigureComesBackAsItself) {
 }
 
 TEST(StepSums, OneRankThatIsTerminatedStopsAll) {
-  for (const auto& sums :
-       shared({{}, {.stop = true, .terminated = true}, {.terminated = false}})) {
+  for (const auto& sums : shared(
+           {{}, {.stop = true, .terminated = true}, {.terminated = false}})) {
     EXPECT_TRUE(sums.stop);
     EXPECT_TRUE(sums.preempted);
   }
@@ -59,10 +59,10 @@ TEST(StepSums, OneRankThatIsTerminatedStopsAll) {
 
 TEST(StepSums, TheFirstRankWhoseLossIsNoNumberIsNamed) {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-  for (const auto& sums :
-       shared({{.score = {.loss_sum = 3}},
-               {.score = {.loss_sum = kNan}},
-               {.score = {.loss_sum = INFINITY}}})) {
+  for (const auto& sums : shared(
+           {{.score = {.loss_sum = 3}},
+            {.score = {.loss_sum = kNan}},
+            {.score = {.loss_sum = INFINITY}}})) {
     EXPECT_EQ(sums.bad_rank, 1);
     EXPECT_EQ(sums.loss_sum, 3);
   }

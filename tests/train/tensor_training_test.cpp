@@ -11,8 +11,8 @@
 #include <set>
 
 #include "echelon/comm/world.h"
-#include "echelon/error.h"
 #include "echelon/counting/layer_cost.h"
+#include "echelon/error.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/timeline/metrics.h"
 #include "echelon/train/strategies/describe_cut.h"
@@ -69,8 +69,9 @@ TEST(CountLayers, AsksNoOtherRank) {
   });
 }
 
-// For the digits. Widths that do not divide; a matrix that is cut by outputs, one
-// by inputs, a layer that every rank has whole, and scores that are put together.
+// For the digits. Widths that do not divide; a matrix that is cut by outputs,
+// one by inputs, a layer that every rank has whole, and scores that are put
+// together.
 LayerList cut_list(const TensorParallel& parallel) {
   LayerList layers;
   layers.add(
@@ -112,8 +113,7 @@ Job cut_job(const Layout& layout) {
 }
 
 VerifyResult result_of(
-    const Job& job,
-    const LayerFactory& layers = cut_list,
+    const Job& job, const LayerFactory& layers = cut_list,
     const VerifyOptions& options = {.steps = 2}) {
   VerifyResult result;
   run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
@@ -132,7 +132,8 @@ TEST(TensorParallelTraining, EqualsOneDevice) {
   for (const Layout& layout :
        {Layout{.tp = 2}, Layout{.tp = 3}, Layout{.tp = 4},
         Layout{.dp_replicate = 2, .tp = 2}, Layout{.tp = 2, .pp = 2},
-        Layout{.tp = 2, .pp = 3}, Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
+        Layout{.tp = 2, .pp = 3},
+        Layout{.dp_replicate = 2, .tp = 2, .pp = 2}}) {
     Job job = cut_job(layout);
     const auto result = result_of(job);
     EXPECT_TRUE(result.passed) << text_of(job, result);
@@ -142,9 +143,7 @@ TEST(TensorParallelTraining, EqualsOneDevice) {
 
 class EverySchedule : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
-    Kinds,
-    EverySchedule,
-    testing::ValuesIn(schedule_kinds()),
+    Kinds, EverySchedule, testing::ValuesIn(schedule_kinds()),
     schedule_test_name);
 
 TEST_P(EverySchedule, EqualsOneDeviceInThreeDimensions) {
@@ -170,8 +169,7 @@ TEST(TensorParallelTraining, APlantedErrorIsFound) {
     const auto result =
         result_of(job, cut_list, {.steps = 1, .plant_error = name});
     EXPECT_FALSE(result.passed);
-    EXPECT_EQ(
-        result.worst[0].what, std::string("gradient ") + name);
+    EXPECT_EQ(result.worst[0].what, std::string("gradient ") + name);
   }
 }
 
@@ -183,8 +181,8 @@ LayerList broken_list(const TensorParallel& parallel, double factor) {
     if (definition.name == "down" && parallel.rank() == 1) {
       definition.build = [factor, build = definition.build] {
         BuiltLayer layer = build();
-        layer.forward = [factor, forward = layer.forward](
-                            const Tensors& inputs) {
+        layer.forward = [factor,
+                         forward = layer.forward](const Tensors& inputs) {
           return forward({inputs[0] * factor});
         };
         return layer;
@@ -220,9 +218,8 @@ TEST(TensorParallelTraining, AListThatIsNoFunctionCannotBeCut) {
       error_text<ConfigError>([&] {
         result_of(cut_job({.tp = 2}), [](const TensorParallel& parallel) {
           auto layers = cut_list(parallel);
-          if (parallel.size() > 1) layers.add("more", [] {
-            return torch::nn::Tanh();
-          });
+          if (parallel.size() > 1)
+            layers.add("more", [] { return torch::nn::Tanh(); });
           return layers;
         });
       }),
@@ -304,8 +301,8 @@ TEST_F(TensorTraining, ANanInOneRanksPartNamesTheLayer) {
   run_ranks(2, [](World& world) {
     const Job job = cut_job({.tp = 2});
     const MeshGroups groups(world, job.layout);
-    const ModelSource source = model_source(
-        job, cut_list, {.input_shape = {1, 8, 8}, .classes = 10});
+    const ModelSource source =
+        model_source(job, cut_list, {.input_shape = {1, 8, 8}, .classes = 10});
     const auto model = make_parallel_model(job, {source, world, groups});
     for (const auto& part : model->parts()) {
       const torch::NoGradGuard no_grad;
@@ -348,8 +345,7 @@ TEST_F(TensorTraining, CompressesTheGradientsOfEachPart) {
     job.optimizer.learning_rate = 1e-2;
     job.train.steps = 60;
     job.train.compress = compress;
-    const auto steps =
-        read_metrics(run(job, compress) / "metrics.jsonl").steps;
+    const auto steps = read_metrics(run(job, compress) / "metrics.jsonl").steps;
     EXPECT_LT(steps.back().loss, 0.7 * steps[0].loss) << compress;
   }
 }
@@ -438,8 +434,8 @@ TEST(DescribeCut, HasThePartsOfEveryRank) {
   EXPECT_EQ(weight.parts[1], even_shard({13, 64}, 0, 1, 3));
   EXPECT_EQ(cut.layers[2].parameters[0].parts[2], replicated({11, 7}, 2));
   const Job alone = cut_job({.dp_replicate = 2});
-  EXPECT_TRUE(
-      describe_cut(alone, model_source(alone, cut_list, digits)).layers.empty());
+  EXPECT_TRUE(describe_cut(alone, model_source(alone, cut_list, digits))
+                  .layers.empty());
 }
 
 TEST_F(TensorTraining, SaysWhatEachRankHolds) {

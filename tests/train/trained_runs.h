@@ -1,4 +1,5 @@
-// Whole runs of the training loop in folders of a test's own, and their comparison.
+// Whole runs of the training loop in folders of a test's own, and their
+// comparison.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -38,11 +39,10 @@ inline std::string last_weights(const std::filesystem::path& run) {
   return (run / "checkpoints/last.safetensors").string();
 }
 
-/// Losses, norms of gradients and the last evaluation are those of `expected`, and
-/// the file of weights has the same tensors, whole.
+/// Losses, norms of gradients and the last evaluation are those of `expected`,
+/// and the file of weights has the same tensors, whole.
 inline void expect_same_run(
-    const std::filesystem::path& run,
-    const std::filesystem::path& expected,
+    const std::filesystem::path& run, const std::filesystem::path& expected,
     double bound = 1e-12) {
   const auto actual = read_metrics(run / "metrics.jsonl");
   const auto curve = read_metrics(expected / "metrics.jsonl");
@@ -55,8 +55,7 @@ inline void expect_same_run(
     ASSERT_EQ(
         actual.steps[i].grad_norm.has_value(), step.grad_norm.has_value());
     if (step.grad_norm) {
-      EXPECT_NEAR(
-          *actual.steps[i].grad_norm, *step.grad_norm, bound);
+      EXPECT_NEAR(*actual.steps[i].grad_norm, *step.grad_norm, bound);
     }
   }
   ASSERT_FALSE(actual.evaluations.empty());
@@ -70,15 +69,14 @@ inline void expect_same_run(
   ASSERT_EQ(saved.size(), weights.size());
   for (size_t i = 0; i < saved.size(); ++i) {
     EXPECT_EQ(saved[i].first, weights[i].first);
-    EXPECT_TRUE(
-        saved[i].second.allclose(weights[i].second, bound, bound / 10))
+    EXPECT_TRUE(saved[i].second.allclose(weights[i].second, bound, bound / 10))
         << saved[i].first;
   }
 }
 
 /// For tests of every kind of schedule.
-inline std::string schedule_test_name(
-    const testing::TestParamInfo<std::string>& info) {
+inline std::string
+schedule_test_name(const testing::TestParamInfo<std::string>& info) {
   std::string name = info.param;
   std::erase(name, '-');
   return name;

@@ -16,9 +16,9 @@
 
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
+#include "echelon/job/check_job.h"
 #include "echelon/timeline/chrome_trace.h"
 #include "echelon/timeline/metrics.h"
-#include "echelon/job/check_job.h"
 #include "tests/support/error_text.h"
 
 namespace echelon {
@@ -50,8 +50,8 @@ class Trainer : public testing::Test {
     return job;
   }
 
-  std::vector<StepMetrics> run(
-      const Job& job, int ranks, const std::string& name) {
+  std::vector<StepMetrics>
+  run(const Job& job, int ranks, const std::string& name) {
     const auto folder = folder_ / name;
     std::filesystem::create_directories(folder);
     run_ranks(ranks, [&](World& world) { train(job, world, folder); });
@@ -89,7 +89,8 @@ TEST_F(Trainer, RanksMayHaveDifferentBatches) {
 
 // The last batch of an epoch: 2 samples, for as many as 8 passes.
 TEST_F(Trainer, RanksAndPassesMayHaveNoSample) {
-  const auto job = [](const Layout& layout, int64_t accumulate, int64_t microbatches) {
+  const auto job = [](const Layout& layout, int64_t accumulate,
+                      int64_t microbatches) {
     Job job = digits(1, 6);
     job.data.name = "dummy";
     job.data.samples = 50;
@@ -114,9 +115,9 @@ TEST_F(Trainer, RanksAndPassesMayHaveNoSample) {
         std::tuple(Layout{.dp_shard = 2}, 4, 0),
         std::tuple(Layout{.dp_shard = 2, .pp = 2}, 1, 4),
         std::tuple(Layout{.dp_replicate = 2, .tp = 2}, 4, 0)}) {
-    const auto many = run(
-        job(layout, accumulate, microbatches),
-        static_cast<int>(layout.num_ranks()), std::to_string(++cases));
+    const auto many =
+        run(job(layout, accumulate, microbatches),
+            static_cast<int>(layout.num_ranks()), std::to_string(++cases));
     ASSERT_EQ(many.size(), one.size());
     for (size_t i = 0; i < one.size(); ++i) {
       EXPECT_NEAR(many[i].loss, one[i].loss, 1e-12) << "case " << cases;
@@ -176,30 +177,36 @@ TEST_F(Trainer, WritesTheWholeRunFolder) {
   for (int32_t rank : {0, 1}) {
     for (const char* name : {"forward", "backward", "optimizer", "data wait"}) {
       EXPECT_TRUE(std::any_of(
-          timeline.spans.begin(), timeline.spans.end(), [&](const Span& span) {
+          timeline.spans.begin(), timeline.spans.end(),
+          [&](const Span& span) {
             return span.rank == rank && span.name == name;
-          })) << rank << " " << name;
+          }))
+          << rank << " " << name;
     }
     EXPECT_TRUE(std::any_of(
-        timeline.spans.begin(), timeline.spans.end(), [&](const Span& span) {
+        timeline.spans.begin(), timeline.spans.end(),
+        [&](const Span& span) {
           return span.rank == rank && span.track == "comm" &&
                  span.name.find("bucket") != std::string::npos &&
                  span.bytes > 0 && span.end_ns > span.begin_ns &&
                  span.axis == "dp_replicate";
-        })) << rank;
+        }))
+        << rank;
     EXPECT_TRUE(std::any_of(
-        timeline.spans.begin(), timeline.spans.end(), [&](const Span& span) {
+        timeline.spans.begin(), timeline.spans.end(),
+        [&](const Span& span) {
           return span.rank == rank && span.track == "compute" &&
                  span.name == "wait for all_reduce step sums" &&
                  span.kind == SpanKind::communication && span.axis.empty();
-        })) << rank;
+        }))
+        << rank;
   }
   EXPECT_TRUE(std::filesystem::exists(folder / "report.html"));
   EXPECT_TRUE(
       std::filesystem::exists(folder / "checkpoints" / "last.safetensors"));
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    EXPECT_THAT(entry.path().filename().string(),
-                testing::Not(HasSubstr("spans-")));
+    EXPECT_THAT(
+        entry.path().filename().string(), testing::Not(HasSubstr("spans-")));
   }
 }
 
@@ -217,8 +224,7 @@ TEST_F(Trainer, ANanNamesStepRankAndLayer) {
   auto inputs = torch::randn({32, 1, 8, 8});
   inputs[20] = std::numeric_limits<float>::quiet_NaN();
   const auto path = (folder_ / "data.safetensors").string();
-  save_tensors(path, {{"inputs", inputs},
-                      {"targets", torch::arange(32) % 4}});
+  save_tensors(path, {{"inputs", inputs}, {"targets", torch::arange(32) % 4}});
   Job job = digits(2, 10);
   job.data.name = "tensors";
   job.data.path = path;
@@ -246,8 +252,8 @@ TEST_F(Trainer, DivergenceNamesTheLayer) {
     EXPECT_THAT(error.what(), HasSubstr("in layer conv"));
   }
   // What was measured until then is kept.
-  EXPECT_GE(read_metrics(folder_ / "diverges" / "metrics.jsonl").steps.size(),
-            1u);
+  EXPECT_GE(
+      read_metrics(folder_ / "diverges" / "metrics.jsonl").steps.size(), 1u);
 }
 
 TEST_F(Trainer, ASignalEndsTheRunAtAWholeStep) {

@@ -1,5 +1,5 @@
-// A program whose layer throws what nobody catches, in the sixth step of its training.
-// usage: uncaught_train FOLDER. Started by train_command_test.
+// A program whose layer throws what nobody catches, in the sixth step of its
+// training. usage: uncaught_train FOLDER. Started by train_command_test.
 #include <torch/torch.h>
 
 #include <stdexcept>

@@ -79,8 +79,8 @@ TEST(Verify, FindsAPlantedFactorOfTwoAndSaysWhere) {
       EXPECT_NEAR(difference.relative, 1.0, 1e-6);
       gradient_found = true;
     }
-    EXPECT_FALSE(difference.step == 1 &&
-                 difference.what == "gradient conv1.weight");
+    EXPECT_FALSE(
+        difference.step == 1 && difference.what == "gradient conv1.weight");
   }
   EXPECT_TRUE(gradient_found) << to_text(result, options);
   EXPECT_THAT(to_text(result, options), HasSubstr("DIFFERENT"));

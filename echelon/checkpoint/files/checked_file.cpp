@@ -25,10 +25,8 @@ constexpr size_t kPieceBytes = 256 << 10;
 }  // namespace
 
 CheckedFile::CheckedFile(
-    const std::string& folder,
-    const CheckpointManifest& manifest,
-    const SavedFile& file,
-    std::vector<Entry> slices)
+    const std::string& folder, const CheckpointManifest& manifest,
+    const SavedFile& file, std::vector<Entry> slices)
     : manifest_(manifest),
       file_(file),
       path_(folder + "/" + file.name),
@@ -71,8 +69,7 @@ Damage CheckedFile::damage_at(
     int64_t begin, int64_t end, const std::string& what) const {
   if (places_.empty()) {
     return damage(
-        first_tensor(),
-        begin,
+        first_tensor(), begin,
         "from byte " + std::to_string(begin) + " on, it " + what + contents());
   }
   std::vector<const Place*> here;
@@ -81,8 +78,7 @@ Damage CheckedFile::damage_at(
   }
   if (here.empty()) {
     return damage(
-        "",
-        begin,
+        "", begin,
         "its header, at byte " + std::to_string(begin) + ", " + what);
   }
   const int64_t offset = std::max(begin, here.front()->begin);
@@ -100,8 +96,9 @@ std::optional<Damage> CheckedFile::open() {
   fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) {
     const std::string reason =
-        errno == ENOENT ? std::string("is missing")
-                        : std::string("cannot be opened: ") + std::strerror(errno);
+        errno == ENOENT
+            ? std::string("is missing")
+            : std::string("cannot be opened: ") + std::strerror(errno);
     return damage(first_tensor(), 0, reason + contents());
   }
   struct stat status = {};
@@ -121,8 +118,7 @@ std::optional<Damage> CheckedFile::open() {
   return damage_at(bytes_there_, file_.bytes, "is cut off: " + lengths);
 }
 
-std::string
-CheckedFile::read_at(int64_t offset, std::byte* to, int64_t bytes) {
+std::string CheckedFile::read_at(int64_t offset, std::byte* to, int64_t bytes) {
   while (bytes > 0) {
     const ssize_t got = ::pread(fd_, to, static_cast<size_t>(bytes), offset);
     if (got < 0 && errno == EINTR) continue;
@@ -255,7 +251,8 @@ std::string CheckedFile::compare(const safetensors::Header& header) {
              shape_string(slice->box.sizes);
     }
     const auto begin = static_cast<int64_t>(header.data_begin + info.begin);
-    if (static_cast<uint64_t>(begin) % safetensors::dtype_bytes(info.dtype) != 0) {
+    if (static_cast<uint64_t>(begin) % safetensors::dtype_bytes(info.dtype) !=
+        0) {
       return name + "begins at byte " + std::to_string(begin) +
              ", which is no multiple of the bytes of " + info.dtype;
     }
@@ -264,8 +261,7 @@ std::string CheckedFile::compare(const safetensors::Header& header) {
              " twice";
     }
     places.push_back(
-        {&tensor->name,
-         begin,
+        {&tensor->name, begin,
          begin + static_cast<int64_t>(info.end - info.begin)});
   }
   if (begins.size() != there.size()) {
@@ -276,9 +272,9 @@ std::string CheckedFile::compare(const safetensors::Header& header) {
       }
     }
   }
-  std::stable_sort(places.begin(), places.end(), [](const auto& a, const auto& b) {
-    return a.begin < b.begin;
-  });
+  std::stable_sort(
+      places.begin(), places.end(),
+      [](const auto& a, const auto& b) { return a.begin < b.begin; });
   begins_ = std::move(begins);
   places_ = std::move(places);
   return "";

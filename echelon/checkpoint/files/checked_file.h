@@ -1,5 +1,6 @@
-// One file of a checkpoint: blocks that are what the manifest says, or the sentence
-// that tells what is wrong. Not for others than the readers of this folder.
+// One file of a checkpoint: blocks that are what the manifest says, or the
+// sentence that tells what is wrong. Not for others than the readers of this
+// folder.
 #pragma once
 
 #include <atomic>
@@ -14,8 +15,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "echelon/checkpoint/format/manifest.h"
 #include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/format/manifest.h"
 #include "echelon/checkpoint/format/safetensors.h"
 
 namespace echelon {
@@ -30,10 +31,8 @@ class CheckedFile {
 
   /// Borrows the manifest. Opens nothing.
   CheckedFile(
-      const std::string& folder,
-      const CheckpointManifest& manifest,
-      const SavedFile& file,
-      std::vector<Entry> slices);
+      const std::string& folder, const CheckpointManifest& manifest,
+      const SavedFile& file, std::vector<Entry> slices);
   CheckedFile(const CheckedFile&) = delete;
   CheckedFile& operator=(const CheckedFile&) = delete;
   ~CheckedFile();
@@ -46,22 +45,22 @@ class CheckedFile {
   bool is_open() const { return fd_ >= 0; }
   bool has_head() const { return has_head_; }
 
-  /// What is wrong from outside: missing, unreadable, of another length (then it is
-  /// open all the same).
+  /// What is wrong from outside: missing, unreadable, of another length (then
+  /// it is open all the same).
   std::optional<Damage> open();
   void close();
 
-  /// Reads a block, its parts to where they say, and verifies it. Threads may do so
-  /// at once after a head was read.
+  /// Reads a block, its parts to where they say, and verifies it. Threads may
+  /// do so at once after a head was read.
   using Parts = std::vector<std::span<std::byte>>;
   std::optional<Damage> read_block(int64_t block, const Parts& parts);
 
-  /// Parses the header and compares it with the manifest. `block` gives the bytes of
-  /// one; what it throws passes through.
+  /// Parses the header and compares it with the manifest. `block` gives the
+  /// bytes of one; what it throws passes through.
   using GetBlock = std::function<std::span<const std::byte>(int64_t block)>;
   std::optional<Damage> read_head(const GetBlock& block);
-  /// The same from bytes that nobody verified: to name tensors, or for who verifies
-  /// all blocks besides.
+  /// The same from bytes that nobody verified: to name tensors, or for who
+  /// verifies all blocks besides.
   std::optional<Damage> read_unverified_head();
 
   /// Where the bytes of the slice of that key begin. After read_head().
@@ -74,8 +73,8 @@ class CheckedFile {
     int64_t end = 0;
   };
 
-  Damage damage(std::string_view tensor, int64_t offset, const std::string& what)
-      const;
+  Damage damage(
+      std::string_view tensor, int64_t offset, const std::string& what) const;
   /// Of bytes [begin, end): names the tensors that lie there.
   Damage damage_at(int64_t begin, int64_t end, const std::string& what) const;
   /// "; it holds 12 parts of tensors, …"

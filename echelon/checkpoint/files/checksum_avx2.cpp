@@ -1,5 +1,5 @@
-// The one file that is compiled for AVX2. It includes nothing else whose functions
-// other files have as well: the linker might take these for all.
+// The one file that is compiled for AVX2. It includes nothing else whose
+// functions other files have as well: the linker might take these for all.
 #include "echelon/checkpoint/files/checksum_avx2.h"
 
 #define XXH_INLINE_ALL

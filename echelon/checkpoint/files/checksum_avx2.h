@@ -1,5 +1,5 @@
-// XXH3_128bits_update in AVX2 instructions, which not every x86 processor has. Not for
-// others than checksum_wide.
+// XXH3_128bits_update in AVX2 instructions, which not every x86 processor has.
+// Not for others than checksum_wide.
 #pragma once
 
 #include <cstddef>

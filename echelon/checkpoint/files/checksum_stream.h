@@ -1,5 +1,5 @@
-// checksum() of bytes that come piece by piece. Not for others than the writers and
-// readers of this folder.
+// checksum() of bytes that come piece by piece. Not for others than the writers
+// and readers of this folder.
 #pragma once
 
 #include <cstddef>

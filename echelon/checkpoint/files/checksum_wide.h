@@ -1,5 +1,5 @@
-// The same checksums by wider instructions, where the processor has them: twice as
-// many bytes a second. Not for others than checksum_stream.
+// The same checksums by wider instructions, where the processor has them: twice
+// as many bytes a second. Not for others than checksum_stream.
 #pragma once
 
 #include <cstddef>

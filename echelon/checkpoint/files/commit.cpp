@@ -1,5 +1,5 @@
-// How a checkpoint comes to be. Whatever it is that ends the process, at whichever
-// of these calls: what is called step-… is whole.
+// How a checkpoint comes to be. Whatever it is that ends the process, at
+// whichever of these calls: what is called step-… is whole.
 #include <algorithm>
 #include <exception>
 #include <string>
@@ -46,7 +46,8 @@ void check_absent(const fs::path& folder, int64_t step) {
   if (error) fail(path, "looking at it", error.value());
   throw CheckpointError(
       path.string() +
-      ": is there already, and checkpoints are never overwritten; remove it, or "
+      ": is there already, and checkpoints are never overwritten; remove it, "
+      "or "
       "give this run a folder of its own ([train] run)");
 }
 
@@ -54,8 +55,8 @@ void check_space(const fs::path& folder, int64_t needed_bytes) {
   const int64_t free = free_bytes(folder);
   if (free < 0 || free >= needed_bytes) return;
   throw CheckpointError(
-      folder.string() + ": a checkpoint needs " +
-      std::to_string(needed_bytes) + " bytes, but " + std::to_string(free) +
+      folder.string() + ": a checkpoint needs " + std::to_string(needed_bytes) +
+      " bytes, but " + std::to_string(free) +
       " are free there; make room, or keep fewer ([checkpoint] keep)");
 }
 
@@ -91,7 +92,8 @@ RankPart read_part(const fs::path& partial, int64_t rank, int64_t ranks) {
   return part;
 }
 
-// The manifest beside the ranks' files, all of it on the disk, and nothing else.
+// The manifest beside the ranks' files, all of it on the disk, and nothing
+// else.
 void complete(
     const fs::path& partial, CheckpointManifest& manifest, int64_t ranks) {
   std::vector<RankPart> parts;
@@ -150,8 +152,8 @@ void publish(const fs::path& folder, int64_t step) {
 
 }  // namespace
 
-fs::path begin_checkpoint(
-    const fs::path& folder, int64_t step, int64_t needed_bytes) {
+fs::path
+begin_checkpoint(const fs::path& folder, int64_t step, int64_t needed_bytes) {
   make_folder(folder);
   remove_debris(folder);
   check_absent(folder, step);

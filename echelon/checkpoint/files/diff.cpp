@@ -18,15 +18,10 @@ namespace {
 constexpr size_t kNumbersAtATime = 4096;
 
 void read_numbers(
-    const SavedTensor& tensor,
-    const std::byte* from,
-    size_t count,
+    const SavedTensor& tensor, const std::byte* from, size_t count,
     double* values) {
   convert_floats(
-      tensor.dtype,
-      from,
-      "F64",
-      reinterpret_cast<std::byte*>(values),
+      tensor.dtype, from, "F64", reinterpret_cast<std::byte*>(values),
       static_cast<int64_t>(count));
 }
 
@@ -45,10 +40,8 @@ size_t width_of(const SavedTensor& tensor) {
 }
 
 void ask(
-    std::vector<BoxRead>& reads,
-    const SavedTensor& tensor,
-    const IndexRange& range,
-    std::byte* to) {
+    std::vector<BoxRead>& reads, const SavedTensor& tensor,
+    const IndexRange& range, std::byte* to) {
   for (auto& box : boxes_of(whole_box(tensor.shape), range)) {
     const auto bytes = static_cast<size_t>(box.numel()) * width_of(tensor);
     reads.push_back({.tensor = &tensor, .box = std::move(box), .to = to});
@@ -73,11 +66,11 @@ void compare_numbers(
     for (size_t i = 0; i < count; ++i) {
       squares += values_a[i] * values_a[i];
       const bool same =
-          same_dtype ? std::memcmp(
-                           from_a + i * width_a, from_b + i * width_a,
-                           width_a) == 0
-                     : values_a[i] == values_b[i] ||
-                           (std::isnan(values_a[i]) && std::isnan(values_b[i]));
+          same_dtype
+              ? std::memcmp(
+                    from_a + i * width_a, from_b + i * width_a, width_a) == 0
+              : values_a[i] == values_b[i] ||
+                    (std::isnan(values_a[i]) && std::isnan(values_b[i]));
       if (same) continue;
       ++diff.differing;
       const double change = std::abs(values_b[i] - values_a[i]);
@@ -100,8 +93,8 @@ void compare_bits(const Piece& piece, const std::byte* a, const std::byte* b) {
   }
 }
 
-// Pieces of tensors, of many small ones or a part of a large one, that are read at
-// once.
+// Pieces of tensors, of many small ones or a part of a large one, that are read
+// at once.
 class Batch {
  public:
   Batch(CheckpointReader& a, CheckpointReader& b, size_t bytes)
@@ -113,9 +106,7 @@ class Batch {
   bool empty() const { return pieces_.empty(); }
 
   void
-  add(TensorDiff& diff,
-      const SavedTensor& a,
-      const SavedTensor& b,
+  add(TensorDiff& diff, const SavedTensor& a, const SavedTensor& b,
       const IndexRange& range) {
     pieces_.push_back({&diff, &a, &b, range, size_a_, size_b_});
     size_a_ += static_cast<size_t>(range.size()) * width_of(a);
@@ -215,11 +206,9 @@ double TensorDiff::relative() const {
 }
 
 std::vector<TensorDiff> diff_checkpoints(
-    CheckpointReader& a,
-    CheckpointReader& b,
+    CheckpointReader& a, CheckpointReader& b,
     const std::function<bool(const SavedTensor&)>& wanted,
-    const std::function<void(int64_t)>& progress,
-    size_t batch_bytes) {
+    const std::function<void(int64_t)>& progress, size_t batch_bytes) {
   const auto& tensors_a = a.manifest().tensors;
   const auto& tensors_b = b.manifest().tensors;
   const auto names_a = index_of(a.manifest());

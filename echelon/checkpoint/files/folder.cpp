@@ -71,10 +71,9 @@ std::vector<CheckpointPlace> in_order_of_trial(const fs::path& folder) {
   auto all = list_checkpoints(folder);
   if (all.empty()) return all;
   const auto latest = latest_checkpoint(folder);
-  const auto first =
-      std::find_if(all.begin(), all.end(), [&](const auto& place) {
-        return latest && place.step == latest->step;
-      });
+  const auto first = std::find_if(
+      all.begin(), all.end(),
+      [&](const auto& place) { return latest && place.step == latest->step; });
   if (first != all.end()) std::rotate(all.begin(), first, first + 1);
   return all;
 }

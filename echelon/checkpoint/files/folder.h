@@ -10,9 +10,10 @@
 //     .step-00000050.removed one that is being removed, or debris of that
 //     damaged-step-00000150/ one that was set aside: no checkpoint any more
 //
-// A checkpoint becomes one by a rename, after all that is in it lies on the disk.
-// .LATEST.new is written before that rename and becomes LATEST after it: a crash in
-// between leaves a name that leads to a whole checkpoint, and readers follow it.
+// A checkpoint becomes one by a rename, after all that is in it lies on the
+// disk. .LATEST.new is written before that rename and becomes LATEST after it:
+// a crash in between leaves a name that leads to a whole checkpoint, and
+// readers follow it.
 #pragma once
 
 #include <cstdint>
@@ -48,10 +49,11 @@ list_checkpoints(const std::filesystem::path& folder);
 std::optional<CheckpointPlace>
 latest_checkpoint(const std::filesystem::path& folder);
 
-/// Where a path of a user's leads: a checkpoint itself, a folder of checkpoints, or
-/// a run's folder (RUN/checkpoints): the checkpoints there, in the order in which to
-/// try them: the latest, then the others, the newest first. Throws CheckpointError,
-/// saying what it is instead, when there is none.
+/// Where a path of a user's leads: a checkpoint itself, a folder of
+/// checkpoints, or a run's folder (RUN/checkpoints): the checkpoints there, in
+/// the order in which to try them: the latest, then the others, the newest
+/// first. Throws CheckpointError, saying what it is instead, when there is
+/// none.
 std::vector<CheckpointPlace>
 find_checkpoints(const std::filesystem::path& path);
 
@@ -61,13 +63,13 @@ std::vector<std::filesystem::path>
 list_others(const std::filesystem::path& folder);
 
 /// The right to write into the folder: one process has it (flock on LOCK, which
-/// names host, process and since when). Who dies has it no longer, at once. Made by
-/// the job's rank 0 alone; others of its ranks write with its permission. All that
-/// follows here is for who has it.
+/// names host, process and since when). Who dies has it no longer, at once.
+/// Made by the job's rank 0 alone; others of its ranks write with its
+/// permission. All that follows here is for who has it.
 class CheckpointLock {
  public:
-  /// Makes the folder. Throws CheckpointError that names the owner, or says why the
-  /// file system gives no lock.
+  /// Makes the folder. Throws CheckpointError that names the owner, or says why
+  /// the file system gives no lock.
   explicit CheckpointLock(const std::filesystem::path& folder);
   ~CheckpointLock();
   CheckpointLock(const CheckpointLock&) = delete;
@@ -79,43 +81,45 @@ class CheckpointLock {
 
 /// Which checkpoints stay.
 struct KeepRule {
-  int64_t newest = 2;           // at least 2
+  int64_t newest = 2;  // at least 2
   /// Also the best by this metric of their manifests; empty: none.
   std::string best;
   bool best_is_largest = false;
 };
 
-/// Removes what crashes left, of any step, and makes an empty folder for the files
-/// of `step`: its path. Throws CheckpointError when a checkpoint of that step is
-/// there already (a damaged one makes room by set_aside), or the disk does not let
-/// us.
+/// Removes what crashes left, of any step, and makes an empty folder for the
+/// files of `step`: its path. Throws CheckpointError when a checkpoint of that
+/// step is there already (a damaged one makes room by set_aside), or the disk
+/// does not let us.
 ///
-///   needed_bytes  of all ranks' files: refused, with both figures, when the disk
+///   needed_bytes  of all ranks' files: refused, with both figures, when the
+///   disk
 ///                 has not so much left
 std::filesystem::path begin_checkpoint(
     const std::filesystem::path& folder, int64_t step, int64_t needed_bytes);
 
-/// After every rank has written its file and part: reads the parts of `ranks` ranks,
-/// writes the manifest, synchronises files and folders, renames, sets LATEST. The
-/// checkpoint's path. After a throw (CheckpointError) neither it nor its files are
-/// there.
+/// After every rank has written its file and part: reads the parts of `ranks`
+/// ranks, writes the manifest, synchronises files and folders, renames, sets
+/// LATEST. The checkpoint's path. After a throw (CheckpointError) neither it
+/// nor its files are there.
 std::filesystem::path commit_checkpoint(
-    const std::filesystem::path& folder,
-    CheckpointManifest manifest,
+    const std::filesystem::path& folder, CheckpointManifest manifest,
     int64_t ranks);
 
-/// Removes the folder of a checkpoint that could not be finished. Throws nothing.
+/// Removes the folder of a checkpoint that could not be finished. Throws
+/// nothing.
 void abandon_checkpoint(const std::filesystem::path& folder, int64_t step);
 
-/// Removes checkpoints that need not stay: those that it removed. The latest always
-/// stays; so does, where `best` is asked for, one whose manifest cannot be read.
-/// Throws CheckpointError: then some of them may be there still, each whole.
-std::vector<CheckpointPlace> keep_checkpoints(
-    const std::filesystem::path& folder, const KeepRule& rule);
+/// Removes checkpoints that need not stay: those that it removed. The latest
+/// always stays; so does, where `best` is asked for, one whose manifest cannot
+/// be read. Throws CheckpointError: then some of them may be there still, each
+/// whole.
+std::vector<CheckpointPlace>
+keep_checkpoints(const std::filesystem::path& folder, const KeepRule& rule);
 
-/// Takes a damaged checkpoint out of the way, so that training can write its step
-/// again: it stays under the path that is returned, for who wants to look at it, but
-/// is no checkpoint any more. Throws CheckpointError.
+/// Takes a damaged checkpoint out of the way, so that training can write its
+/// step again: it stays under the path that is returned, for who wants to look
+/// at it, but is no checkpoint any more. Throws CheckpointError.
 std::filesystem::path set_aside(const CheckpointPlace& checkpoint);
 
 }  // namespace echelon

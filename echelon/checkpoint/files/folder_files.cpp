@@ -92,9 +92,7 @@ std::optional<int64_t> named_step(const fs::path& file) {
 }
 
 void fail(
-    const fs::path& path,
-    const std::string& doing,
-    int error,
+    const fs::path& path, const std::string& doing, int error,
     int64_t needed_bytes) {
   std::string text =
       path.string() + ": " + doing + " failed: " + std::strerror(error);
@@ -115,8 +113,7 @@ void fail(
 
 int64_t free_bytes(const fs::path& path) {
   struct statvfs disk = {};
-  const bool known =
-      ::statvfs(path.c_str(), &disk) == 0 && disk.f_blocks > 0;
+  const bool known = ::statvfs(path.c_str(), &disk) == 0 && disk.f_blocks > 0;
   return known ? static_cast<int64_t>(disk.f_bavail * disk.f_frsize) : -1;
 }
 

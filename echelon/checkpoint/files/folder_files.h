@@ -1,5 +1,5 @@
-// What the sources of folder.h share: names in a folder of checkpoints, and calls
-// of the file system that throw CheckpointError. Not for others.
+// What the sources of folder.h share: names in a folder of checkpoints, and
+// calls of the file system that throw CheckpointError. Not for others.
 #pragma once
 
 #include <cstdint>
@@ -27,19 +27,18 @@ fs::path removed_path(const fs::path& folder, int64_t step);
 bool is_debris(std::string_view name);
 /// Whether there is a whole checkpoint.
 bool is_checkpoint(const fs::path& path);
-/// What LATEST, or the file of that name, says; none when it is not there or says
-/// nothing that a checkpoint is called.
+/// What LATEST, or the file of that name, says; none when it is not there or
+/// says nothing that a checkpoint is called.
 std::optional<int64_t> named_step(const fs::path& file);
 
-/// "PATH: DOING failed: REASON; …", with the bytes that are free there and, if they
-/// are known, those that are needed.
+/// "PATH: DOING failed: REASON; …", with the bytes that are free there and, if
+/// they are known, those that are needed.
 [[noreturn]] void fail(
-    const fs::path& path,
-    const std::string& doing,
-    int error,
+    const fs::path& path, const std::string& doing, int error,
     int64_t needed_bytes = -1);
 
-/// Bytes that a user may still write there; -1 when the file system does not say.
+/// Bytes that a user may still write there; -1 when the file system does not
+/// say.
 int64_t free_bytes(const fs::path& path);
 
 /// With the folders that lead to it, each synchronised.

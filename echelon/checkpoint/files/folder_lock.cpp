@@ -1,7 +1,7 @@
-#include <chrono>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
+#include <chrono>
 
 #include <cerrno>
 #include <cstdio>
@@ -41,8 +41,7 @@ std::string read_owner(int file) {
 
 [[noreturn]] void refuse(const std::filesystem::path& path, int error) {
   folder_files::fail(
-      path,
-      "locking it, so that two runs do not write into one folder,",
+      path, "locking it, so that two runs do not write into one folder,",
       error);
 }
 

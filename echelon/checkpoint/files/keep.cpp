@@ -18,8 +18,7 @@ namespace {
 // Adds to `stay` the best by the rule's metric, the newest of equals, and what
 // might be the best for all that can be known.
 void keep_best(
-    const std::vector<CheckpointPlace>& newest_first,
-    const KeepRule& rule,
+    const std::vector<CheckpointPlace>& newest_first, const KeepRule& rule,
     std::set<int64_t>& stay) {
   const CheckpointPlace* best = nullptr;
   double best_value = 0;

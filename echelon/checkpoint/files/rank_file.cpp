@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "echelon/checkpoint/files/checksum_stream.h"
+#include "echelon/checkpoint/files/write_behind.h"
 #include "echelon/checkpoint/format/content_hash.h"
 #include "echelon/checkpoint/format/new_file.h"
 #include "echelon/checkpoint/format/safetensors.h"
 #include "echelon/checkpoint/format/safetensors_text.h"
-#include "echelon/checkpoint/files/write_behind.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -26,19 +26,18 @@ using safetensors::TensorBytes;
 // Small enough that what was hashed is copied from the processor's cache.
 constexpr size_t kPieceBytes = 256 << 10;
 
-[[noreturn]] void
-fail(const std::string& path, const SliceBytes& slice, const std::string& what) {
+[[noreturn]] void fail(
+    const std::string& path, const SliceBytes& slice, const std::string& what) {
   throw ConfigError(path + ": tensor " + in_quotes(slice.name) + ": " + what);
 }
 
 void check_box(const std::string& path, const SliceBytes& slice) {
   if (!is_inside(slice.box, slice.shape)) {
     fail(
-        path,
-        slice,
+        path, slice,
         "the box at " + shape_string(slice.box.offset) + " of " +
-            shape_string(slice.box.sizes) +
-            " is not inside of its shape " + shape_string(slice.shape));
+            shape_string(slice.box.sizes) + " is not inside of its shape " +
+            shape_string(slice.shape));
   }
 }
 
@@ -67,8 +66,7 @@ Keyed keyed(const std::string& path, const std::vector<SliceBytes>& slices) {
     if (tensor.kind != slice.kind || tensor.dtype != slice.dtype ||
         tensor.shape != slice.shape) {
       fail(
-          path,
-          slice,
+          path, slice,
           "one slice is of " + tensor.dtype + " " + shape_string(tensor.shape) +
               " (" + to_string(tensor.kind) + "), another of " + slice.dtype +
               " " + shape_string(slice.shape) + " (" + to_string(slice.kind) +
@@ -141,8 +139,7 @@ class HashedFile {
 }  // namespace
 
 RankPart write_rank_file(
-    const std::string& folder,
-    const std::string& name,
+    const std::string& folder, const std::string& name,
     const std::vector<SliceBytes>& slices) {
   const std::string path = folder + "/" + name;
   Keyed keyed_slices = keyed(path, slices);
@@ -157,12 +154,10 @@ RankPart write_rank_file(
     // The disk is at work meanwhile.
     const auto i = static_cast<size_t>(tensor - keys.data());
     SavedTensor& saved = keyed_slices.tensors[keyed_slices.tensor_of[i]];
-    saved.hash = saved.hash +
-                 hash_elements(
-                     saved.shape,
-                     slices[i].box,
-                     tensor->bytes.data(),
-                     safetensors::dtype_bytes(saved.dtype));
+    saved.hash =
+        saved.hash + hash_elements(
+                         saved.shape, slices[i].box, tensor->bytes.data(),
+                         safetensors::dtype_bytes(saved.dtype));
   }
   out.finish();
 
@@ -172,8 +167,7 @@ RankPart write_rank_file(
   const std::string text = to_json(part);
   NewFile json(
       std::filesystem::path(path).replace_extension(".part.json").string(),
-      text.size(),
-      NewFile::Under::at_path);
+      text.size(), NewFile::Under::at_path);
   json.append(text.data(), text.size());
   json.finish();
   json.keep();
@@ -184,9 +178,7 @@ RankPart write_rank_file(
 std::string rank_file_name(int64_t rank) {
   std::array<char, 64> name;
   std::snprintf(
-      name.data(),
-      name.size(),
-      "rank-%05lld.safetensors",
+      name.data(), name.size(), "rank-%05lld.safetensors",
       static_cast<long long>(rank));
   return name.data();
 }

@@ -1,5 +1,5 @@
-// One rank's file of a checkpoint: written once, hashed on its way, synchronised.
-// Free of LibTorch.
+// One rank's file of a checkpoint: written once, hashed on its way,
+// synchronised. Free of LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -21,16 +21,16 @@ struct SliceBytes {
   std::span<const std::byte> bytes;  // row-major elements of the box
 };
 
-/// Writes FOLDER/NAME, a safetensors file (readable by any reader of that format),
-/// and then FOLDER/NAME with ".part.json" in place of its extension: this rank's
-/// RankPart. Both are synchronised. Slices whose key would be the same get "#1",
+/// Writes FOLDER/NAME, a safetensors file (readable by any reader of that
+/// format), and then FOLDER/NAME with ".part.json" in place of its extension:
+/// this rank's RankPart. Both are synchronised. Slices whose key would be the
+/// same get "#1",
 /// "#2" behind their name. Nothing to write still makes a file.
 ///
-/// Throws CheckpointError (path, bytes needed, bytes free, the system's reason) and
-/// then has removed what it wrote; ConfigError for slices that are wrong.
+/// Throws CheckpointError (path, bytes needed, bytes free, the system's reason)
+/// and then has removed what it wrote; ConfigError for slices that are wrong.
 RankPart write_rank_file(
-    const std::string& folder,
-    const std::string& name,
+    const std::string& folder, const std::string& name,
     const std::vector<SliceBytes>& slices);
 
 /// "rank-00012.safetensors"

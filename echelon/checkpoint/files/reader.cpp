@@ -1,6 +1,7 @@
-// Each box is taken apart into what it needs of each block of each file. The blocks
-// of a file are then read by several threads: directly to the caller's memory where all
-// of a block goes there in large pieces, else by way of a buffer.
+// Each box is taken apart into what it needs of each block of each file. The
+// blocks of a file are then read by several threads: directly to the caller's
+// memory where all of a block goes there in large pieces, else by way of a
+// buffer.
 #include "echelon/checkpoint/files/reader.h"
 
 #include <algorithm>
@@ -13,8 +14,8 @@
 #include <utility>
 
 #include "echelon/checkpoint/files/checked_file.h"
-#include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/checkpoint/files/shared_work.h"
+#include "echelon/checkpoint/format/safetensors_text.h"
 #include "echelon/error.h"
 
 namespace echelon {
@@ -41,8 +42,9 @@ struct Use {
   const BoxRead* read = nullptr;
   const std::vector<int64_t>* strides = nullptr;
   int64_t element_bytes = 0;
-  int64_t begin = 0;        // in the file
-  std::vector<Box> pieces;  // of the tensor, one behind the other from `begin` on
+  int64_t begin = 0;  // in the file
+  std::vector<Box>
+      pieces;  // of the tensor, one behind the other from `begin` on
 };
 
 /// What a read needs of a slice.
@@ -55,8 +57,7 @@ struct SliceRead {
 
 /// Element number of `at` in memory of these strides that begins at `from`.
 int64_t element_at(
-    const std::vector<int64_t>& at,
-    const std::vector<int64_t>& from,
+    const std::vector<int64_t>& at, const std::vector<int64_t>& from,
     const std::vector<int64_t>& strides) {
   int64_t element = 0;
   for (size_t d = 0; d < at.size(); ++d) {
@@ -89,18 +90,15 @@ bool has_all(const Box& outer, const Box& inner) {
 
 /// Copies elements of `sizes` between two strided places.
 void copy_strided(
-    std::vector<int64_t> sizes,
-    const std::byte* from,
-    const std::vector<int64_t>& from_strides,
-    std::byte* to,
-    const std::vector<int64_t>& to_strides,
-    int64_t element_bytes) {
+    std::vector<int64_t> sizes, const std::byte* from,
+    const std::vector<int64_t>& from_strides, std::byte* to,
+    const std::vector<int64_t>& to_strides, int64_t element_bytes) {
   // The innermost dimensions that lie in one piece on both sides are one copy.
   int64_t run = 1;
   size_t outer = sizes.size();
-  while (outer > 0 && (sizes[outer - 1] == 1 ||
-                       (from_strides[outer - 1] == run &&
-                        to_strides[outer - 1] == run))) {
+  while (outer > 0 &&
+         (sizes[outer - 1] == 1 ||
+          (from_strides[outer - 1] == run && to_strides[outer - 1] == run))) {
     run *= sizes[--outer];
   }
   const auto bytes = static_cast<size_t>(run * element_bytes);
@@ -132,19 +130,16 @@ void copy_pieces(const Use& use, const std::byte* from) {
       const int64_t b =
           element_at(part->offset, use.read->box.offset, *use.strides);
       copy_strided(
-          part->sizes,
-          from + a * use.element_bytes,
-          from_strides,
-          use.read->to + b * use.element_bytes,
-          *use.strides,
+          part->sizes, from + a * use.element_bytes, from_strides,
+          use.read->to + b * use.element_bytes, *use.strides,
           use.element_bytes);
     }
     from += piece.numel() * use.element_bytes;
   }
 }
 
-/// Where the bytes of the pieces go to, when all are wanted and lie one behind the
-/// other there as well.
+/// Where the bytes of the pieces go to, when all are wanted and lie one behind
+/// the other there as well.
 std::span<std::byte> direct_place(const Use& use) {
   std::optional<int64_t> first;
   int64_t next = 0;
@@ -164,8 +159,8 @@ std::span<std::byte> direct_place(const Use& use) {
       static_cast<size_t>((next - *first) * use.element_bytes)};
 }
 
-/// Where bytes [begin, end) of a file go to, when all go somewhere directly and few
-/// calls read them; else nothing. Sorts the uses.
+/// Where bytes [begin, end) of a file go to, when all go somewhere directly and
+/// few calls read them; else nothing. Sorts the uses.
 CheckedFile::Parts
 direct_parts(std::vector<Use>& uses, int64_t begin, int64_t end) {
   constexpr int64_t kLeastBytes = 64 << 10;  // on average: a call's worth
@@ -188,9 +183,7 @@ direct_parts(std::vector<Use>& uses, int64_t begin, int64_t end) {
 
 /// The blocks that hold some of the slice's part, with what is needed of each.
 void add_uses(
-    const SliceRead& wanted,
-    int64_t slice_begin,
-    int64_t element_bytes,
+    const SliceRead& wanted, int64_t slice_begin, int64_t element_bytes,
     std::map<int64_t, std::vector<Use>>& uses) {
   const Box& box = wanted.slice->box;
   const auto strides = strides_of(box.sizes);
@@ -198,24 +191,22 @@ void add_uses(
   std::vector<int64_t> last = part.offset;
   for (size_t d = 0; d < last.size(); ++d) last[d] += part.sizes[d] - 1;
   const int64_t from =
-      slice_begin + element_at(part.offset, box.offset, strides) * element_bytes;
+      slice_begin +
+      element_at(part.offset, box.offset, strides) * element_bytes;
   const int64_t to =
       slice_begin + (element_at(last, box.offset, strides) + 1) * element_bytes;
   const int64_t slice_end = slice_begin + box.numel() * element_bytes;
   for (int64_t block = from / kChecksumBlockBytes;
-       block * kChecksumBlockBytes < to;
-       ++block) {
+       block * kChecksumBlockBytes < to; ++block) {
     const int64_t begin = std::max(slice_begin, block * kChecksumBlockBytes);
     const int64_t end = std::min(slice_end, (block + 1) * kChecksumBlockBytes);
     Use use{wanted.read, wanted.strides, element_bytes, begin, {}};
     use.pieces = boxes_of(
-        box,
-        {(begin - slice_begin) / element_bytes,
-         (end - slice_begin) / element_bytes});
+        box, {(begin - slice_begin) / element_bytes,
+              (end - slice_begin) / element_bytes});
     const bool some = std::any_of(
-        use.pieces.begin(), use.pieces.end(), [&](const Box& piece) {
-          return overlap(piece, part).has_value();
-        });
+        use.pieces.begin(), use.pieces.end(),
+        [&](const Box& piece) { return overlap(piece, part).has_value(); });
     if (some) uses[block].push_back(std::move(use));
   }
 }
@@ -333,19 +324,17 @@ void CheckpointReader::State::read_file(
   std::map<int64_t, std::vector<Use>> uses;
   for (const auto& slice : slices) {
     add_uses(
-        slice,
-        from.begin_of(slice.slice->key),
+        slice, from.begin_of(slice.slice->key),
         static_cast<int64_t>(
             safetensors::dtype_bytes(slice.read->tensor->dtype)),
         uses);
   }
   std::vector<std::pair<const int64_t, std::vector<Use>>*> blocks;
   for (auto& entry : uses) blocks.push_back(&entry);
-  share_work(
-      static_cast<int64_t>(blocks.size()), threads, [&](int64_t i) {
-        auto& [block, wanted] = *blocks[static_cast<size_t>(i)];
-        read_block(file, block, wanted);
-      });
+  share_work(static_cast<int64_t>(blocks.size()), threads, [&](int64_t i) {
+    auto& [block, wanted] = *blocks[static_cast<size_t>(i)];
+    read_block(file, block, wanted);
+  });
 }
 
 CheckpointReader::CheckpointReader(const std::string& folder, int threads)

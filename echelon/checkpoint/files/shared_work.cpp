@@ -24,9 +24,7 @@ int num_threads(int threads) {
 }
 
 void share_work(
-    int64_t count,
-    int threads,
-    const std::function<void(int64_t)>& work,
+    int64_t count, int threads, const std::function<void(int64_t)>& work,
     const std::function<void()>& after) {
   std::atomic<int64_t> next = 0;
   std::atomic<bool> failed = false;

@@ -38,15 +38,14 @@ class FileCheck {
   /// Those that the file has, if it is shorter than it should be.
   void check_blocks(const std::function<void(int64_t)>& progress) {
     int64_t blocks = file_.num_blocks();
-    while (blocks > 0 && (blocks - 1) * kChecksumBlockBytes +
-                                 file_.block_bytes(blocks - 1) >
-                             file_.bytes_there()) {
+    while (blocks > 0 &&
+           (blocks - 1) * kChecksumBlockBytes + file_.block_bytes(blocks - 1) >
+               file_.bytes_there()) {
       --blocks;
     }
     std::atomic<int64_t> done = 0;
     share_work(
-        blocks,
-        threads_,
+        blocks, threads_,
         [&](int64_t block) {
           thread_local std::vector<std::byte> buffer;
           const auto bytes = static_cast<size_t>(file_.block_bytes(block));
@@ -72,8 +71,7 @@ class FileCheck {
 }  // namespace
 
 std::vector<Damage> verify_checkpoint(
-    const std::string& folder,
-    const std::function<void(int64_t)>& progress,
+    const std::string& folder, const std::function<void(int64_t)>& progress,
     int threads) {
   const CheckpointManifest manifest = read_manifest(folder);
   threads = num_threads(threads);

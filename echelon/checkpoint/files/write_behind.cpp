@@ -25,7 +25,8 @@ void WriteBehind::append(std::span<const std::byte> data) {
     if (filled_ == buffer_bytes_) hand_over();
     Memory& own = memory_[filling_];
     if (!own) own.reset(new (kAlign) std::byte[buffer_bytes_]);
-    const auto piece = data.first(std::min(data.size(), buffer_bytes_ - filled_));
+    const auto piece =
+        data.first(std::min(data.size(), buffer_bytes_ - filled_));
     std::memcpy(own.get() + filled_, piece.data(), piece.size());
     filled_ += piece.size();
     data = data.subspan(piece.size());

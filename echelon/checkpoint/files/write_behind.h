@@ -1,5 +1,5 @@
-// A file written by a thread of its own while its bytes are still being made. Not
-// for others than the writers of this folder.
+// A file written by a thread of its own while its bytes are still being made.
+// Not for others than the writers of this folder.
 #pragma once
 
 #include <array>
@@ -17,9 +17,9 @@
 
 namespace echelon {
 
-/// While a buffer is written, past the system's cache, the next one is filled. Takes
-/// two buffers of kBufferBytes, or one of the file's size if that is no more; then
-/// there is no thread either.
+/// While a buffer is written, past the system's cache, the next one is filled.
+/// Takes two buffers of kBufferBytes, or one of the file's size if that is no
+/// more; then there is no thread either.
 ///
 /// One thread calls it. What the disk refuses is a CheckpointError of a later
 /// append() or of finish(); nothing may be called after it.

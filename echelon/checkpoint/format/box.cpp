@@ -42,11 +42,7 @@ Indices row_major(const Indices& sizes) {
 /// Of the box with its corner at `offset` and sizes of at least 1 along the
 /// dimensions before `dim`, elements [begin, end) counted from that corner.
 void add_boxes(
-    const Box& box,
-    size_t dim,
-    Indices offset,
-    int64_t begin,
-    int64_t end,
+    const Box& box, size_t dim, Indices offset, int64_t begin, int64_t end,
     std::vector<Box>& boxes) {
   if (begin >= end) return;
   const auto add = [&](size_t last, int64_t first, int64_t rows) {
@@ -130,10 +126,7 @@ struct Rows {
 
 template <size_t kBytes>
 void copy_line(
-    const std::byte* from,
-    std::byte* to,
-    int64_t count,
-    int64_t from_stride,
+    const std::byte* from, std::byte* to, int64_t count, int64_t from_stride,
     int64_t to_stride) {
   for (int64_t i = 0; i < count; ++i) {
     std::memcpy(to, from, kBytes);
@@ -144,12 +137,8 @@ void copy_line(
 
 /// `count` rows along one dimension; strides in bytes.
 void copy_line(
-    const std::byte* from,
-    std::byte* to,
-    int64_t count,
-    int64_t from_stride,
-    int64_t to_stride,
-    size_t row_bytes) {
+    const std::byte* from, std::byte* to, int64_t count, int64_t from_stride,
+    int64_t to_stride, size_t row_bytes) {
   switch (row_bytes) {
     case 1:
       return copy_line<1>(from, to, count, from_stride, to_stride);
@@ -187,12 +176,8 @@ void copy_rows(
       line_to += bytes(index[d] * rows.to_strides[d]);
     }
     copy_line(
-        line_from,
-        line_to,
-        rows.sizes[last],
-        bytes(rows.from_strides[last]),
-        bytes(rows.to_strides[last]),
-        row_bytes);
+        line_from, line_to, rows.sizes[last], bytes(rows.from_strides[last]),
+        bytes(rows.to_strides[last]), row_bytes);
     size_t d = last;
     while (d > 0 && ++index[d - 1] == rows.sizes[d - 1]) index[--d] = 0;
     if (d == 0) return;
@@ -337,10 +322,8 @@ std::vector<Box> boxes_of(const Box& box, const IndexRange& range) {
 }
 
 std::vector<PlacedBox> placed_boxes(
-    const std::vector<int64_t>& shape,
-    const Shard* shard,
-    const IndexRange* range,
-    bool owned) {
+    const std::vector<int64_t>& shape, const Shard* shard,
+    const IndexRange* range, bool owned) {
   Indices local = shape;
   std::vector<PlacedRange> ranges;
   size_t dim = 0;
@@ -410,11 +393,8 @@ cut(const std::vector<PlacedBox>& boxes, const IndexRange& range) {
 }
 
 void copy_overlap(
-    const Box& from_box,
-    const std::byte* from,
-    const Box& to_box,
-    std::byte* to,
-    size_t element_bytes) {
+    const Box& from_box, const std::byte* from, const Box& to_box,
+    std::byte* to, size_t element_bytes) {
   const auto both = overlap(from_box, to_box);
   if (!both) return;
   Rows rows{

@@ -72,9 +72,7 @@ ContentHash hash_box(
 }  // namespace
 
 ContentHash hash_elements(
-    const std::vector<int64_t>& shape,
-    const Box& box,
-    const std::byte* bytes,
+    const std::vector<int64_t>& shape, const Box& box, const std::byte* bytes,
     size_t element_bytes) {
   switch (element_bytes) {
     case 1:

@@ -1,9 +1,9 @@
-// A hash of a tensor's contents that does not depend on how it is cut: sums, over
-// its elements, of numbers that depend on an element's index and bits. Ranks hash
-// what they have and add up. Not cryptographic. Free of LibTorch.
+// A hash of a tensor's contents that does not depend on how it is cut: sums,
+// over its elements, of numbers that depend on an element's index and bits.
+// Ranks hash what they have and add up. Not cryptographic. Free of LibTorch.
 //
-// Element number i, row-major, of the whole tensor adds the pair z, (key | 1) z,
-// all modulo 2^64:
+// Element number i, row-major, of the whole tensor adds the pair z, (key | 1)
+// z, all modulo 2^64:
 //
 //   key = (i + 1) * 0x9e3779b97f4a7c15
 //   z   = key ^ bits             its 1, 2, 4 or 8 bytes, little-endian
@@ -11,8 +11,8 @@
 //   z   = z ^ z >> 32
 //
 // Each step can be undone, so a change of one element always changes both sums.
-// The mixer is a xorshift-multiply of the family of Stafford's "Better Bit Mixing",
-// 2011.
+// The mixer is a xorshift-multiply of the family of Stafford's "Better Bit
+// Mixing", 2011.
 #pragma once
 
 #include <array>
@@ -29,9 +29,7 @@ using ContentHash = std::array<uint64_t, 2>;
 /// Of the elements of `box`, whose row-major bytes are given (1, 2, 4 or 8 an
 /// element; other widths throw Error), of a tensor of `shape`.
 ContentHash hash_elements(
-    const std::vector<int64_t>& shape,
-    const Box& box,
-    const std::byte* bytes,
+    const std::vector<int64_t>& shape, const Box& box, const std::byte* bytes,
     size_t element_bytes);
 
 ContentHash operator+(const ContentHash& a, const ContentHash& b);

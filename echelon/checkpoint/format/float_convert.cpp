@@ -1,6 +1,6 @@
-// Everything goes by way of doubles, which hold all values of the others, so each is
-// rounded once. F32 to BF16, what models are mostly exported in, has a loop that
-// becomes vector instructions.
+// Everything goes by way of doubles, which hold all values of the others, so
+// each is rounded once. F32 to BF16, what models are mostly exported in, has a
+// loop that becomes vector instructions.
 #include "echelon/checkpoint/format/float_convert.h"
 
 #include <algorithm>
@@ -46,8 +46,8 @@ uint16_t rounded(double value) {
   if (exponent > kOurBias) return sign | kInfinity;
   // Below the smallest normal value more bits fall off.
   const bool normal = exponent >= 1 - kOurBias;
-  const int dropped = kFraction - kFormat.fraction +
-                      (normal ? 0 : 1 - kOurBias - exponent);
+  const int dropped =
+      kFraction - kFormat.fraction + (normal ? 0 : 1 - kOurBias - exponent);
   if (dropped > kFraction + 1) return sign;
   const uint64_t significand = fraction | uint64_t{1} << kFraction;
   const uint64_t rest = significand & ((uint64_t{1} << dropped) - 1);
@@ -94,16 +94,21 @@ Kind kind_of(std::string_view dtype) {
   if (dtype == "BF16") return Kind::bf16;
   throw ConfigError(
       "dtype " + std::string(dtype) +
-      " is no floating-point one that is converted; known are F64, F32, F16 and "
+      " is no floating-point one that is converted; known are F64, F32, F16 "
+      "and "
       "BF16");
 }
 
 double read_one(Kind kind, const std::byte* from) {
   switch (kind) {
-    case Kind::f64: return load<double, double>(from);
-    case Kind::f32: return load<float, double>(from);
-    case Kind::f16: return from_f16(load<uint16_t, uint16_t>(from));
-    case Kind::bf16: return from_bf16(load<uint16_t, uint16_t>(from));
+    case Kind::f64:
+      return load<double, double>(from);
+    case Kind::f32:
+      return load<float, double>(from);
+    case Kind::f16:
+      return from_f16(load<uint16_t, uint16_t>(from));
+    case Kind::bf16:
+      return from_bf16(load<uint16_t, uint16_t>(from));
   }
   return 0;
 }
@@ -136,8 +141,7 @@ void convert<Kind::f32, Kind::bf16>(
     std::memcpy(&bits, from + 4 * i, 4);
     const bool nan = (bits & 0x7fffffff) > 0x7f800000;
     const uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const auto value =
-        static_cast<uint16_t>(nan ? bits >> 16 | 0x40 : nearest);
+    const auto value = static_cast<uint16_t>(nan ? bits >> 16 | 0x40 : nearest);
     std::memcpy(to + 2 * i, &value, 2);
   }
 }
@@ -146,15 +150,11 @@ using Convert = void (*)(const std::byte*, std::byte*, int64_t);
 
 template <Kind kFrom>
 constexpr std::array<Convert, 4> kConvertFrom = {
-    convert<kFrom, Kind::f64>,
-    convert<kFrom, Kind::f32>,
-    convert<kFrom, Kind::f16>,
-    convert<kFrom, Kind::bf16>};
+    convert<kFrom, Kind::f64>, convert<kFrom, Kind::f32>,
+    convert<kFrom, Kind::f16>, convert<kFrom, Kind::bf16>};
 
 constexpr std::array<std::array<Convert, 4>, 4> kConvert = {
-    kConvertFrom<Kind::f64>,
-    kConvertFrom<Kind::f32>,
-    kConvertFrom<Kind::f16>,
+    kConvertFrom<Kind::f64>, kConvertFrom<Kind::f32>, kConvertFrom<Kind::f16>,
     kConvertFrom<Kind::bf16>};
 
 constexpr std::array<int64_t, 4> kBytes = {8, 4, 2, 2};
@@ -162,26 +162,26 @@ constexpr std::array<int64_t, 4> kBytes = {8, 4, 2, 2};
 }  // namespace
 
 bool is_float_dtype(std::string_view dtype) {
-  return dtype == "F64" || dtype == "F32" || dtype == "F16" ||
-         dtype == "BF16";
+  return dtype == "F64" || dtype == "F32" || dtype == "F16" || dtype == "BF16";
 }
 
 double largest_value(std::string_view dtype) {
   switch (kind_of(dtype)) {
-    case Kind::f64: return std::numeric_limits<double>::max();
-    case Kind::f32: return std::numeric_limits<float>::max();
-    case Kind::f16: return 65504;
-    case Kind::bf16: return from_bf16(0x7f7f);
+    case Kind::f64:
+      return std::numeric_limits<double>::max();
+    case Kind::f32:
+      return std::numeric_limits<float>::max();
+    case Kind::f16:
+      return 65504;
+    case Kind::bf16:
+      return from_bf16(0x7f7f);
   }
   return 0;
 }
 
 int64_t convert_floats(
-    std::string_view from_dtype,
-    const std::byte* from,
-    std::string_view to_dtype,
-    std::byte* to,
-    int64_t count) {
+    std::string_view from_dtype, const std::byte* from,
+    std::string_view to_dtype, std::byte* to, int64_t count) {
   const Kind from_kind = kind_of(from_dtype);
   const Kind to_kind = kind_of(to_dtype);
   const auto a = static_cast<size_t>(from_kind);

@@ -46,7 +46,8 @@ std::string in_shell(const fs::path& path) {
 }
 
 std::string torch_to_safetensors(const std::string& file) {
-  return "\n  python -c \"import torch, safetensors.torch as s; t = torch.load(" +
+  return "\n  python -c \"import torch, safetensors.torch as s; t = "
+         "torch.load(" +
          file +
          ", weights_only=True); s.save_file(t.get('model', t), "
          "'model.safetensors')\"";
@@ -54,23 +55,29 @@ std::string torch_to_safetensors(const std::string& file) {
 
 std::string megatron(const fs::path& path) {
   return path.string() +
-         " is a checkpoint of Megatron-LM: the numbers of its model (common.pt) and "
+         " is a checkpoint of Megatron-LM: the numbers of its model "
+         "(common.pt) and "
          "the places of its tensors (.metadata) are pickles" +
          kNoPickles +
-         ". Megatron-Bridge turns it into a Hugging Face folder, which `echelon "
+         ". Megatron-Bridge turns it into a Hugging Face folder, which "
+         "`echelon "
          "import` reads:\n"
-         "  python examples/conversion/convert_checkpoints.py export --hf-model "
+         "  python examples/conversion/convert_checkpoints.py export "
+         "--hf-model "
          "MODEL --megatron-path " +
          in_shell(path) + " --hf-path hf-folder";
 }
 
 std::string dcp(const fs::path& path) {
   return path.string() +
-         " is a folder of torch.distributed.checkpoint (DCP): the names and places "
-         "of its tensors (.metadata) are a pickle, and its .distcp files are made "
+         " is a folder of torch.distributed.checkpoint (DCP): the names and "
+         "places "
+         "of its tensors (.metadata) are a pickle, and its .distcp files are "
+         "made "
          "of them" +
          kNoPickles +
-         ". PyTorch's own tools turn it into a safetensors file, whose weights training "
+         ". PyTorch's own tools turn it into a safetensors file, whose weights "
+         "training "
          "begins with by [model] weights:\n"
          "  python -m torch.distributed.checkpoint.format_utils dcp_to_torch " +
          in_shell(path) + " weights.pt" + torch_to_safetensors("'weights.pt'") +
@@ -80,7 +87,8 @@ std::string dcp(const fs::path& path) {
 
 std::string pickle(const fs::path& path) {
   return path.string() + " is a pickle of torch.save" + kNoPickles +
-         ". PyTorch turns it into a safetensors file, whose weights training begins "
+         ". PyTorch turns it into a safetensors file, whose weights training "
+         "begins "
          "with by [model] weights:" +
          torch_to_safetensors("'" + path.string() + "'");
 }
@@ -110,7 +118,8 @@ std::string foreign_checkpoint(const fs::path& path) {
                                  entry.extension() == ".distcp";
                         }) != entries.end();
   if (from_dcp) return dcp(path);
-  const auto found = any([](const fs::path& entry) { return is_pickle(entry); });
+  const auto found =
+      any([](const fs::path& entry) { return is_pickle(entry); });
   return found == entries.end() ? "" : pickle(*found);
 }
 

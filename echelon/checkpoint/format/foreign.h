@@ -1,5 +1,5 @@
-// Checkpoints of other programs that are not read, recognised by their files. Free
-// of LibTorch.
+// Checkpoints of other programs that are not read, recognised by their files.
+// Free of LibTorch.
 #pragma once
 
 #include <filesystem>
@@ -7,9 +7,9 @@
 
 namespace echelon {
 
-/// What lies at `path` (a folder or a file), why it is not read, and which commands
-/// turn it into something that is: sentences for the end of a message. Empty when it
-/// is none of these:
+/// What lies at `path` (a folder or a file), why it is not read, and which
+/// commands turn it into something that is: sentences for the end of a message.
+/// Empty when it is none of these:
 ///
 ///   Megatron-LM's    metadata.json that names a sharded_backend, or
 ///                    latest_checkpointed_iteration.txt, or a folder mp_rank_…

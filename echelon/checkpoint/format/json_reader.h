@@ -19,21 +19,21 @@ namespace echelon {
 ///   json.close_object();
 ///   json.end();
 ///
-/// What the text has in place of what is asked for throws CheckpointError with path,
-/// place ("tensors[3].shape[0]"), value and rule. The text need not outlive the
-/// constructor.
+/// What the text has in place of what is asked for throws CheckpointError with
+/// path, place ("tensors[3].shape[0]"), value and rule. The text need not
+/// outlive the constructor.
 class JsonReader {
  public:
-  /// Throws CheckpointError for a text that is not JSON in UTF-8, or that is nested
-  /// deeper than any of ours.
+  /// Throws CheckpointError for a text that is not JSON in UTF-8, or that is
+  /// nested deeper than any of ours.
   JsonReader(const std::string& text, const std::string& path);
 
   void open_object();
   /// The next member's key has to be `name`.
   void key(std::string_view name);
   void close_object();
-  /// For objects with keys of any name: false, and the object is closed, after the
-  /// last one.
+  /// For objects with keys of any name: false, and the object is closed, after
+  /// the last one.
   bool next_member(std::string& name);
 
   void open_array();

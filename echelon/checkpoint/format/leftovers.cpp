@@ -38,9 +38,8 @@ std::optional<pid_t> process_of(std::string_view text) {
   if (text.empty()) return process;
   if (!text.starts_with('-')) return {};
   text.remove_prefix(1);
-  const bool digits =
-      !text.empty() &&
-      text.find_first_not_of("0123456789") == std::string_view::npos;
+  const bool digits = !text.empty() && text.find_first_not_of("0123456789") ==
+                                           std::string_view::npos;
   return digits ? process : std::nullopt;
 }
 
@@ -70,7 +69,8 @@ void remove_leftovers(const fs::path& parts) noexcept try {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(start)) continue;
-    const auto process = process_of(std::string_view(name).substr(start.size()));
+    const auto process =
+        process_of(std::string_view(name).substr(start.size()));
     if (process && !is_alive(*process)) left.push_back(entry.path());
   }
   for (const auto& path : left) remove_unless_claimed(path);

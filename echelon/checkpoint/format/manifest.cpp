@@ -27,9 +27,7 @@ void append_hex(std::string& text, uint64_t value) {
 
 /// Adds what `part` has of a tensor to what others have of it.
 void add_tensor(
-    SavedTensor& sum,
-    const SavedTensor& part,
-    int64_t file,
+    SavedTensor& sum, const SavedTensor& part, int64_t file,
     const std::string& file_name) {
   if (part.kind != sum.kind || part.dtype != sum.dtype ||
       part.shape != sum.shape) {
@@ -65,10 +63,9 @@ std::string to_string(SavedKind kind) {
 }
 
 const SavedTensor* CheckpointManifest::find(const std::string& name) const {
-  const auto found =
-      std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
-        return tensor.name == name;
-      });
+  const auto found = std::find_if(
+      tensors.begin(), tensors.end(),
+      [&](const auto& tensor) { return tensor.name == name; });
   return found == tensors.end() ? nullptr : &*found;
 }
 
@@ -99,9 +96,9 @@ std::string content_hash(const CheckpointManifest& manifest) {
     std::string bits;
     append_hex(bits, std::bit_cast<uint64_t>(manifest.loss_scale->scale));
     line(
-        "loss_scale",
-        bits + " " + std::to_string(manifest.loss_scale->good_steps) + " " +
-            std::to_string(manifest.loss_scale->overflows));
+        "loss_scale", bits + " " +
+                          std::to_string(manifest.loss_scale->good_steps) +
+                          " " + std::to_string(manifest.loss_scale->overflows));
   }
   std::vector<const SavedTensor*> tensors;
   for (const auto& tensor : manifest.tensors) {

@@ -35,9 +35,7 @@ bool is_file_name(const std::string& name) {
 }
 
 void check_slice(
-    const SavedTensor& tensor,
-    const SavedSlice& slice,
-    size_t num_files,
+    const SavedTensor& tensor, const SavedSlice& slice, size_t num_files,
     const std::string& place) {
   if (!is_inside(slice.box, tensor.shape)) {
     fail(
@@ -49,9 +47,9 @@ void check_slice(
   }
   if (slice.file < 0 || static_cast<size_t>(slice.file) >= num_files) {
     fail(
-        tensor_place(place, tensor),
-        "a slice is in file number " + std::to_string(slice.file) + " of " +
-            std::to_string(num_files));
+        tensor_place(place, tensor), "a slice is in file number " +
+                                         std::to_string(slice.file) + " of " +
+                                         std::to_string(num_files));
   }
   if (slice.key.empty() || slice.key == "__metadata__") {
     fail(
@@ -148,17 +146,15 @@ void check_contents(
       const std::string& file = files[number].name;
       if (!keys[number].insert(slice.key).second) {
         fail(
-            here,
-            "another slice has the key " + in_quotes(slice.key) + " in file " +
-                in_quotes(file) + " already");
+            here, "another slice has the key " + in_quotes(slice.key) +
+                      " in file " + in_quotes(file) + " already");
       }
       const int64_t bytes = slice.box.numel() * width;
       if (bytes > room[number]) {
         fail(
-            here,
-            "file " + in_quotes(file) + " of " +
-                std::to_string(files[number].bytes) +
-                " bytes has no room for all its slices");
+            here, "file " + in_quotes(file) + " of " +
+                      std::to_string(files[number].bytes) +
+                      " bytes has no room for all its slices");
       }
       room[number] -= bytes;
       boxes.push_back(slice.box);
@@ -166,9 +162,9 @@ void check_contents(
     const std::string gap = find_gap(tensor.shape, boxes);
     if (!gap.empty()) {
       fail(
-          here,
-          gap + "; slices must cover its shape " +
-              safetensors::shape_string(tensor.shape) + ", each element once");
+          here, gap + "; slices must cover its shape " +
+                    safetensors::shape_string(tensor.shape) +
+                    ", each element once");
     }
   }
 }

@@ -15,14 +15,14 @@ inline constexpr const char* kChecksumEnd = "\"\n}\n";
 
 /// All CheckpointErrors begin with `place`.
 ///
-/// A tensor by itself: name, dtype, shape; slices inside of it, with `num_files`
-/// files. Not whether they cover it.
+/// A tensor by itself: name, dtype, shape; slices inside of it, with
+/// `num_files` files. Not whether they cover it.
 void check_tensor(
     const SavedTensor& tensor, size_t num_files, const std::string& place);
 /// A file by itself.
 void check_file(const SavedFile& file, const std::string& place);
-/// All of it: each of the above, that names are unique, slices cover tensors and
-/// have keys of their own, and files have room for them.
+/// All of it: each of the above, that names are unique, slices cover tensors
+/// and have keys of their own, and files have room for them.
 void check_contents(
     const CheckpointManifest& manifest, const std::string& place);
 

@@ -57,9 +57,7 @@ void read_head(JsonReader& json, std::string_view format, int& version) {
 SavedKind read_kind(JsonReader& json) {
   const std::string text = json.string();
   for (const SavedKind kind :
-       {SavedKind::parameter,
-        SavedKind::buffer,
-        SavedKind::optimizer,
+       {SavedKind::parameter, SavedKind::buffer, SavedKind::optimizer,
         SavedKind::random}) {
     if (to_string(kind) == text) return kind;
   }
@@ -181,9 +179,7 @@ void read_end(JsonReader& json) {
 }
 
 void check_hash(
-    const std::string& path,
-    const char* key,
-    const std::string& written,
+    const std::string& path, const char* key, const std::string& written,
     const std::string& found) {
   if (written == found) return;
   throw CheckpointError(
@@ -236,9 +232,7 @@ parse_manifest(const std::string& text, const std::string& path) {
 
   check_contents(manifest, path);
   check_hash(
-      path,
-      "config_hash",
-      manifest.config_hash,
+      path, "config_hash", manifest.config_hash,
       checksum(manifest.config.data(), manifest.config.size()));
   check_hash(
       path, "content_hash", manifest.content_hash, content_hash(manifest));

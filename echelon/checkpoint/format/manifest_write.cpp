@@ -87,9 +87,7 @@ void append_value(std::string& json, double value) {
 
 template <typename Items, typename Append>
 void append_list(
-    std::string& json,
-    const Items& items,
-    const char* between,
+    std::string& json, const Items& items, const char* between,
     const Append& append) {
   bool is_first = true;
   for (const auto& item : items) {
@@ -109,9 +107,7 @@ void append_value(std::string& json, const std::vector<int64_t>& values) {
 /// `before` is what is there before the key: ", " or a line's end, or a brace.
 template <typename Value>
 void append_member(
-    std::string& json,
-    const char* before,
-    const char* key,
+    std::string& json, const char* before, const char* key,
     const Value& value) {
   json += before;
   append_quoted(json, key);

@@ -31,8 +31,8 @@ void NewFile::create(Under under) {
   for (int attempt = 0; fd_ < 0; ++attempt) {
     name_ = path_;
     if (under == Under::beside) {
-      name_ += ".part-" + std::to_string(::getpid()) + "-" +
-               std::to_string(attempt);
+      name_ +=
+          ".part-" + std::to_string(::getpid()) + "-" + std::to_string(attempt);
     }
     fd_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd_ >= 0) {
@@ -65,8 +65,9 @@ void NewFile::append_direct(const void* data, size_t bytes) {
   append_as_set(data, bytes);
 }
 
-// A direct write into room that was only set aside waits until the file system has
-// noted that the room is used: 4 ms each on ext4, many times what the write takes.
+// A direct write into room that was only set aside waits until the file system
+// has noted that the room is used: 4 ms each on ext4, many times what the write
+// takes.
 void NewFile::give_back_room() {
   // Where it fails, writing is slow, not wrong.
   [[maybe_unused]] const int given = ::ftruncate(fd_, written_);
@@ -98,8 +99,7 @@ void NewFile::append_as_set(const void* data, size_t bytes) {
 void NewFile::start_writing() {
   if (direct_) return;
   // Advice: whatever it meets, finish() will see.
-  ::sync_file_range(
-      fd_, started_, written_ - started_, SYNC_FILE_RANGE_WRITE);
+  ::sync_file_range(fd_, started_, written_ - started_, SYNC_FILE_RANGE_WRITE);
   started_ = written_;
 }
 
@@ -132,8 +132,7 @@ void NewFile::fail(const std::string& doing, int error) {
   struct statvfs disk = {};
   std::string free = "unknown";
   if (::statvfs(folder_.c_str(), &disk) == 0) {
-    free =
-        std::to_string(static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize);
+    free = std::to_string(static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize);
   }
   throw CheckpointError(
       path_ + ": " + doing + " failed: " + std::strerror(error) +

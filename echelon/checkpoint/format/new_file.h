@@ -12,8 +12,8 @@ namespace echelon {
 class NewFile {
  public:
   /// at_path: under its own name, which must not be taken.
-  /// beside: under another one until move_into_place() replaces what is there. Those
-  /// that processes which were killed left are removed.
+  /// beside: under another one until move_into_place() replaces what is there.
+  /// Those that processes which were killed left are removed.
   enum class Under { at_path, beside };
 
   /// Makes room for `bytes` in all: a disk that is too full is found before
@@ -24,18 +24,21 @@ class NewFile {
   ~NewFile() { discard(); }
 
   void append(const void* data, size_t bytes);
-  /// As append(), past the system's cache where the file system lets us: that costs
-  /// no copy, and what others keep there stays. At an offset, from an address and of
-  /// a size that kDirectBytes divides. Gives back the room that was made: a disk
-  /// which others fill meanwhile is found by the write that meets it.
+  /// As append(), past the system's cache where the file system lets us: that
+  /// costs no copy, and what others keep there stays. At an offset, from an
+  /// address and of a size that kDirectBytes divides. Gives back the room that
+  /// was made: a disk which others fill meanwhile is found by the write that
+  /// meets it.
   void append_direct(const void* data, size_t bytes);
   static constexpr size_t kDirectBytes = 4096;
   /// Lets the disk begin with what was appended, so that finish() waits less.
   void start_writing();
-  /// Everything is on the disk, the folder's entry excepted; the file is closed.
+  /// Everything is on the disk, the folder's entry excepted; the file is
+  /// closed.
   void finish();
   void keep() noexcept { name_.clear(); }
-  /// finish(), rename to the path, and the folder's entry is on the disk as well.
+  /// finish(), rename to the path, and the folder's entry is on the disk as
+  /// well.
   void move_into_place();
 
  private:

@@ -271,8 +271,7 @@ void check_tensor(
 
 /// Tensors by begin must follow each other without overlap, gap or remainder.
 void check_cover(
-    const std::vector<TensorInfo>& tensors,
-    uint64_t data_bytes,
+    const std::vector<TensorInfo>& tensors, uint64_t data_bytes,
     const std::string& path) {
   uint64_t covered = 0;
   const TensorInfo* previous = nullptr;
@@ -359,8 +358,7 @@ std::string in_quotes(std::string_view text) {
 }
 
 uint64_t head_bytes(
-    std::span<const std::byte> first,
-    uint64_t file_bytes,
+    std::span<const std::byte> first, uint64_t file_bytes,
     const std::string& path) {
   if (file_bytes < 8 || first.size() < 8) {
     throw CheckpointError(
@@ -392,8 +390,7 @@ Header parse(std::span<const std::byte> file, const std::string& path) {
 }
 
 Header parse_head(
-    std::span<const std::byte> head,
-    uint64_t file_bytes,
+    std::span<const std::byte> head, uint64_t file_bytes,
     const std::string& path) {
   const uint64_t length = head.size() - 8;
   const auto* text = reinterpret_cast<const char*>(head.data()) + 8;
@@ -420,8 +417,7 @@ Header parse_head(
     header.tensors.push_back(std::move(raw.info));
   }
   std::stable_sort(
-      header.tensors.begin(),
-      header.tensors.end(),
+      header.tensors.begin(), header.tensors.end(),
       [](const TensorInfo& a, const TensorInfo& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
       });
@@ -445,15 +441,11 @@ File::File(const std::string& path) : path_(path) {
   }
   map_bytes_ = static_cast<size_t>(status.st_size);
   if (map_bytes_ > 0) {
-    // Private and writable: a tensor that shares it may be changed in memory. The
-    // file may be larger than the memory for all that.
+    // Private and writable: a tensor that shares it may be changed in memory.
+    // The file may be larger than the memory for all that.
     void* map = ::mmap(
-        nullptr,
-        map_bytes_,
-        PROT_READ | PROT_WRITE,
-        MAP_PRIVATE | MAP_NORESERVE,
-        fd,
-        0);
+        nullptr, map_bytes_, PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_NORESERVE, fd, 0);
     if (map == MAP_FAILED) {
       const int error = errno;
       ::close(fd);

@@ -57,15 +57,14 @@ std::string shape_string(std::span<const int64_t> shape);
 /// the shape says, no overlap, no gap, nothing behind the last tensor).
 Header parse(std::span<const std::byte> file, const std::string& path);
 
-/// How many bytes of a file of `file_bytes` come before its data, from its first 8
-/// (or as many as it has). Throws as parse().
-uint64_t
-head_bytes(std::span<const std::byte> first, uint64_t file_bytes,
-           const std::string& path);
+/// How many bytes of a file of `file_bytes` come before its data, from its
+/// first 8 (or as many as it has). Throws as parse().
+uint64_t head_bytes(
+    std::span<const std::byte> first, uint64_t file_bytes,
+    const std::string& path);
 /// parse() from the head_bytes() alone.
 Header parse_head(
-    std::span<const std::byte> head,
-    uint64_t file_bytes,
+    std::span<const std::byte> head, uint64_t file_bytes,
     const std::string& path);
 
 /// A file, mapped for reading. Moves, does not copy. The spans that it gives
@@ -90,8 +89,9 @@ class File {
   /// The bytes of one of tensors(). Aligned to the dtype if the writer was
   /// ours; the format itself promises nothing.
   std::span<const std::byte> bytes(const TensorInfo& tensor) const;
-  /// Lets go of the memory that holds these bytes of the file; reading them again
-  /// gives the same. Whoever has changed them through load_tensor() loses that.
+  /// Lets go of the memory that holds these bytes of the file; reading them
+  /// again gives the same. Whoever has changed them through load_tensor() loses
+  /// that.
   void forget(std::span<const std::byte> bytes) const;
 
  private:
@@ -120,8 +120,7 @@ struct TensorBytes {
 /// free. What was written until then is removed and an older file of that name
 /// stays.
 void write(
-    const std::string& path,
-    const std::vector<TensorBytes>& tensors,
+    const std::string& path, const std::vector<TensorBytes>& tensors,
     const Metadata& metadata = {});
 
 }  // namespace echelon::safetensors

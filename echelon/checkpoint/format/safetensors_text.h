@@ -30,8 +30,7 @@ struct FilePlan {
   uint64_t bytes = 0;  // of the file
 };
 FilePlan plan_file(
-    const std::string& path,
-    const std::vector<TensorBytes>& tensors,
+    const std::string& path, const std::vector<TensorBytes>& tensors,
     const Metadata& metadata);
 
 }  // namespace echelon::safetensors

@@ -50,8 +50,7 @@ in_file_order(const std::vector<TensorBytes>& tensors) {
 }
 
 std::string header_text(
-    const std::string& path,
-    const std::vector<const TensorBytes*>& tensors,
+    const std::string& path, const std::vector<const TensorBytes*>& tensors,
     const Metadata& metadata) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!metadata.empty()) json["__metadata__"] = metadata;
@@ -86,8 +85,7 @@ std::string header_text(
 }  // namespace
 
 FilePlan plan_file(
-    const std::string& path,
-    const std::vector<TensorBytes>& tensors,
+    const std::string& path, const std::vector<TensorBytes>& tensors,
     const Metadata& metadata) {
   check(path, tensors);
   FilePlan plan;
@@ -103,8 +101,7 @@ FilePlan plan_file(
 }
 
 void write(
-    const std::string& path,
-    const std::vector<TensorBytes>& tensors,
+    const std::string& path, const std::vector<TensorBytes>& tensors,
     const Metadata& metadata) {
   const FilePlan plan = plan_file(path, tensors, metadata);
   NewFile file(path, plan.bytes, NewFile::Under::beside);

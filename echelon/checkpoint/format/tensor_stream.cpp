@@ -21,8 +21,7 @@ int64_t width(const std::string& dtype) {
 }
 
 // "[2, 0]", the indices of element number `element`.
-std::string
-place_of(const std::vector<int64_t>& shape, int64_t element) {
+std::string place_of(const std::vector<int64_t>& shape, int64_t element) {
   std::vector<int64_t> index(shape.size());
   for (size_t d = shape.size(); d-- > 0;) {
     index[d] = element % shape[d];
@@ -32,19 +31,15 @@ place_of(const std::vector<int64_t>& shape, int64_t element) {
 }
 
 [[noreturn]] void refuse_overflow(
-    const TensorSource& source,
-    const TensorFacts& facts,
-    const std::string& dtype,
-    int64_t element,
-    const std::byte* value) {
+    const TensorSource& source, const TensorFacts& facts,
+    const std::string& dtype, int64_t element, const std::byte* value) {
   double number = 0;
   convert_floats(
       facts.dtype, value, "F64", reinterpret_cast<std::byte*>(&number), 1);
   std::ostringstream text;
   text << source.path() << ": tensor " << in_quotes(facts.name) << ": "
        << number << " at " << place_of(facts.shape, element)
-       << " is beyond what " << dtype << " can hold, "
-       << largest_value(dtype)
+       << " is beyond what " << dtype << " can hold, " << largest_value(dtype)
        << "; write a wider dtype (bfloat16 has the range of float32)";
   throw DataError(text.str());
 }
@@ -71,8 +66,7 @@ class Stream {
   void add(const TensorToWrite& tensor) {
     const auto& facts = source_.tensors()[tensor.tensor];
     const bool same = facts.dtype == tensor.dtype;
-    const int64_t each =
-        width(facts.dtype) + (same ? 0 : width(tensor.dtype));
+    const int64_t each = width(facts.dtype) + (same ? 0 : width(tensor.dtype));
     const int64_t numel = facts.numel();
     for (int64_t begin = 0; begin < numel;) {
       if (room_ - held_ < each) flush();
@@ -124,14 +118,10 @@ class Stream {
         facts(part).dtype, bytes, dtype, converted_.get(), count);
     if (wrong < count) {
       refuse_overflow(
-          source_,
-          facts(part),
-          dtype,
-          part.elements.begin + wrong,
+          source_, facts(part), dtype, part.elements.begin + wrong,
           bytes + wrong * width(facts(part).dtype));
     }
-    file_.append(
-        converted_.get(), static_cast<size_t>(count * width(dtype)));
+    file_.append(converted_.get(), static_cast<size_t>(count * width(dtype)));
   }
 
   TensorSource& source_;
@@ -144,8 +134,7 @@ class Stream {
 };
 
 void check(
-    const std::string& path,
-    const TensorSource& source,
+    const std::string& path, const TensorSource& source,
     const TensorToWrite& tensor) {
   const auto& facts = source.tensors().at(tensor.tensor);
   if (facts.dtype == tensor.dtype) return;
@@ -170,11 +159,9 @@ bytes_to_write(const TensorSource& source, const TensorToWrite& tensor) {
 }
 
 void write_tensors(
-    const std::string& path,
-    TensorSource& source,
+    const std::string& path, TensorSource& source,
     const std::vector<TensorToWrite>& tensors,
-    const safetensors::Metadata& metadata,
-    int64_t memory_bytes) {
+    const safetensors::Metadata& metadata, int64_t memory_bytes) {
   // The file is planned by sizes alone; nobody looks at these bytes.
   static constexpr std::byte kNowhere{};
   std::vector<safetensors::TensorBytes> list;

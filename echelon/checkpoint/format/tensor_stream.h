@@ -42,8 +42,9 @@ class TensorSource {
   virtual void read(const std::vector<Piece>& pieces) = 0;
 };
 
-/// A tensor to write: from which of a source, under which name, in which dtype. The
-/// dtype is the source's own, or both are floating-point ones (float_convert.h).
+/// A tensor to write: from which of a source, under which name, in which dtype.
+/// The dtype is the source's own, or both are floating-point ones
+/// (float_convert.h).
 struct TensorToWrite {
   size_t tensor = 0;
   std::string name;
@@ -56,17 +57,16 @@ int64_t bytes_to_write(const TensorSource& source, const TensorToWrite& tensor);
 /// How many bytes are read, converted and written at a time.
 inline constexpr int64_t kStreamBytes = 64 << 20;
 
-/// Writes them to `path` as safetensors::write() does: the old file or the whole new
-/// one is seen.
+/// Writes them to `path` as safetensors::write() does: the old file or the
+/// whole new one is seen.
 ///
 ///   memory_bytes  of the copies that are held at a time
 ///
 /// Throws what reading and writing throw, ConfigError for dtypes that are not
-/// converted, and DataError for a finite number that the new dtype cannot hold: the
-/// tensor, the number and its place.
+/// converted, and DataError for a finite number that the new dtype cannot hold:
+/// the tensor, the number and its place.
 void write_tensors(
-    const std::string& path,
-    TensorSource& source,
+    const std::string& path, TensorSource& source,
     const std::vector<TensorToWrite>& tensors,
     const safetensors::Metadata& metadata = {},
     int64_t memory_bytes = kStreamBytes);

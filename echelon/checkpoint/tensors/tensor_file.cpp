@@ -76,9 +76,7 @@ load_tensor(const std::shared_ptr<const File>& file, const TensorInfo& info) {
     return copy;
   }
   return torch::from_blob(
-      const_cast<std::byte*>(bytes.data()),
-      info.shape,
-      [file](void*) {},
+      const_cast<std::byte*>(bytes.data()), info.shape, [file](void*) {},
       options);
 }
 
@@ -102,8 +100,7 @@ std::vector<NamedTensor> load_tensors(const std::string& path) {
 }
 
 void save_tensors(
-    const std::string& path,
-    const std::vector<NamedTensor>& tensors,
+    const std::string& path, const std::vector<NamedTensor>& tensors,
     const safetensors::Metadata& metadata) {
   std::vector<torch::Tensor> on_host;  // keeps the bytes alive
   std::vector<safetensors::TensorBytes> list;

@@ -37,8 +37,7 @@ torch::Tensor load_tensor(
 /// the host, strided ones made contiguous. Throws ConfigError for an undefined
 /// or sparse one.
 void save_tensors(
-    const std::string& path,
-    const std::vector<NamedTensor>& tensors,
+    const std::string& path, const std::vector<NamedTensor>& tensors,
     const safetensors::Metadata& metadata = {});
 
 }  // namespace echelon

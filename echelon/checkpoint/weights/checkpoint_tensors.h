@@ -11,8 +11,8 @@
 
 namespace echelon {
 
-/// Parameters and buffers, in the manifest's order; every byte is verified. Memory
-/// for blocks that are needed twice, 64 MiB at most, is the reader's.
+/// Parameters and buffers, in the manifest's order; every byte is verified.
+/// Memory for blocks that are needed twice, 64 MiB at most, is the reader's.
 class CheckpointTensors : public TensorSource {
  public:
   /// Borrows the reader, or has one of its own.

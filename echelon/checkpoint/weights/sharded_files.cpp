@@ -47,8 +47,7 @@ json sharding_info(const safetensors::File& file) {
 }
 
 Box box_of(
-    const safetensors::File& file,
-    const safetensors::TensorInfo& tensor,
+    const safetensors::File& file, const safetensors::TensorInfo& tensor,
     const json& info) {
   Box box{{}, tensor.shape};
   const json* offsets = nullptr;
@@ -119,8 +118,8 @@ ShardedFiles::ShardedFiles(
             " " + facts.dtype + " " + shape_string(first.box.sizes));
       }
       for (size_t d = 0; d < facts.shape.size(); ++d) {
-        facts.shape[d] = std::max(
-            facts.shape[d], part.box.offset[d] + part.box.sizes[d]);
+        facts.shape[d] =
+            std::max(facts.shape[d], part.box.offset[d] + part.box.sizes[d]);
       }
       boxes.push_back(part.box);
     }
@@ -144,8 +143,7 @@ void ShardedFiles::read(const std::vector<Piece>& pieces) {
     const auto& facts = facts_.at(piece.tensor);
     const auto width = safetensors::dtype_bytes(facts.dtype);
     std::byte* to = piece.to;
-    for (const auto& box :
-         boxes_of(whole_box(facts.shape), piece.elements)) {
+    for (const auto& box : boxes_of(whole_box(facts.shape), piece.elements)) {
       read(piece.tensor, box, to);
       to += static_cast<size_t>(box.numel()) * width;
     }

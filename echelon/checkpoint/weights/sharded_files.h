@@ -1,10 +1,11 @@
-// Folders of torch.distributed.checkpoint whose files are safetensors ones: what its
-// HuggingFaceStorageWriter saves from many ranks. Free of LibTorch.
+// Folders of torch.distributed.checkpoint whose files are safetensors ones:
+// what its HuggingFaceStorageWriter saves from many ranks. Free of LibTorch.
 //
-// Each file has its ranks' parts of tensors under the tensors' names, and in its
-// metadata "DCP_SHARDING_INFO": {"name": {"saved_offsets": [row, column]}, …}, where
-// each part begins in the whole tensor. Source: torch/distributed/checkpoint of
-// PyTorch 2.11, whose reader takes a tensor to be as large as its parts reach.
+// Each file has its ranks' parts of tensors under the tensors' names, and in
+// its metadata "DCP_SHARDING_INFO": {"name": {"saved_offsets": [row, column]},
+// …}, where each part begins in the whole tensor. Source:
+// torch/distributed/checkpoint of PyTorch 2.11, whose reader takes a tensor to
+// be as large as its parts reach.
 #pragma once
 
 #include <functional>
@@ -25,11 +26,13 @@ class ShardedFiles : public TensorSource {
  public:
   /// Opens all of these files.
   ///
-  ///   rename  from a name in the files to the one of tensors(); an empty one is
+  ///   rename  from a name in the files to the one of tensors(); an empty one
+  ///   is
   ///           passed over
   ///
-  /// Throws CheckpointError as safetensors::File, for files without such metadata,
-  /// and for parts of one tensor that have different dtypes, overlap or leave holes.
+  /// Throws CheckpointError as safetensors::File, for files without such
+  /// metadata, and for parts of one tensor that have different dtypes, overlap
+  /// or leave holes.
   ShardedFiles(
       const std::string& folder,
       const std::function<std::string(const std::string&)>& rename);

@@ -8,8 +8,8 @@
 namespace echelon {
 namespace {
 
-std::vector<TensorToWrite> chosen(
-    const TensorSource& source, const std::vector<std::string>& names) {
+std::vector<TensorToWrite>
+chosen(const TensorSource& source, const std::vector<std::string>& names) {
   std::vector<TensorToWrite> all;
   std::map<std::string, size_t> numbers;
   for (const auto& tensor : source.tensors()) {
@@ -33,10 +33,8 @@ std::vector<TensorToWrite> chosen(
 }  // namespace
 
 void write_weights(
-    CheckpointReader& reader,
-    const std::string& path,
-    const std::vector<std::string>& names,
-    int64_t memory_bytes) {
+    CheckpointReader& reader, const std::string& path,
+    const std::vector<std::string>& names, int64_t memory_bytes) {
   CheckpointTensors source(reader);
   write_tensors(
       path, source, chosen(source, names), {{"format", "pt"}}, memory_bytes);

@@ -10,16 +10,16 @@
 
 namespace echelon {
 
-/// Writes the tensors of these names (parameters and buffers; empty: all of those)
-/// to `path`, as safetensors::write does: the old file or the whole new one is seen.
+/// Writes the tensors of these names (parameters and buffers; empty: all of
+/// those) to `path`, as safetensors::write does: the old file or the whole new
+/// one is seen.
 ///
 ///   memory_bytes  of the copies that are held at a time, about
 ///
-/// Throws what reading and writing throw, and CheckpointError for a name that is not
-/// there.
+/// Throws what reading and writing throw, and CheckpointError for a name that
+/// is not there.
 void write_weights(
-    CheckpointReader& reader,
-    const std::string& path,
+    CheckpointReader& reader, const std::string& path,
     const std::vector<std::string>& names = {},
     int64_t memory_bytes = 64 << 20);
 

@@ -25,10 +25,8 @@ std::string reason_of(const std::exception& error) {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> connect_together(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const GroupMember& member,
-    std::chrono::milliseconds timeout,
-    const Connect& connect) {
+    const c10::intrusive_ptr<c10d::Store>& store, const GroupMember& member,
+    std::chrono::milliseconds timeout, const Connect& connect) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + timeout;
   for (int attempt = 1;; ++attempt) {
@@ -56,7 +54,8 @@ c10::intrusive_ptr<c10d::Backend> connect_together(
     }
     if (member.rank == 0) {
       std::fprintf(
-          stderr, "warning: group \"%s\": connecting failed, trying again (%s)\n",
+          stderr,
+          "warning: group \"%s\": connecting failed, trying again (%s)\n",
           member.group.c_str(), first->c_str());
     }
   }

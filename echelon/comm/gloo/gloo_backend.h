@@ -13,10 +13,7 @@ namespace echelon {
 /// local address that the others can reach ("127.0.0.1" on one host). Throws
 /// what LibTorch throws when a peer does not come within the timeout.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    const std::string& address,
-    std::chrono::milliseconds timeout);
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+    const std::string& address, std::chrono::milliseconds timeout);
 
 }  // namespace echelon

@@ -10,16 +10,17 @@
 #include <numeric>
 #include <thread>
 
-#include "echelon/comm/shared_memory/failure.h"
 #include "echelon/comm/local/local.h"
 #include "echelon/comm/local/work.h"
+#include "echelon/comm/shared_memory/failure.h"
 
 namespace echelon::local {
 namespace {
 
 using Tensors = LocalBackend::Tensors;
 
-// That shutdown() leaves to threads that carry operations, or that wait for one.
+// That shutdown() leaves to threads that carry operations, or that wait for
+// one.
 constexpr std::chrono::seconds kLongestEnd{1};
 
 [[noreturn]] void refuse(const char* operation, const std::string& why) {
@@ -93,8 +94,7 @@ std::string text(const at::Tensor& tensor) {
   return c10::str(
       tensor.scalar_type() == at::kBool ? "bool"
                                         : c10::toString(tensor.scalar_type()),
-      " ",
-      tensor.sizes());
+      " ", tensor.sizes());
 }
 
 at::Tensor& only(const char* operation, Tensors& tensors) {
@@ -108,11 +108,10 @@ at::Tensor& only(const char* operation, Tensors& tensors) {
 
 at::Tensor host_memory_like(const at::Tensor& tensor) {
   return at::empty(
-      tensor.sizes(),
-      tensor.options()
-          .device(at::kCPU)
-          .memory_format(at::MemoryFormat::Contiguous)
-          .pinned_memory(tensor.is_cuda()));
+      tensor.sizes(), tensor.options()
+                          .device(at::kCPU)
+                          .memory_format(at::MemoryFormat::Contiguous)
+                          .pinned_memory(tensor.is_cuda()));
 }
 
 enum class Use { input, output, both };
@@ -135,18 +134,16 @@ void check_equal(
   if (tensor.numel() != model.numel() ||
       tensor.scalar_type() != model.scalar_type()) {
     refuse(
-        operation,
-        "tensors must be alike, but there are " + text(model) + " and " +
-            text(tensor));
+        operation, "tensors must be alike, but there are " + text(model) +
+                       " and " + text(tensor));
   }
 }
 
 void check_list(const char* operation, const Tensors& list, int size) {
   if (static_cast<int>(list.size()) != size) {
     refuse(
-        operation,
-        std::to_string(list.size()) + " tensors for " + std::to_string(size) +
-            " ranks");
+        operation, std::to_string(list.size()) + " tensors for " +
+                       std::to_string(size) + " ranks");
   }
 }
 
@@ -219,10 +216,7 @@ LocalBackend::~LocalBackend() {
 }
 
 LocalBackend::WorkPtr LocalBackend::issue(
-    c10d::OpType type,
-    Tensors results,
-    std::vector<Staged> staged,
-    bool async,
+    c10d::OpType type, Tensors results, std::vector<Staged> staged, bool async,
     std::chrono::milliseconds timeout,
     const std::function<OperationPtr(Issue)>& call,
     std::function<void()> finish) {
@@ -233,10 +227,7 @@ LocalBackend::WorkPtr LocalBackend::issue(
   how.timeout = std::max(timeout, std::chrono::milliseconds(0));
   pending_->fetch_add(1);
   // Keeps the work and its tensors until the operation is over.
-  how.on_done = [work,
-                 stream,
-                 pending = pending_,
-                 staged = std::move(staged),
+  how.on_done = [work, stream, pending = pending_, staged = std::move(staged),
                  finish = std::move(finish)](Operation& operation) {
     auto error = operation.error();
     if (error == nullptr) {
@@ -264,9 +255,8 @@ void LocalBackend::check_rank(
     const char* operation, const char* what, int64_t rank) const {
   if (rank < 0 || rank >= size_) {
     refuse(
-        operation,
-        std::string(what) + " " + std::to_string(rank) + " of a group of " +
-            std::to_string(size_));
+        operation, std::string(what) + " " + std::to_string(rank) +
+                       " of a group of " + std::to_string(size_));
   }
 }
 
@@ -335,12 +325,8 @@ LocalBackend::WorkPtr LocalBackend::broadcast(
   const auto shape = shape_of("broadcast", tensor);
   auto staged = stage(tensor, rank_ == root ? Use::input : Use::output);
   return issue(
-      c10d::OpType::BROADCAST,
-      {tensor},
-      {staged},
-      options.asyncOp,
-      options.timeout,
-      [&](Issue how) {
+      c10d::OpType::BROADCAST, {tensor}, {staged}, options.asyncOp,
+      options.timeout, [&](Issue how) {
         return group_->broadcast(staged.data(), shape, root, std::move(how));
       });
 }
@@ -352,12 +338,8 @@ LocalBackend::WorkPtr LocalBackend::allreduce(
   const auto op = reduction_of("all_reduce", options.reduceOp, tensor);
   auto staged = stage(tensor, Use::both);
   return issue(
-      c10d::OpType::ALLREDUCE,
-      {tensor},
-      {staged},
-      options.asyncOp,
-      options.timeout,
-      [&](Issue how) {
+      c10d::OpType::ALLREDUCE, {tensor}, {staged}, options.asyncOp,
+      options.timeout, [&](Issue how) {
         return group_->all_reduce(staged.data(), shape, op, std::move(how));
       });
 }
@@ -373,10 +355,7 @@ LocalBackend::WorkPtr LocalBackend::allreduce_coalesced(
   const auto shape = shape_of("all_reduce", flat);
   auto staged = stage(flat, Use::both);
   return issue(
-      c10d::OpType::ALLREDUCE_COALESCED,
-      tensors,
-      {staged},
-      options.asyncOp,
+      c10d::OpType::ALLREDUCE_COALESCED, tensors, {staged}, options.asyncOp,
       options.timeout,
       [&](Issue how) {
         return group_->all_reduce(staged.data(), shape, op, std::move(how));
@@ -399,19 +378,14 @@ LocalBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const auto op = reduction_of("reduce", options.reduceOp, tensor);
   auto staged = stage(tensor, rank_ == root ? Use::both : Use::input);
   return issue(
-      c10d::OpType::REDUCE,
-      {tensor},
-      {staged},
-      options.asyncOp,
-      options.timeout,
-      [&](Issue how) {
+      c10d::OpType::REDUCE, {tensor}, {staged}, options.asyncOp,
+      options.timeout, [&](Issue how) {
         return group_->reduce(staged.data(), shape, op, root, std::move(how));
       });
 }
 
 LocalBackend::WorkPtr LocalBackend::allgather(
-    std::vector<Tensors>& outputs,
-    Tensors& inputs,
+    std::vector<Tensors>& outputs, Tensors& inputs,
     const c10d::AllgatherOptions& options) {
   auto& input = only("all_gather", inputs);
   check_list("all_gather", outputs.at(0), size_);
@@ -426,19 +400,14 @@ LocalBackend::WorkPtr LocalBackend::allgather(
   auto in = stage(input, Use::input);
   staged.push_back(in);
   return issue(
-      c10d::OpType::ALLGATHER,
-      outputs[0],
-      staged,
-      options.asyncOp,
-      options.timeout,
-      [&](Issue how) {
+      c10d::OpType::ALLGATHER, outputs[0], staged, options.asyncOp,
+      options.timeout, [&](Issue how) {
         return group_->all_gather(in.data(), data, shape, std::move(how));
       });
 }
 
 LocalBackend::WorkPtr LocalBackend::_allgather_base(
-    at::Tensor& output,
-    at::Tensor& input,
+    at::Tensor& output, at::Tensor& input,
     const c10d::AllgatherOptions& options) {
   if (output.numel() != input.numel() * size_ ||
       output.scalar_type() != input.scalar_type()) {
@@ -456,26 +425,20 @@ LocalBackend::WorkPtr LocalBackend::_allgather_base(
     data.push_back(out.data() + j * shape.bytes());
   }
   return issue(
-      c10d::OpType::_ALLGATHER_BASE,
-      {output},
-      {out, in},
-      options.asyncOp,
-      options.timeout,
-      [&](Issue how) {
+      c10d::OpType::_ALLGATHER_BASE, {output}, {out, in}, options.asyncOp,
+      options.timeout, [&](Issue how) {
         return group_->all_gather(in.data(), data, shape, std::move(how));
       });
 }
 
 LocalBackend::WorkPtr LocalBackend::allgather_coalesced(
-    std::vector<Tensors>& outputs,
-    Tensors& inputs,
+    std::vector<Tensors>& outputs, Tensors& inputs,
     const c10d::AllgatherOptions& options) {
   // outputs[rank][i] is what _coalesced wants as slice `rank` of output i.
   if (static_cast<int>(outputs.size()) != size_) {
     refuse(
-        "all_gather",
-        std::to_string(outputs.size()) + " lists for " + std::to_string(size_) +
-            " ranks");
+        "all_gather", std::to_string(outputs.size()) + " lists for " +
+                          std::to_string(size_) + " ranks");
   }
   const int64_t total = check_coalesced("all_gather", inputs);
   auto flat_in = at::cat(flat_views(inputs));
@@ -496,10 +459,7 @@ LocalBackend::WorkPtr LocalBackend::allgather_coalesced(
     data.push_back(out.data() + j * shape.bytes());
   }
   return issue(
-      c10d::OpType::ALLGATHER_COALESCED,
-      results,
-      {out, in},
-      options.asyncOp,
+      c10d::OpType::ALLGATHER_COALESCED, results, {out, in}, options.asyncOp,
       options.timeout,
       [&](Issue how) {
         return group_->all_gather(in.data(), data, shape, std::move(how));
@@ -541,8 +501,7 @@ LocalBackend::WorkPtr LocalBackend::allgather_into_tensor_coalesced(
 }
 
 LocalBackend::WorkPtr LocalBackend::gather(
-    std::vector<Tensors>& outputs,
-    Tensors& inputs,
+    std::vector<Tensors>& outputs, Tensors& inputs,
     const c10d::GatherOptions& options) {
   auto& input = only("gather", inputs);
   check_rank("gather", "root", options.rootRank);
@@ -566,19 +525,14 @@ LocalBackend::WorkPtr LocalBackend::gather(
   auto in = stage(input, Use::input);
   staged.push_back(in);
   return issue(
-      c10d::OpType::GATHER,
-      results,
-      staged,
-      options.asyncOp,
-      options.timeout,
+      c10d::OpType::GATHER, results, staged, options.asyncOp, options.timeout,
       [&](Issue how) {
         return group_->gather(in.data(), data, shape, root, std::move(how));
       });
 }
 
 LocalBackend::WorkPtr LocalBackend::scatter(
-    Tensors& outputs,
-    std::vector<Tensors>& inputs,
+    Tensors& outputs, std::vector<Tensors>& inputs,
     const c10d::ScatterOptions& options) {
   auto& output = only("scatter", outputs);
   check_rank("scatter", "root", options.rootRank);
@@ -600,19 +554,14 @@ LocalBackend::WorkPtr LocalBackend::scatter(
   auto out = stage(output, Use::output);
   staged.push_back(out);
   return issue(
-      c10d::OpType::SCATTER,
-      {output},
-      staged,
-      options.asyncOp,
-      options.timeout,
+      c10d::OpType::SCATTER, {output}, staged, options.asyncOp, options.timeout,
       [&](Issue how) {
         return group_->scatter(data, out.data(), shape, root, std::move(how));
       });
 }
 
 LocalBackend::WorkPtr LocalBackend::reduce_scatter(
-    Tensors& outputs,
-    std::vector<Tensors>& inputs,
+    Tensors& outputs, std::vector<Tensors>& inputs,
     const c10d::ReduceScatterOptions& options) {
   auto& output = only("reduce_scatter", outputs);
   check_list("reduce_scatter", inputs.at(0), size_);
@@ -628,20 +577,15 @@ LocalBackend::WorkPtr LocalBackend::reduce_scatter(
   auto out = stage(output, Use::output);
   staged.push_back(out);
   return issue(
-      c10d::OpType::REDUCE_SCATTER,
-      {output},
-      staged,
-      options.asyncOp,
-      options.timeout,
-      [&](Issue how) {
+      c10d::OpType::REDUCE_SCATTER, {output}, staged, options.asyncOp,
+      options.timeout, [&](Issue how) {
         return group_->reduce_scatter(
             data, out.data(), shape, op, std::move(how));
       });
 }
 
 LocalBackend::WorkPtr LocalBackend::_reduce_scatter_base(
-    at::Tensor& output,
-    at::Tensor& input,
+    at::Tensor& output, at::Tensor& input,
     const c10d::ReduceScatterOptions& options) {
   if (input.numel() != output.numel() * size_ ||
       output.scalar_type() != input.scalar_type()) {
@@ -660,20 +604,15 @@ LocalBackend::WorkPtr LocalBackend::_reduce_scatter_base(
     data.push_back(in.data() + j * shape.bytes());
   }
   return issue(
-      c10d::OpType::_REDUCE_SCATTER_BASE,
-      {output},
-      {in, out},
-      options.asyncOp,
-      options.timeout,
-      [&](Issue how) {
+      c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {in, out}, options.asyncOp,
+      options.timeout, [&](Issue how) {
         return group_->reduce_scatter(
             data, out.data(), shape, op, std::move(how));
       });
 }
 
 LocalBackend::WorkPtr LocalBackend::reduce_scatter_tensor_coalesced(
-    Tensors& outputs,
-    Tensors& inputs,
+    Tensors& outputs, Tensors& inputs,
     const c10d::ReduceScatterOptions& options) {
   check_list("reduce_scatter", inputs, static_cast<int>(outputs.size()));
   if (inputs.size() == 1) {
@@ -685,9 +624,9 @@ LocalBackend::WorkPtr LocalBackend::reduce_scatter_tensor_coalesced(
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].numel() != outputs[i].numel() * size_) {
       refuse(
-          "reduce_scatter",
-          "input " + text(inputs[i]) + " for output " + text(outputs[i]) +
-              " on " + std::to_string(size_) + " ranks");
+          "reduce_scatter", "input " + text(inputs[i]) + " for output " +
+                                text(outputs[i]) + " on " +
+                                std::to_string(size_) + " ranks");
     }
     rows.push_back(inputs[i].reshape({size_, outputs[i].numel()}));
   }
@@ -702,10 +641,7 @@ LocalBackend::WorkPtr LocalBackend::reduce_scatter_tensor_coalesced(
     data.push_back(in.data() + j * shape.bytes());
   }
   return issue(
-      c10d::OpType::_REDUCE_SCATTER_BASE,
-      outputs,
-      {in, out},
-      options.asyncOp,
+      c10d::OpType::_REDUCE_SCATTER_BASE, outputs, {in, out}, options.asyncOp,
       options.timeout,
       [&](Issue how) {
         return group_->reduce_scatter(
@@ -724,20 +660,17 @@ namespace {
 
 // Slices along dim 0, equal or as given, as pieces of the memory at `data`.
 std::vector<Piece> slices(
-    const char* what,
-    const at::Tensor& tensor,
-    const std::vector<int64_t>& splits,
-    char* data,
-    int size) {
+    const char* what, const at::Tensor& tensor,
+    const std::vector<int64_t>& splits, char* data, int size) {
   const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
   const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
   std::vector<int64_t> counts = splits;
   if (counts.empty()) {
     if (rows % size != 0) {
       refuse(
-          "all_to_all",
-          std::string(what) + " " + text(tensor) + ": dim 0 must divide by " +
-              std::to_string(size) + " ranks, or give the splits");
+          "all_to_all", std::string(what) + " " + text(tensor) +
+                            ": dim 0 must divide by " + std::to_string(size) +
+                            " ranks, or give the splits");
     }
     counts.assign(size, rows / size);
   }
@@ -747,11 +680,7 @@ std::vector<Piece> slices(
     refuse(
         "all_to_all",
         c10::str(
-            what,
-            " splits [",
-            c10::Join(", ", counts),
-            "] of ",
-            text(tensor),
+            what, " splits [", c10::Join(", ", counts), "] of ", text(tensor),
             ": there must be one per rank, not negative, and their sum ",
             rows));
   }
@@ -766,11 +695,8 @@ std::vector<Piece> slices(
 }  // namespace
 
 LocalBackend::WorkPtr LocalBackend::alltoall_base(
-    at::Tensor& output,
-    at::Tensor& input,
-    std::vector<int64_t>& output_splits,
-    std::vector<int64_t>& input_splits,
-    const c10d::AllToAllOptions& options) {
+    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
   if (output.scalar_type() != input.scalar_type()) {
     refuse("all_to_all", "input " + text(input) + ", output " + text(output));
   }
@@ -780,12 +706,8 @@ LocalBackend::WorkPtr LocalBackend::alltoall_base(
   auto inputs = slices("input", input, input_splits, in.data(), size_);
   auto outputs = slices("output", output, output_splits, out.data(), size_);
   return issue(
-      c10d::OpType::ALLTOALL_BASE,
-      {output},
-      {in, out},
-      options.asyncOp,
-      options.timeout,
-      [&](Issue how) {
+      c10d::OpType::ALLTOALL_BASE, {output}, {in, out}, options.asyncOp,
+      options.timeout, [&](Issue how) {
         return group_->all_to_all(inputs, outputs, dtype, std::move(how));
       });
 }
@@ -815,11 +737,7 @@ LocalBackend::WorkPtr LocalBackend::alltoall(
   auto in = pieces(inputs, Use::input);
   auto out = pieces(outputs, Use::output);
   return issue(
-      c10d::OpType::ALLTOALL,
-      outputs,
-      staged,
-      options.asyncOp,
-      options.timeout,
+      c10d::OpType::ALLTOALL, outputs, staged, options.asyncOp, options.timeout,
       [&](Issue how) {
         return group_->all_to_all(in, out, dtype, std::move(how));
       });
@@ -856,11 +774,7 @@ LocalBackend::WorkPtr LocalBackend::recvAnysource(Tensors& tensors, int tag) {
   const auto shape = shape_of("recv", tensor);
   auto staged = stage(tensor, Use::output);
   return issue(
-      c10d::OpType::RECVANYSOURCE,
-      {tensor},
-      {staged},
-      true,
-      {},
+      c10d::OpType::RECVANYSOURCE, {tensor}, {staged}, true, {},
       [&](Issue how) {
         return group_->receive(staged.data(), shape, -1, tag, std::move(how));
       });
@@ -869,11 +783,7 @@ LocalBackend::WorkPtr LocalBackend::recvAnysource(Tensors& tensors, int tag) {
 LocalBackend::WorkPtr
 LocalBackend::barrier(const c10d::BarrierOptions& options) {
   return issue(
-      c10d::OpType::BARRIER,
-      {},
-      {},
-      options.asyncOp,
-      options.timeout,
+      c10d::OpType::BARRIER, {}, {}, options.asyncOp, options.timeout,
       [&](Issue how) { return group_->barrier(std::move(how)); });
 }
 
@@ -888,8 +798,7 @@ uint64_t LocalBackend::getSequenceNumberForGroup() {
 }
 
 c10::intrusive_ptr<c10d::Backend> LocalBackend::split(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<Options>& options) {
   std::vector<int> host_ranks;
   std::string name = group_->name() + "/";
@@ -902,9 +811,7 @@ c10::intrusive_ptr<c10d::Backend> LocalBackend::split(
     name = options->group_name;
   }
   return make_backend(
-      group_->host(),
-      host_ranks,
-      name,
+      group_->host(), host_ranks, name,
       options != nullptr ? options->timeout : timeout_);
 }
 
@@ -918,7 +825,8 @@ void LocalBackend::abort() {
 }
 
 void LocalBackend::shutdown() {
-  // What has arrived ends, though nobody waited for it; other threads may be at it.
+  // What has arrived ends, though nobody waited for it; other threads may be at
+  // it.
   const auto end = std::chrono::steady_clock::now() + kLongestEnd;
   while (pending_->load() > 0 && group_->carry_on() < pending_->load() &&
          std::chrono::steady_clock::now() < end) {
@@ -930,10 +838,8 @@ void LocalBackend::shutdown() {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_backend(
-    std::shared_ptr<Host> host,
-    const std::vector<int>& ranks,
-    const std::string& group_name,
-    std::chrono::milliseconds timeout) {
+    std::shared_ptr<Host> host, const std::vector<int>& ranks,
+    const std::string& group_name, std::chrono::milliseconds timeout) {
   auto group =
       Communicator::create(std::move(host), ranks, group_name, timeout);
   return c10::make_intrusive<LocalBackend>(std::move(group), timeout);

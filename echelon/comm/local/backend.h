@@ -50,50 +50,38 @@ class LocalBackend : public c10d::Backend {
       const c10d::AllreduceCoalescedOptions& options) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   WorkPtr allgather(
-      std::vector<Tensors>& outputs,
-      Tensors& inputs,
+      std::vector<Tensors>& outputs, Tensors& inputs,
       const c10d::AllgatherOptions& options) override;
   WorkPtr _allgather_base(
-      at::Tensor& output,
-      at::Tensor& input,
+      at::Tensor& output, at::Tensor& input,
       const c10d::AllgatherOptions& options) override;
   WorkPtr allgather_coalesced(
-      std::vector<Tensors>& outputs,
-      Tensors& inputs,
+      std::vector<Tensors>& outputs, Tensors& inputs,
       const c10d::AllgatherOptions& options) override;
   WorkPtr allgather_into_tensor_coalesced(
-      Tensors& outputs,
-      Tensors& inputs,
+      Tensors& outputs, Tensors& inputs,
       const c10d::AllgatherOptions& options) override;
   WorkPtr gather(
-      std::vector<Tensors>& outputs,
-      Tensors& inputs,
+      std::vector<Tensors>& outputs, Tensors& inputs,
       const c10d::GatherOptions& options) override;
   WorkPtr scatter(
-      Tensors& outputs,
-      std::vector<Tensors>& inputs,
+      Tensors& outputs, std::vector<Tensors>& inputs,
       const c10d::ScatterOptions& options) override;
   WorkPtr reduce_scatter(
-      Tensors& outputs,
-      std::vector<Tensors>& inputs,
+      Tensors& outputs, std::vector<Tensors>& inputs,
       const c10d::ReduceScatterOptions& options) override;
   WorkPtr _reduce_scatter_base(
-      at::Tensor& output,
-      at::Tensor& input,
+      at::Tensor& output, at::Tensor& input,
       const c10d::ReduceScatterOptions& options) override;
   WorkPtr reduce_scatter_tensor_coalesced(
-      Tensors& outputs,
-      Tensors& inputs,
+      Tensors& outputs, Tensors& inputs,
       const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall_base(
-      at::Tensor& output,
-      at::Tensor& input,
-      std::vector<int64_t>& output_splits,
-      std::vector<int64_t>& input_splits,
+      at::Tensor& output, at::Tensor& input,
+      std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
       const c10d::AllToAllOptions& options) override;
   WorkPtr alltoall(
-      Tensors& outputs,
-      Tensors& inputs,
+      Tensors& outputs, Tensors& inputs,
       const c10d::AllToAllOptions& options) override;
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
@@ -114,11 +102,8 @@ class LocalBackend : public c10d::Backend {
 
  private:
   WorkPtr issue(
-      c10d::OpType type,
-      Tensors results,
-      std::vector<Staged> staged,
-      bool async,
-      std::chrono::milliseconds timeout,
+      c10d::OpType type, Tensors results, std::vector<Staged> staged,
+      bool async, std::chrono::milliseconds timeout,
       const std::function<OperationPtr(Issue)>& call,
       std::function<void()> finish = nullptr);
   void check_rank(const char* operation, const char* what, int64_t rank) const;

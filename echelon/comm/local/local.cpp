@@ -48,10 +48,7 @@ class ArenaAllocator : public c10::Allocator {
     const Arena& arena = Arena::of_process();
     const size_t used = arena.used_bytes();
     c10::reportMemoryUsageToProfiler(
-        data,
-        sign * static_cast<int64_t>(arena.size_of(data)),
-        used,
-        used,
+        data, sign * static_cast<int64_t>(arena.size_of(data)), used, used,
         c10::Device(c10::kCPU));
   }
   static void release(void* data) {
@@ -76,11 +73,8 @@ void install_arena() {
 }  // namespace
 
 std::shared_ptr<Host> join_processes(
-    c10::intrusive_ptr<c10d::Store> store,
-    const std::string& job_key,
-    int rank,
-    int size,
-    const JoinOptions& options) {
+    c10::intrusive_ptr<c10d::Store> store, const std::string& job_key, int rank,
+    int size, const JoinOptions& options) {
   Rendezvous rendezvous;
   rendezvous.set = [&](const std::string& key, const std::string& value) {
     store->set(key, value);

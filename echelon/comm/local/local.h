@@ -28,11 +28,8 @@ namespace echelon::local {
 /// As host.h's, with a store that every rank of the host reaches. Every rank
 /// calls.
 std::shared_ptr<Host> join_processes(
-    c10::intrusive_ptr<c10d::Store> store,
-    const std::string& job_key,
-    int rank,
-    int size,
-    const JoinOptions& options);
+    c10::intrusive_ptr<c10d::Store> store, const std::string& job_key, int rank,
+    int size, const JoinOptions& options);
 
 /// The communicator of `ranks` (of the host, by group rank). Members call, each
 /// rank in the same order for all groups that share a name; disjoint groups may
@@ -41,9 +38,7 @@ std::shared_ptr<Host> join_processes(
 /// dtypes: float32 float64 bfloat16 float16 int8 uint8 int16 int32 int64 bool.
 /// Reductions: sum avg min max (reduce.h says how each is computed).
 c10::intrusive_ptr<c10d::Backend> make_backend(
-    std::shared_ptr<Host> host,
-    const std::vector<int>& ranks,
-    const std::string& group_name,
-    std::chrono::milliseconds timeout);
+    std::shared_ptr<Host> host, const std::vector<int>& ranks,
+    const std::string& group_name, std::chrono::milliseconds timeout);
 
 }  // namespace echelon::local

@@ -84,8 +84,7 @@ bool LocalWork::wait(std::chrono::milliseconds timeout) {
               std::to_string(operation->sequence) + " is not done after " +
               std::to_string(timeout.count()) +
               " ms of wait(); it goes on until its own deadline",
-          operation->sequence,
-          {});
+          operation->sequence, {});
     }
   }
   if (auto error = exception()) {

@@ -32,12 +32,12 @@ class LocalWork : public c10d::Work {
     operations_.push_back(std::move(operation));
   }
   const std::vector<OperationPtr>& operations() const { return operations_; }
-  /// The operation's last acts: it is over, with its results in place or with an
-  /// error; then who waits for that without wait() is told.
+  /// The operation's last acts: it is over, with its results in place or with
+  /// an error; then who waits for that without wait() is told.
   void end(std::exception_ptr error);
   void tell();
-  /// Calls with the error, or null, once it has ended; at once if it has. The same as
-  /// a callback of the future, for who does not wait for it.
+  /// Calls with the error, or null, once it has ended; at once if it has. The
+  /// same as a callback of the future, for who does not wait for it.
   void on_end(std::function<void(std::exception_ptr)> call);
 
  private:
@@ -45,7 +45,8 @@ class LocalWork : public c10d::Work {
   mutable std::mutex mutex_;
   bool ended_ = false;
   std::exception_ptr error_;
-  std::vector<std::function<void(std::exception_ptr)>> calls_;  // until it has ended
+  std::vector<std::function<void(std::exception_ptr)>>
+      calls_;  // until it has ended
   std::vector<at::Tensor> results_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -12,7 +12,8 @@ namespace {
 
 constexpr const char* kLibrary = "libechelon_nccl.so";
 
-[[noreturn]] void refuse(const std::string& reason, const std::string& way_out) {
+[[noreturn]] void
+refuse(const std::string& reason, const std::string& way_out) {
   throw ConfigError("backend nccl: " + reason + "; " + way_out);
 }
 
@@ -38,8 +39,9 @@ int count_devices() noexcept {
 
 const nccl::Plugin& open_plugin() {
   if (cuda_device_count() == 0) {
-    refuse("the CUDA driver reports no GPU on this machine",
-           "use backend \"local\" on one host or \"gloo\" on several");
+    refuse(
+        "the CUDA driver reports no GPU on this machine",
+        "use backend \"local\" on one host or \"gloo\" on several");
   }
   void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -48,15 +50,17 @@ const nccl::Plugin& open_plugin() {
         std::string("cannot load ") + kLibrary + " (" +
             (reason != nullptr ? reason : "no reason given") + ")",
         "LibTorch needs all the CUDA wheels it asks for: install them with "
-        "\"pip install torch==2.11.0\" and point ECHELON_LIBTORCH at its torch/ "
+        "\"pip install torch==2.11.0\" and point ECHELON_LIBTORCH at its "
+        "torch/ "
         "folder, or use backend \"local\" or \"gloo\"");
   }
   using Entry = const nccl::Plugin* (*)();
   const auto entry =
       reinterpret_cast<Entry>(dlsym(library, "echelon_nccl_plugin"));
   if (entry == nullptr || entry()->version != nccl::Plugin::kVersion) {
-    refuse(std::string(kLibrary) + " belongs to another build of Echelon",
-           "install the library and the program of one build");
+    refuse(
+        std::string(kLibrary) + " belongs to another build of Echelon",
+        "install the library and the program of one build");
   }
   return *entry();
 }
@@ -71,8 +75,8 @@ void check_device(int device_index) {
   const int count = plugin().device_count();
   if (device_index < 0 || device_index >= count) {
     refuse(
-        "cuda:" + std::to_string(device_index) + " does not exist: " +
-            std::to_string(count) + " GPU(s) are visible",
+        "cuda:" + std::to_string(device_index) +
+            " does not exist: " + std::to_string(count) + " GPU(s) are visible",
         "start at most one rank per GPU, or use backend \"local\", whose ranks "
         "share one");
   }
@@ -99,11 +103,8 @@ void synchronize_cuda_stream() {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    std::chrono::milliseconds timeout,
-    int device_index) {
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+    std::chrono::milliseconds timeout, int device_index) {
   check_device(device_index);
   return plugin().make_backend(store, rank, size, timeout, device_index);
 }

@@ -12,14 +12,11 @@ namespace echelon {
 
 /// NCCL between `size` ranks that share `store`, for tensors on
 /// cuda:<device_index>. Every rank calls this, each with a device of its own:
-/// NCCL refuses two ranks on one GPU. Throws ConfigError when the library cannot
-/// be loaded or the device does not exist. The ranks meet at their first
+/// NCCL refuses two ranks on one GPU. Throws ConfigError when the library
+/// cannot be loaded or the device does not exist. The ranks meet at their first
 /// collective.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    std::chrono::milliseconds timeout,
-    int device_index);
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+    std::chrono::milliseconds timeout, int device_index);
 
 }  // namespace echelon

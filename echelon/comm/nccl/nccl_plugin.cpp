@@ -22,32 +22,26 @@ void synchronize_current_stream() {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_backend(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    std::chrono::milliseconds timeout,
-    int device_index) {
+    const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+    std::chrono::milliseconds timeout, int device_index) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;
-  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
-      store, rank, size, options);
+  auto backend =
+      c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
   // Without it barrier() guesses the device from the rank.
-  backend->setBoundDeviceId(at::Device(
-      at::kCUDA, static_cast<c10::DeviceIndex>(device_index)));
+  backend->setBoundDeviceId(
+      at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device_index)));
   return backend;
 }
 
 constexpr Plugin kPlugin{
-    Plugin::kVersion,
-    device_count,
-    set_device,
-    synchronize_current_stream,
+    Plugin::kVersion, device_count, set_device, synchronize_current_stream,
     make_backend};
 
 }  // namespace
 }  // namespace echelon::nccl
 
-extern "C" __attribute__((visibility("default")))
-const echelon::nccl::Plugin* echelon_nccl_plugin() {
+extern "C" __attribute__((visibility("default"))) const echelon::nccl::Plugin*
+echelon_nccl_plugin() {
   return &echelon::nccl::kPlugin;
 }

@@ -18,11 +18,8 @@ struct Plugin {
   void (*set_device)(int device_index);
   void (*synchronize_current_stream)();
   c10::intrusive_ptr<c10d::Backend> (*make_backend)(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      int rank,
-      int size,
-      std::chrono::milliseconds timeout,
-      int device_index);
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+      std::chrono::milliseconds timeout, int device_index);
 };
 
 }  // namespace echelon::nccl

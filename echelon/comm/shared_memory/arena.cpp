@@ -25,12 +25,8 @@ Arena::Arena() {
   if (descriptor_ >= 0 &&
       ftruncate(descriptor_, static_cast<off_t>(bytes_)) == 0) {
     base = mmap(
-        nullptr,
-        bytes_,
-        PROT_READ | PROT_WRITE,
-        MAP_SHARED | MAP_NORESERVE,
-        descriptor_,
-        0);
+        nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+        descriptor_, 0);
   }
   if (base == MAP_FAILED) {
     throw CommError(
@@ -60,8 +56,7 @@ size_t Arena::used_bytes() const {
 
 size_t Arena::size_of(const void* data) const {
   std::lock_guard lock(mutex_);
-  return used_.at(
-      static_cast<size_t>(static_cast<const char*>(data) - base_));
+  return used_.at(static_cast<size_t>(static_cast<const char*>(data) - base_));
 }
 
 void Arena::insert_free(size_t offset, Block block) {

@@ -60,15 +60,8 @@ struct Communicator::Call {
 
 const char* Communicator::name_of(Kind kind) {
   static constexpr const char* names[] = {
-      "barrier",
-      "all_reduce",
-      "reduce",
-      "all_gather",
-      "reduce_scatter",
-      "all_to_all",
-      "broadcast",
-      "gather",
-      "scatter"};
+      "barrier",    "all_reduce", "reduce", "all_gather", "reduce_scatter",
+      "all_to_all", "broadcast",  "gather", "scatter"};
   return names[static_cast<int>(kind)];
 }
 
@@ -78,8 +71,8 @@ OperationPtr Communicator::begin(Call call, Issue issue) {
   operation->group = shared_from_this();
   operation->on_done = std::move(issue.on_done);
   call.pause = issue.async && call.shape.bytes() > kInlineBytes;
-  // What peers need lies in the payload once it has begun. In all_to_all one of them may
-  // have more.
+  // What peers need lies in the payload once it has begun. In all_to_all one of
+  // them may have more.
   operation->lazy = fits_payload(call) && call.kind != Kind::all_to_all;
   {
     std::lock_guard lock(mutex_);
@@ -119,9 +112,7 @@ std::vector<Piece> pieces(const std::vector<Pointer>& data, uint64_t count) {
 }  // namespace
 
 OperationPtr Communicator::all_gather(
-    const void* input,
-    std::vector<char*> outputs,
-    const Shape& shape,
+    const void* input, std::vector<char*> outputs, const Shape& shape,
     Issue issue) {
   Call call{.kind = Kind::all_gather, .shape = shape};
   call.data = static_cast<char*>(const_cast<void*>(input));
@@ -130,11 +121,8 @@ OperationPtr Communicator::all_gather(
 }
 
 OperationPtr Communicator::reduce_scatter(
-    std::vector<const char*> inputs,
-    void* output,
-    const Shape& shape,
-    Reduction op,
-    Issue issue) {
+    std::vector<const char*> inputs, void* output, const Shape& shape,
+    Reduction op, Issue issue) {
   Call call{.kind = Kind::reduce_scatter, .shape = shape, .op = op};
   call.output = static_cast<char*>(output);
   call.inputs = pieces(inputs, shape.count);
@@ -142,9 +130,7 @@ OperationPtr Communicator::reduce_scatter(
 }
 
 OperationPtr Communicator::all_to_all(
-    std::vector<Piece> inputs,
-    std::vector<Piece> outputs,
-    Dtype dtype,
+    std::vector<Piece> inputs, std::vector<Piece> outputs, Dtype dtype,
     Issue issue) {
   uint64_t count = 0;
   for (const auto& piece : inputs) {
@@ -164,10 +150,7 @@ Communicator::broadcast(void* data, const Shape& shape, int root, Issue issue) {
 }
 
 OperationPtr Communicator::gather(
-    const void* input,
-    std::vector<char*> outputs,
-    const Shape& shape,
-    int root,
+    const void* input, std::vector<char*> outputs, const Shape& shape, int root,
     Issue issue) {
   Call call{.kind = Kind::gather, .shape = shape, .root = root};
   call.data = static_cast<char*>(const_cast<void*>(input));
@@ -176,10 +159,7 @@ OperationPtr Communicator::gather(
 }
 
 OperationPtr Communicator::scatter(
-    std::vector<const char*> inputs,
-    void* output,
-    const Shape& shape,
-    int root,
+    std::vector<const char*> inputs, void* output, const Shape& shape, int root,
     Issue issue) {
   Call call{.kind = Kind::scatter, .shape = shape, .root = root};
   call.output = static_cast<char*>(output);
@@ -440,12 +420,7 @@ void Communicator::from_payload(uint64_t s, const Call& call) {
       }
       void* out = scatters ? call.output : call.data;
       local::reduce(
-          call.shape.dtype,
-          call.op,
-          size_,
-          in.data(),
-          1,
-          &out,
+          call.shape.dtype, call.op, size_, in.data(), 1, &out,
           call.shape.count);
       return;
     }
@@ -490,13 +465,8 @@ void Communicator::reduce_slice(
   }
   const bool to_one = call.kind == Kind::reduce;
   local::reduce(
-      call.shape.dtype,
-      call.op,
-      size_,
-      all.data(),
-      to_one ? 1 : size_,
-      to_one ? &all[call.root] : all.data(),
-      end - begin);
+      call.shape.dtype, call.op, size_, all.data(), to_one ? 1 : size_,
+      to_one ? &all[call.root] : all.data(), end - begin);
 }
 
 void Communicator::claim_chunks(
@@ -509,9 +479,7 @@ void Communicator::claim_chunks(
       return;
     }
     reduce_slice(
-        s,
-        call,
-        k * per_chunk,
+        s, call, k * per_chunk,
         std::min(call.shape.count, (k + 1) * per_chunk));
     if (memory_.finished(s).fetch_add(1) + 1 == num_chunks) {
       ring_others();
@@ -525,9 +493,7 @@ void Communicator::in_place(uint64_t s, const Call& call) {
     case Kind::all_reduce:
     case Kind::reduce:
       reduce_slice(
-          s,
-          call,
-          slice(call.shape.count, rank_, size_),
+          s, call, slice(call.shape.count, rank_, size_),
           slice(call.shape.count, rank_ + 1, size_));
       return;
     case Kind::reduce_scatter: {
@@ -537,12 +503,7 @@ void Communicator::in_place(uint64_t s, const Call& call) {
       }
       void* out = call.output;
       local::reduce(
-          call.shape.dtype,
-          call.op,
-          size_,
-          in.data(),
-          1,
-          &out,
+          call.shape.dtype, call.op, size_, in.data(), 1, &out,
           call.shape.count);
       return;
     }
@@ -556,8 +517,7 @@ void Communicator::in_place(uint64_t s, const Call& call) {
                                     ? memory_.parts(j, s)[rank_].offset
                                     : memory_.descriptor(j, s).offset;
         copy(
-            call.outputs[j].data,
-            address(j, offset),
+            call.outputs[j].data, address(j, offset),
             call.outputs[j].count * call.element());
       }
       return;
@@ -565,15 +525,13 @@ void Communicator::in_place(uint64_t s, const Call& call) {
       if (rank_ != call.root) {
         copy(
             call.data,
-            address(call.root, memory_.descriptor(call.root, s).offset),
-            bytes);
+            address(call.root, memory_.descriptor(call.root, s).offset), bytes);
       }
       return;
     case Kind::scatter:
       copy(
           call.output,
-          address(call.root, memory_.parts(call.root, s)[rank_].offset),
-          bytes);
+          address(call.root, memory_.parts(call.root, s)[rank_].offset), bytes);
       return;
     case Kind::barrier:
       return;
@@ -640,8 +598,7 @@ void Communicator::stage_in(uint64_t step, const Call& call) {
         const auto& piece = call.inputs[j];
         if (j != rank_) {
           copy(
-              stage + j * stride,
-              piece.data + at,
+              stage + j * stride, piece.data + at,
               part(piece.count * call.element(), stride, step));
         } else if (step == 0 && call.kind == Kind::all_to_all) {
           copy(call.outputs[j].data, piece.data, piece.count * call.element());
@@ -707,8 +664,7 @@ void Communicator::stage_out(uint64_t step, const Call& call) {
     case Kind::scatter:
       if (!is_root) {
         copy(
-            call.output + at,
-            memory_.stage(call.root, step) + rank_ * stride,
+            call.output + at, memory_.stage(call.root, step) + rank_ * stride,
             bytes);
       }
       return;
@@ -730,12 +686,7 @@ void Communicator::stage_out(uint64_t step, const Call& call) {
       }
       void* out = call.output + at;
       local::reduce(
-          call.shape.dtype,
-          call.op,
-          size_,
-          in.data(),
-          1,
-          &out,
+          call.shape.dtype, call.op, size_, in.data(), 1, &out,
           bytes / call.element());
       return;
     }

@@ -18,8 +18,7 @@ std::string seconds(std::chrono::milliseconds time) {
 
 template <class Error>
 std::exception_ptr make(
-    const std::string& text,
-    const Operation& operation,
+    const std::string& text, const Operation& operation,
     const std::vector<int>& missing) {
   return std::make_exception_ptr(Error(text, operation.sequence, missing));
 }
@@ -36,10 +35,8 @@ Shape Shape::flat(uint64_t count, Dtype dtype) {
 }
 
 std::shared_ptr<Communicator> Communicator::create(
-    std::shared_ptr<Host> host,
-    const std::vector<int>& ranks,
-    const std::string& name,
-    std::chrono::milliseconds timeout) {
+    std::shared_ptr<Host> host, const std::vector<int>& ranks,
+    const std::string& name, std::chrono::milliseconds timeout) {
   std::vector<int> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
   const bool distinct =
@@ -62,9 +59,7 @@ std::shared_ptr<Communicator> Communicator::create(
 }
 
 Communicator::Communicator(
-    std::shared_ptr<Host> host,
-    std::vector<int> ranks,
-    std::string name,
+    std::shared_ptr<Host> host, std::vector<int> ranks, std::string name,
     std::chrono::milliseconds timeout)
     : host_(std::move(host)),
       attachment_(static_cast<Attachment*>(host_.get())),
@@ -91,11 +86,7 @@ Communicator::Communicator(
     send_lanes_.push_back(std::make_shared<Lane>());
   }
   mailbox_ = std::make_unique<Mailbox>(Mailbox::Wire{
-      memory_,
-      segment,
-      *this,
-      rank_,
-      size_,
+      memory_, segment, *this, rank_, size_,
       [this](int from, uint64_t offset) { return address(from, offset); },
       [this](int r) { attachment_->engine().ring(ranks_[r]); }});
 }
@@ -129,9 +120,7 @@ uint64_t Communicator::sequence() const {
 
 void Communicator::abort(const std::string& reason) {
   memory_.verdict().pass(
-      Verdict::Kind::aborted,
-      sequence(),
-      {},
+      Verdict::Kind::aborted, sequence(), {},
       "rank " + std::to_string(rank_) + " aborted the group: " + reason);
   ring_others();
   attachment_->engine().ring_self();
@@ -272,8 +261,7 @@ std::exception_ptr Communicator::hopeless(const Operation& operation) {
   }
   return make<PeerLost>(
       title(operation) + ": rank " + list(left) + " has left the job",
-      operation,
-      left);
+      operation, left);
 }
 
 std::exception_ptr Communicator::expire(const Operation& operation) {
@@ -297,9 +285,7 @@ std::exception_ptr Communicator::expire(const Operation& operation) {
            list(arrived);
   }
   memory_.verdict().pass(
-      Verdict::Kind::timeout,
-      operation.sequence,
-      missing,
+      Verdict::Kind::timeout, operation.sequence, missing,
       std::string(operation.name) + " #" + std::to_string(operation.sequence) +
           " " + why);
   ring_others();
@@ -308,10 +294,7 @@ std::exception_ptr Communicator::expire(const Operation& operation) {
 }
 
 OperationPtr Communicator::send(
-    const void* data,
-    const Shape& shape,
-    int destination,
-    int tag,
+    const void* data, const Shape& shape, int destination, int tag,
     Issue issue) {
   auto operation = std::make_shared<Operation>();
   operation->name = "send";
@@ -359,8 +342,7 @@ Task Communicator::run_send(const char* data, Shape shape, int to, int tag) {
         piece.direct ? total : std::min(kFragmentBytes, total - position);
     if (!piece.direct && piece.bytes > 0) {
       std::copy_n(
-          data + position,
-          piece.bytes,
+          data + position, piece.bytes,
           segment.at(channel.data) + k % kFragments * kFragmentBytes);
     }
     channel.fragments[k % kFragments] = piece;
@@ -412,8 +394,7 @@ Task Communicator::run_receive(
         return receive->done.load(std::memory_order_acquire) ||
                receive->mailbox->arrived(receive->source);
       },
-      receive.get(),
-      0};
+      receive.get(), 0};
   while (!receive->done) {
     if (mailbox_->pump(*receive)) {
       attachment_->engine().ring_self();
@@ -425,8 +406,7 @@ Task Communicator::run_receive(
   operation.source = receive->from;
   if (!receive->error.empty()) {
     throw Mismatch(
-        title(operation) + ": " + receive->error,
-        operation.sequence,
+        title(operation) + ": " + receive->error, operation.sequence,
         {receive->from});
   }
 }

@@ -58,10 +58,8 @@ class Communicator : public Supervisor,
   /// `ranks`: of the host, by group rank. Members call in the same order per
   /// rank; nobody waits.
   static std::shared_ptr<Communicator> create(
-      std::shared_ptr<Host> host,
-      const std::vector<int>& ranks,
-      const std::string& name,
-      std::chrono::milliseconds timeout);
+      std::shared_ptr<Host> host, const std::vector<int>& ranks,
+      const std::string& name, std::chrono::milliseconds timeout);
   ~Communicator() override;
 
   int rank() const { return rank_; }
@@ -82,48 +80,32 @@ class Communicator : public Supervisor,
   reduce(void* data, const Shape& shape, Reduction op, int root, Issue issue);
   /// outputs[j][shape] <- rank j's input.
   OperationPtr all_gather(
-      const void* input,
-      std::vector<char*> outputs,
-      const Shape& shape,
+      const void* input, std::vector<char*> outputs, const Shape& shape,
       Issue issue);
   /// output[shape] <- reduction of every rank's inputs[rank()].
   OperationPtr reduce_scatter(
-      std::vector<const char*> inputs,
-      void* output,
-      const Shape& shape,
-      Reduction op,
-      Issue issue);
+      std::vector<const char*> inputs, void* output, const Shape& shape,
+      Reduction op, Issue issue);
   /// outputs[j] <- rank j's inputs[rank()].
   OperationPtr all_to_all(
-      std::vector<Piece> inputs,
-      std::vector<Piece> outputs,
-      Dtype dtype,
+      std::vector<Piece> inputs, std::vector<Piece> outputs, Dtype dtype,
       Issue issue);
   OperationPtr broadcast(void* data, const Shape& shape, int root, Issue issue);
   /// outputs (by rank; empty but on root) <- inputs.
   OperationPtr gather(
-      const void* input,
-      std::vector<char*> outputs,
-      const Shape& shape,
-      int root,
-      Issue issue);
+      const void* input, std::vector<char*> outputs, const Shape& shape,
+      int root, Issue issue);
   /// output <- root's inputs[rank()] (empty but on root).
   OperationPtr scatter(
-      std::vector<const char*> inputs,
-      void* output,
-      const Shape& shape,
-      int root,
-      Issue issue);
+      std::vector<const char*> inputs, void* output, const Shape& shape,
+      int root, Issue issue);
   OperationPtr barrier(Issue issue);
 
   /// Messages between two ranks match by tag; of one tag they stay in order. A
   /// receive of another tag sets messages aside in local memory. Up to 1 MiB
   /// (4 pieces of at most 256 KiB) leaves before the receiver comes.
   OperationPtr send(
-      const void* data,
-      const Shape& shape,
-      int destination,
-      int tag,
+      const void* data, const Shape& shape, int destination, int tag,
       Issue issue);
   /// source -1: whoever comes first; see Operation::source.
   OperationPtr
@@ -131,7 +113,8 @@ class Communicator : public Supervisor,
 
   /// The progress thread looks at once at what is pending, lazy or not.
   void hurry();
-  /// This thread carries on what is pending. Returns how much of it waits for a peer.
+  /// This thread carries on what is pending. Returns how much of it waits for a
+  /// peer.
   int carry_on();
   /// Every pending and later operation of the group fails with Aborted.
   void abort(const std::string& reason);
@@ -161,9 +144,7 @@ class Communicator : public Supervisor,
   struct Call;  // a collective's parameters
 
   Communicator(
-      std::shared_ptr<Host> host,
-      std::vector<int> ranks,
-      std::string name,
+      std::shared_ptr<Host> host, std::vector<int> ranks, std::string name,
       std::chrono::milliseconds timeout);
   static const char* name_of(Kind kind);
 

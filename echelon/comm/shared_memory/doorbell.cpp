@@ -30,25 +30,15 @@ void Doorbell::sleep(uint32_t seen, std::chrono::milliseconds limit) {
   time.tv_sec = limit.count() / 1000;
   time.tv_nsec = (limit.count() % 1000) * 1000000;
   syscall(
-      SYS_futex,
-      reinterpret_cast<uint32_t*>(&rings),
-      FUTEX_WAIT,
-      seen,
-      limit.count() > 0 ? &time : nullptr,
-      nullptr,
-      0);
+      SYS_futex, reinterpret_cast<uint32_t*>(&rings), FUTEX_WAIT, seen,
+      limit.count() > 0 ? &time : nullptr, nullptr, 0);
 }
 
 void Doorbell::ring() {
   rings.fetch_add(1, std::memory_order_seq_cst);
   syscall(
-      SYS_futex,
-      reinterpret_cast<uint32_t*>(&rings),
-      FUTEX_WAKE,
-      INT_MAX,
-      nullptr,
-      nullptr,
-      0);
+      SYS_futex, reinterpret_cast<uint32_t*>(&rings), FUTEX_WAKE, INT_MAX,
+      nullptr, nullptr, 0);
 }
 
 }  // namespace echelon::local

@@ -1,8 +1,8 @@
 // How a rank waits: 64 pauses (24 ns each), some yields, then it sleeps in the
-// kernel. More pauses are no faster on a free core and ruin a crowded one. Yields do
-// not. A core that sleeps wakes late, and who wakes it pays: 10 us, and what it
-// computes next finds its code out of the caches. So the thread that computes next
-// yields for 1 ms, others for a moment.
+// kernel. More pauses are no faster on a free core and ruin a crowded one.
+// Yields do not. A core that sleeps wakes late, and who wakes it pays: 10 us,
+// and what it computes next finds its code out of the caches. So the thread
+// that computes next yields for 1 ms, others for a moment.
 #pragma once
 
 #include <atomic>

@@ -74,8 +74,8 @@ void Engine::stop() {
 void Engine::ring(int r, bool urgent) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   auto& block = segment_->rank(r);
-  // An engine without pending operations has nothing to hear from a peer. One that is
-  // awake counts its rings before it leaves lazy ones alone.
+  // An engine without pending operations has nothing to hear from a peer. One
+  // that is awake counts its rings before it leaves lazy ones alone.
   if (urgent || block.engine.sleepers.load() == Doorbell::expecting) {
     block.engine.ring();
   }
@@ -191,8 +191,8 @@ bool Engine::step(Lane& lane, bool look_at_clock, const Operation* until) {
       if (over && error == nullptr && more && lazy) {
         continue;
       }
-      // Others may have passed by while this thread held the lane; to a lazy one the
-      // progress thread comes again.
+      // Others may have passed by while this thread held the lane; to a lazy
+      // one the progress thread comes again.
       if (more && lazy) {
         wake_waiters();
       } else if (more) {
@@ -271,7 +271,8 @@ bool Engine::wait(
       idle = 0;
       idle_since = Operation::Clock::now();
     } else if (!idle_step(idle)) {
-      const bool sleeps = Operation::Clock::now() - idle_since >= kYieldingOfCaller;
+      const bool sleeps =
+          Operation::Clock::now() - idle_since >= kYieldingOfCaller;
       if (sleeps) {
         const uint32_t seen = bell.rings.load();
         bell.sleepers.fetch_add(1);
@@ -334,7 +335,8 @@ int Engine::carry_on(const Supervisor& group) {
     const auto left = [&] {
       std::lock_guard lock(lane->mutex_);
       const auto& queue = lane->queue_;
-      const bool of_group = !queue.empty() && queue.front()->group.get() == &group;
+      const bool of_group =
+          !queue.empty() && queue.front()->group.get() == &group;
       return lane->busy_ || !of_group ? 0 : static_cast<int>(queue.size());
     };
     if (left() == 0) {
@@ -422,10 +424,12 @@ void Engine::run() {
             return left_over(*lane, false) && actionable(*lane);
           });
       const Left now = look(lanes);
-      if (!work && !stop_.load() && version_.load() == version && seen == heard &&
-          now.any == left.any && (dozes > 0 || !now.lazy)) {
+      if (!work && !stop_.load() && version_.load() == version &&
+          seen == heard && now.any == left.any && (dozes > 0 || !now.lazy)) {
         bell.sleep(
-            seen, dozes > 0 ? kDoze : left.any ? kNap : std::chrono::milliseconds(0));
+            seen, dozes > 0  ? kDoze
+                  : left.any ? kNap
+                             : std::chrono::milliseconds(0));
         dozes = std::max(0, dozes - 1);
         lazy = true;
       }

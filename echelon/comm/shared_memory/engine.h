@@ -59,13 +59,13 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void hurry();
 
   uint64_t sequence = 0;
-  const char* name = "";        // "all_reduce"
-  bool message = false;         // not a collective
-  bool outgoing = false;        // a send
-  /// Its peers have all of it that they need as soon as it has begun: its own caller
-  /// carries it on when it waits, and the progress thread, which would take the
-  /// caller's core, looks for it now and then (kDoze), unless others wait behind it.
-  /// Set before it is issued.
+  const char* name = "";  // "all_reduce"
+  bool message = false;   // not a collective
+  bool outgoing = false;  // a send
+  /// Its peers have all of it that they need as soon as it has begun: its own
+  /// caller carries it on when it waits, and the progress thread, which would
+  /// take the caller's core, looks for it now and then (kDoze), unless others
+  /// wait behind it. Set before it is issued.
   bool lazy = false;
   int peer = -1;                // of a message; -1: any
   std::atomic<int> source{-1};  // whom a message came from
@@ -127,12 +127,13 @@ class Engine : public std::enable_shared_from_this<Engine> {
   /// Carries it on as far as it goes, if it is lazy. True: it is done.
   bool test(const OperationPtr& operation);
   void hurry(const OperationPtr& operation);
-  /// Carries on what was left to the progress thread of this group's operations.
-  /// Returns how many of them wait for a peer or behind one that does.
+  /// Carries on what was left to the progress thread of this group's
+  /// operations. Returns how many of them wait for a peer or behind one that
+  /// does.
   int carry_on(const Supervisor& group);
 
-  /// Tells rank `r` that something it may wait for has changed. `urgent`: this rank
-  /// waits for what `r` does then, be it lazy.
+  /// Tells rank `r` that something it may wait for has changed. `urgent`: this
+  /// rank waits for what `r` does then, be it lazy.
   void ring(int r, bool urgent = false);
   /// Tells this rank's own threads.
   void ring_self();

@@ -59,9 +59,7 @@ Attachment::~Attachment() {
 
 void Attachment::abort(const std::string& reason) {
   segment_->verdict().pass(
-      Verdict::Kind::aborted,
-      0,
-      {},
+      Verdict::Kind::aborted, 0, {},
       "rank " + std::to_string(rank_) + " aborted: " + reason);
   segment_->ring_all();
 }

@@ -70,10 +70,7 @@ struct Rendezvous {
 /// with the ranks that did not come, on every rank that did. Nothing is left on
 /// disk.
 std::shared_ptr<Host> join_processes(
-    const Rendezvous& rendezvous,
-    const std::string& job_key,
-    int rank,
-    int size,
-    const JoinOptions& options);
+    const Rendezvous& rendezvous, const std::string& job_key, int rank,
+    int size, const JoinOptions& options);
 
 }  // namespace echelon::local

@@ -77,9 +77,7 @@ class Descriptor {
 }
 
 bool send_message(
-    int socket,
-    const void* data,
-    size_t bytes,
+    int socket, const void* data, size_t bytes,
     const std::vector<int>& descriptors) {
   iovec part{const_cast<void*>(data), bytes};
   msghdr message{};
@@ -94,17 +92,14 @@ bool send_message(
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(descriptors.size() * sizeof(int));
     std::memcpy(
-        CMSG_DATA(header),
-        descriptors.data(),
+        CMSG_DATA(header), descriptors.data(),
         descriptors.size() * sizeof(int));
   }
   return sendmsg(socket, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
 }
 
 bool receive_message(
-    int socket,
-    void* data,
-    size_t bytes,
+    int socket, void* data, size_t bytes,
     std::vector<Descriptor>& descriptors) {
   iovec part{data, bytes};
   msghdr message{};
@@ -180,11 +175,8 @@ struct Joined {
 class Joining {
  public:
   Joining(
-      const Rendezvous& rendezvous,
-      const std::string& job_key,
-      int rank,
-      int size,
-      const JoinOptions& options)
+      const Rendezvous& rendezvous, const std::string& job_key, int rank,
+      int size, const JoinOptions& options)
       : rendezvous_(rendezvous),
         key_("echelon/local/" + job_key),
         rank_(rank),
@@ -219,9 +211,8 @@ class Joining {
       fail("no random numbers");
     }
     rendezvous_.set(
-        key_,
-        hex(address.sun_path, length - offsetof(sockaddr_un, sun_path)) + ":" +
-            hex(hello_.nonce, sizeof(hello_.nonce)));
+        key_, hex(address.sun_path, length - offsetof(sockaddr_un, sun_path)) +
+                  ":" + hex(hello_.nonce, sizeof(hello_.nonce)));
     accept_all(listener.get(), joined);
     return joined;
   }
@@ -236,8 +227,7 @@ class Joining {
               ": rank 0 did not come to this host's meeting within " +
               std::to_string(options_.timeout.count()) + " ms (" +
               error.what() + ")",
-          0,
-          {0});
+          0, {0});
     }
     const size_t colon = told.find(':');
     const std::string name = unhex(told.substr(0, colon));
@@ -245,17 +235,14 @@ class Joining {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::memcpy(
-        address.sun_path,
-        name.data(),
+        address.sun_path, name.data(),
         std::min(name.size(), sizeof(address.sun_path)));
     std::memcpy(
-        hello_.nonce,
-        nonce.data(),
+        hello_.nonce, nonce.data(),
         std::min(nonce.size(), sizeof(hello_.nonce)));
     Descriptor socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (connect(
-            socket_.get(),
-            reinterpret_cast<sockaddr*>(&address),
+            socket_.get(), reinterpret_cast<sockaddr*>(&address),
             static_cast<socklen_t>(
                 offsetof(sockaddr_un, sun_path) + name.size())) != 0) {
       fail(
@@ -282,8 +269,7 @@ class Joining {
           "[local] rank " + std::to_string(rank_) +
               ": rank 0 hung up or did not answer while the ranks of this host "
               "met",
-          0,
-          {0});
+          0, {0});
     }
     if (!welcome.accepted) {
       const std::string text(
@@ -292,8 +278,7 @@ class Joining {
         throw ConfigError(text);
       }
       throw Timeout(
-          text,
-          0,
+          text, 0,
           {welcome.missing,
            welcome.missing + std::min(welcome.num_missing, 64)});
     }
@@ -444,12 +429,8 @@ map_arenas(const std::vector<Descriptor>& descriptors, int rank) {
     fstat(descriptors[r].get(), &info);
     const auto bytes = static_cast<size_t>(info.st_size);
     void* base = mmap(
-        nullptr,
-        bytes,
-        PROT_READ | PROT_WRITE,
-        MAP_SHARED | MAP_NORESERVE,
-        descriptors[r].get(),
-        0);
+        nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+        descriptors[r].get(), 0);
     if (base == MAP_FAILED) {
       fail("cannot map the tensors of rank " + std::to_string(r));
     }
@@ -462,11 +443,8 @@ map_arenas(const std::vector<Descriptor>& descriptors, int rank) {
 }  // namespace
 
 std::shared_ptr<Host> join_processes(
-    const Rendezvous& rendezvous,
-    const std::string& job_key,
-    int rank,
-    int size,
-    const JoinOptions& options) {
+    const Rendezvous& rendezvous, const std::string& job_key, int rank,
+    int size, const JoinOptions& options) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) {
     throw ConfigError(
         "[local] rank " + std::to_string(rank) + " of " + std::to_string(size) +

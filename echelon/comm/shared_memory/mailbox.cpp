@@ -98,9 +98,8 @@ void Mailbox::match(int from, const Fragment& fragment) {
   source.incoming = nullptr;
   std::erase_if(source.posted, [](const auto& r) { return r->matched; });
   const auto found = std::find_if(
-      source.posted.begin(), source.posted.end(), [&](const auto& r) {
-        return r->tag == fragment.tag;
-      });
+      source.posted.begin(), source.posted.end(),
+      [&](const auto& r) { return r->tag == fragment.tag; });
   const auto dtype = static_cast<Dtype>(fragment.dtype);
   if (found != source.posted.end()) {
     source.target = *found;
@@ -165,8 +164,7 @@ bool Mailbox::pump(Receive& receive) {
         take(from, fragment, wire_.address(from, fragment.offset));
       } else {
         take(
-            from,
-            fragment,
+            from, fragment,
             wire_.segment.at(channel.data.load(std::memory_order_acquire)) +
                 k % kFragments * kFragmentBytes);
       }

@@ -17,20 +17,14 @@ namespace {
 
 void futex(std::atomic<uint32_t>& word, int operation, uint32_t value) {
   syscall(
-      SYS_futex,
-      reinterpret_cast<uint32_t*>(&word),
-      operation,
-      value,
-      nullptr,
-      nullptr,
-      0);
+      SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, nullptr,
+      nullptr, 0);
 }
 
 class ProcessMonitor : public Monitor {
  public:
   ProcessMonitor(
-      std::shared_ptr<Segment> segment,
-      int rank,
+      std::shared_ptr<Segment> segment, int rank,
       std::vector<PeerSocket> sockets)
       : segment_(std::move(segment)),
         rank_(rank),
@@ -71,9 +65,7 @@ class ProcessMonitor : public Monitor {
       return;  // it left on purpose, or somebody was faster
     }
     segment_->verdict().pass(
-        Verdict::Kind::lost,
-        0,
-        {rank},
+        Verdict::Kind::lost, 0, {rank},
         "rank " + std::to_string(rank) + " of this host (pid " +
             std::to_string(block.pid.load()) + ") was lost: its process ended");
     segment_->ring_all();
@@ -171,8 +163,7 @@ class ProcessMonitor : public Monitor {
 }  // namespace
 
 std::unique_ptr<Monitor> watch_processes(
-    std::shared_ptr<Segment> segment,
-    int rank,
+    std::shared_ptr<Segment> segment, int rank,
     std::vector<PeerSocket> sockets) {
   return std::make_unique<ProcessMonitor>(
       std::move(segment), rank, std::move(sockets));

@@ -28,8 +28,7 @@ struct PeerSocket {
 
 /// Takes the sockets over. The other ranks have written their pids.
 std::unique_ptr<Monitor> watch_processes(
-    std::shared_ptr<Segment> segment,
-    int rank,
+    std::shared_ptr<Segment> segment, int rank,
     std::vector<PeerSocket> sockets);
 
 }  // namespace echelon::local

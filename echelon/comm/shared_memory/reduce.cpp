@@ -40,16 +40,8 @@ size_t size_of(Dtype dtype) {
 
 const char* name_of(Dtype dtype) {
   static constexpr const char* names[] = {
-      "float32",
-      "float64",
-      "bfloat16",
-      "float16",
-      "int8",
-      "uint8",
-      "int16",
-      "int32",
-      "int64",
-      "bool"};
+      "float32", "float64", "bfloat16", "float16", "int8",
+      "uint8",   "int16",   "int32",    "int64",   "bool"};
   return names[static_cast<int>(dtype)];
 }
 
@@ -59,13 +51,8 @@ const char* name_of(Reduction op) {
 }
 
 void reduce(
-    Dtype dtype,
-    Reduction op,
-    int num_inputs,
-    const void* const* inputs,
-    int num_outputs,
-    void* const* outputs,
-    size_t count) {
+    Dtype dtype, Reduction op, int num_inputs, const void* const* inputs,
+    int num_outputs, void* const* outputs, size_t count) {
   choice().function(dtype, op, num_inputs, inputs, num_outputs, outputs, count);
 }
 

@@ -37,13 +37,8 @@ const char* name_of(Reduction op);  // "sum"
 /// outs[*][i] <- op over inputs[0..num_inputs)[i], for i in [0, count). An
 /// output may be one of the inputs, and no other overlap is allowed.
 void reduce(
-    Dtype dtype,
-    Reduction op,
-    int num_inputs,
-    const void* const* inputs,
-    int num_outputs,
-    void* const* outputs,
-    size_t count);
+    Dtype dtype, Reduction op, int num_inputs, const void* const* inputs,
+    int num_outputs, void* const* outputs, size_t count);
 
 /// Which of the three is used here: "x86-64", "avx2" or "avx512".
 const char* reduce_kernels();

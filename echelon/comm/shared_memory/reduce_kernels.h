@@ -100,16 +100,14 @@ struct Float16 {
 #if defined(__AVX512F__)
     for (; i + 16 <= n; i += 16) {
       _mm512_storeu_ps(
-          to + i,
-          _mm512_cvtph_ps(
-              _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+          to + i, _mm512_cvtph_ps(_mm256_loadu_si256(
+                      reinterpret_cast<const __m256i*>(from + i))));
     }
 #elif defined(__F16C__)
     for (; i + 8 <= n; i += 8) {
       _mm256_storeu_ps(
-          to + i,
-          _mm256_cvtph_ps(
-              _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+          to + i, _mm256_cvtph_ps(_mm_loadu_si128(
+                      reinterpret_cast<const __m128i*>(from + i))));
     }
 #endif
     for (; i < n; ++i) to[i] = load_one(from[i]);
@@ -160,10 +158,7 @@ struct Greater {
 
 template <class T>
 void copy_out(
-    const T* block,
-    int num_outputs,
-    void* const* outputs,
-    size_t at,
+    const T* block, int num_outputs, void* const* outputs, size_t at,
     size_t n) {
   for (int j = 0; j < num_outputs; ++j) {
     __builtin_memcpy(static_cast<T*>(outputs[j]) + at, block, n * sizeof(T));
@@ -172,12 +167,8 @@ void copy_out(
 
 template <class D, class Combine>
 void reduce_blocks(
-    int num_inputs,
-    const void* const* inputs,
-    int num_outputs,
-    void* const* outputs,
-    size_t count,
-    bool average) {
+    int num_inputs, const void* const* inputs, int num_outputs,
+    void* const* outputs, size_t count, bool average) {
   using T = typename D::Stored;
   using A = typename D::Sum;
   alignas(64) A sum[kBlock];
@@ -204,9 +195,7 @@ void reduce_blocks(
 // The common case, with the inputs' number known: one pass in registers.
 template <int N, class T>
 void sum_of(
-    const void* const* inputs,
-    int num_outputs,
-    void* const* outputs,
+    const void* const* inputs, int num_outputs, void* const* outputs,
     size_t count) {
   alignas(64) T out[kBlock];
   const T* in[N];
@@ -224,21 +213,13 @@ void sum_of(
 
 template <class D>
 void dispatch(
-    Reduction op,
-    int num_inputs,
-    const void* const* inputs,
-    int num_outputs,
-    void* const* outputs,
-    size_t count) {
+    Reduction op, int num_inputs, const void* const* inputs, int num_outputs,
+    void* const* outputs, size_t count) {
   switch (op) {
     case Reduction::sum:
     case Reduction::avg:
       return reduce_blocks<D, Adds>(
-          num_inputs,
-          inputs,
-          num_outputs,
-          outputs,
-          count,
+          num_inputs, inputs, num_outputs, outputs, count,
           op == Reduction::avg);
     case Reduction::min:
       return reduce_blocks<D, Lesser>(
@@ -251,12 +232,8 @@ void dispatch(
 
 template <class T>
 void dispatch_float(
-    Reduction op,
-    int num_inputs,
-    const void* const* inputs,
-    int num_outputs,
-    void* const* outputs,
-    size_t count) {
+    Reduction op, int num_inputs, const void* const* inputs, int num_outputs,
+    void* const* outputs, size_t count) {
   if (op == Reduction::sum) {
     switch (num_inputs) {
       case 2:
@@ -273,13 +250,8 @@ void dispatch_float(
 }  // namespace
 
 void ECHELON_REDUCE(
-    Dtype dtype,
-    Reduction op,
-    int num_inputs,
-    const void* const* inputs,
-    int num_outputs,
-    void* const* outputs,
-    size_t count) {
+    Dtype dtype, Reduction op, int num_inputs, const void* const* inputs,
+    int num_outputs, void* const* outputs, size_t count) {
 #define ECHELON_CALL(function, ...) \
   return function<__VA_ARGS__>(     \
       op, num_inputs, inputs, num_outputs, outputs, count)

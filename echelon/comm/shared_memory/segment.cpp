@@ -42,12 +42,8 @@ uint64_t hash(std::string_view key, uint64_t start) {
 
 char* map(int descriptor) {
   void* base = mmap(
-      nullptr,
-      kAddresses,
-      PROT_READ | PROT_WRITE,
-      MAP_SHARED | MAP_NORESERVE,
-      descriptor,
-      0);
+      nullptr, kAddresses, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+      descriptor, 0);
   if (base == MAP_FAILED) {
     fail(
         "mapping 256 GiB of addresses (ulimit -v must be unlimited; memory is "
@@ -79,9 +75,7 @@ std::string copy_words(const std::atomic<uint64_t>* from, size_t length) {
 }  // namespace
 
 bool Verdict::pass(
-    Kind what,
-    uint64_t at_sequence,
-    const std::vector<int>& missing_ranks,
+    Kind what, uint64_t at_sequence, const std::vector<int>& missing_ranks,
     std::string_view why) {
   uint32_t none = 0;
   if (!state.compare_exchange_strong(none, 1)) {
@@ -101,9 +95,7 @@ bool Verdict::pass(
 }
 
 void Verdict::read(
-    Kind& what,
-    uint64_t& at_sequence,
-    std::vector<int>& missing_ranks,
+    Kind& what, uint64_t& at_sequence, std::vector<int>& missing_ranks,
     std::string& why) const {
   // A writer that was killed half way leaves state 1: do not wait for ever.
   for (int i = 0; state.load(std::memory_order_acquire) == 1 && i < 10000;
@@ -138,9 +130,8 @@ std::string StatusPage::read() const {
   for (int unchanged = 0; unchanged < 1000; ++unchanged) {
     const uint64_t before = version.load(std::memory_order_acquire);
     line = copy_words(
-        words,
-        std::min<size_t>(
-            length.load(std::memory_order_relaxed), sizeof(words)));
+        words, std::min<size_t>(
+                   length.load(std::memory_order_relaxed), sizeof(words)));
     std::atomic_thread_fence(std::memory_order_seq_cst);
     const uint64_t after = version.load(std::memory_order_relaxed);
     if (before % 2 == 0 && after == before) {
@@ -292,8 +283,8 @@ Segment::join_group(const std::string& key, int members, size_t bytes) {
   }
   const uint64_t offset = take(bytes);
   header().num_groups = std::max(header().num_groups, index + 1);
-  header().groups[index] = {
-      {first, second}, offset, pages(bytes), members, 1, 0};
+  header().groups[index] = {{first, second}, offset, pages(bytes),
+                            members,         1,      0};
   return {offset, index};
 }
 

@@ -40,15 +40,11 @@ struct alignas(128) Verdict {
   bool passed() const { return state.load(std::memory_order_seq_cst) != 0; }
   /// True when this call was the first.
   bool pass(
-      Kind what,
-      uint64_t at_sequence,
-      const std::vector<int>& missing_ranks,
+      Kind what, uint64_t at_sequence, const std::vector<int>& missing_ranks,
       std::string_view why);
   /// Waits for a verdict that is just being written.
   void read(
-      Kind& what,
-      uint64_t& at_sequence,
-      std::vector<int>& missing_ranks,
+      Kind& what, uint64_t& at_sequence, std::vector<int>& missing_ranks,
       std::string& why) const;
 };
 

@@ -26,8 +26,7 @@ struct Readiness {
           return static_cast<int64_t>(
                      word->load(std::memory_order_acquire) - value) >= 0;
         },
-        &word,
-        value};
+        &word, value};
   }
 };
 

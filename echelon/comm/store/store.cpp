@@ -34,8 +34,8 @@ std::string place(const RankEnvironment& env) {
 int bind_loopback(int port) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) {
-    throw CommError(std::string("store: cannot make a socket: ") +
-                    std::strerror(errno));
+    throw CommError(
+        std::string("store: cannot make a socket: ") + std::strerror(errno));
   }
   const int yes = 1;
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
@@ -48,7 +48,8 @@ int bind_loopback(int port) {
     ::close(fd);
     throw ConfigError(
         "store: cannot listen on 127.0.0.1:" + std::to_string(port) + ": " +
-        std::strerror(error) + "; another job may use the port: set "
+        std::strerror(error) +
+        "; another job may use the port: set "
         "MASTER_PORT to a free one");
   }
   return fd;
@@ -63,12 +64,13 @@ void wait_for_listener(int port, std::chrono::milliseconds timeout) {
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const auto deadline = std::chrono::steady_clock::now() +
-      std::min(timeout, std::chrono::milliseconds(3000));
+                        std::min(timeout, std::chrono::milliseconds(3000));
   while (std::chrono::steady_clock::now() < deadline) {
     const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return;
-    const bool listens = ::connect(fd, reinterpret_cast<sockaddr*>(&address),
-                                   sizeof(address)) == 0;
+    const bool listens =
+        ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) ==
+        0;
     ::close(fd);
     if (listens) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -105,8 +107,9 @@ c10::intrusive_ptr<c10d::Store> connect(
     const std::string text = without_stack(error);
     if (text.find("EADDRINUSE") != std::string::npos ||
         text.find("address already in use") != std::string::npos) {
-      throw ConfigError("store: port " + std::to_string(env.master_port) +
-                        " is in use; set MASTER_PORT to a free one");
+      throw ConfigError(
+          "store: port " + std::to_string(env.master_port) +
+          " is in use; set MASTER_PORT to a free one");
     }
     std::ostringstream message;
     message << "rank " << env.rank << ": the master at " << place(env)
@@ -117,8 +120,8 @@ c10::intrusive_ptr<c10d::Store> connect(
   }
 }
 
-c10::intrusive_ptr<c10d::Store> prefixed(
-    const RankEnvironment& env, c10::intrusive_ptr<c10d::Store> store) {
+c10::intrusive_ptr<c10d::Store>
+prefixed(const RankEnvironment& env, c10::intrusive_ptr<c10d::Store> store) {
   return c10::make_intrusive<c10d::PrefixStore>(
       "echelon/" + env.job + "/" + std::to_string(env.generation),
       std::move(store));
@@ -126,8 +129,8 @@ c10::intrusive_ptr<c10d::Store> prefixed(
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> connect_store(
-    const RankEnvironment& env, std::chrono::milliseconds timeout) {
+c10::intrusive_ptr<c10d::Store>
+connect_store(const RankEnvironment& env, std::chrono::milliseconds timeout) {
   const bool serve = env.rank == 0 && !env.store_is_served;
   return prefixed(env, connect(env, serve, timeout));
 }
@@ -138,12 +141,8 @@ c10::intrusive_ptr<c10d::Store> connect_store_again(
 }
 
 std::vector<std::string> exchange(
-    c10d::Store& store,
-    const std::string& topic,
-    int rank,
-    int size,
-    const std::string& value,
-    std::chrono::milliseconds timeout,
+    c10d::Store& store, const std::string& topic, int rank, int size,
+    const std::string& value, std::chrono::milliseconds timeout,
     const std::string& where) {
   const auto key = [&](int r) { return topic + "/" + std::to_string(r); };
   std::vector<std::string> keys;
@@ -158,8 +157,9 @@ std::vector<std::string> exchange(
         if (!store.check({key(r)})) missing += " " + std::to_string(r);
       }
     } catch (const std::exception&) {
-      throw CommError("rank " + std::to_string(rank) + ": the store at " +
-                      where + " was lost: " + without_stack(error));
+      throw CommError(
+          "rank " + std::to_string(rank) + ": the store at " + where +
+          " was lost: " + without_stack(error));
     }
     throw CommError(
         "rank " + std::to_string(rank) + ": of " + std::to_string(size) +
@@ -179,8 +179,8 @@ std::string reachable_address(const RankEnvironment& env) {
   const std::string port = std::to_string(env.master_port);
   if (::getaddrinfo(env.master_addr.c_str(), port.c_str(), &hints, &found) !=
       0) {
-    throw ConfigError("MASTER_ADDR=" + env.master_addr +
-                      " cannot be resolved to an address");
+    throw ConfigError(
+        "MASTER_ADDR=" + env.master_addr + " cannot be resolved to an address");
   }
   std::string address;
   const int fd = ::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -189,8 +189,9 @@ std::string reachable_address(const RankEnvironment& env) {
   if (fd >= 0 && ::connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
       ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0) {
     char text[NI_MAXHOST];
-    if (::getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text,
-                      sizeof(text), nullptr, 0, NI_NUMERICHOST) == 0) {
+    if (::getnameinfo(
+            reinterpret_cast<sockaddr*>(&own), length, text, sizeof(text),
+            nullptr, 0, NI_NUMERICHOST) == 0) {
       address = text;
     }
   }

@@ -15,8 +15,8 @@ namespace echelon {
 /// server listens on loopback alone when all ranks are on this host. Keys carry
 /// the job and its generation. Throws ConfigError when the port is in use,
 /// CommError when the master cannot be reached in time.
-c10::intrusive_ptr<c10d::Store> connect_store(
-    const RankEnvironment& env, std::chrono::milliseconds timeout);
+c10::intrusive_ptr<c10d::Store>
+connect_store(const RankEnvironment& env, std::chrono::milliseconds timeout);
 
 /// A second connection to the same store, for another thread.
 c10::intrusive_ptr<c10d::Store> connect_store_again(
@@ -25,12 +25,8 @@ c10::intrusive_ptr<c10d::Store> connect_store_again(
 /// Puts `value` under `topic` and returns every rank's value. Every rank calls.
 /// Throws CommError that lists the ranks that did not come within `timeout`.
 std::vector<std::string> exchange(
-    c10d::Store& store,
-    const std::string& topic,
-    int rank,
-    int size,
-    const std::string& value,
-    std::chrono::milliseconds timeout,
+    c10d::Store& store, const std::string& topic, int rank, int size,
+    const std::string& value, std::chrono::milliseconds timeout,
     const std::string& where);
 
 /// The address of this host that the master can reach: 127.0.0.1 on one host.

@@ -6,7 +6,9 @@
 namespace echelon {
 namespace {
 
-std::string key_of(int rank) { return "status/" + std::to_string(rank); }
+std::string key_of(int rank) {
+  return "status/" + std::to_string(rank);
+}
 
 }  // namespace
 

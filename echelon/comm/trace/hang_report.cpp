@@ -34,9 +34,8 @@ std::string hang_report(
     const int rank = call.ranks[i];
     const auto& status = statuses[i];
     const bool here =
-        rank == call.rank ||
-        (status && call.group < RankStatus::kGroups &&
-         status->begun[call.group] > call.sequence);
+        rank == call.rank || (status && call.group < RankStatus::kGroups &&
+                              status->begun[call.group] > call.sequence);
     if (here) {
       arrived += (arrived.empty() ? "" : ", ") + std::to_string(rank);
       continue;

@@ -15,9 +15,9 @@ struct WaitingCall {
   std::string operation;
   std::string axis;
   std::string label;
-  size_t group = 0;             // its number in the world
-  std::vector<int> ranks;       // world ranks of the group
-  int rank = 0;                 // world rank of the one that waits
+  size_t group = 0;        // its number in the world
+  std::vector<int> ranks;  // world ranks of the group
+  int rank = 0;            // world rank of the one that waits
   double waited_seconds = 0;
 };
 
@@ -27,8 +27,8 @@ std::string describe(const WaitingCall& call);
 /// One sentence per rank of the group that had not arrived, e.g.
 ///   rank 2 last finished all_gather "layer3" (#118) and has not called
 ///   all_reduce "bucket 0" (#119) for 31 s
-/// then the ranks that had. `statuses` are by position in call.ranks. Empty when
-/// all had arrived.
+/// then the ranks that had. `statuses` are by position in call.ranks. Empty
+/// when all had arrived.
 std::string hang_report(
     const WaitingCall& call,
     const std::vector<std::optional<RankStatus>>& statuses);

@@ -12,8 +12,12 @@ thread_local std::string current_label;
 LabelScope::LabelScope(std::string label)
     : previous_(std::exchange(current_label, std::move(label))) {}
 
-LabelScope::~LabelScope() { current_label = std::move(previous_); }
+LabelScope::~LabelScope() {
+  current_label = std::move(previous_);
+}
 
-const std::string& LabelScope::current() { return current_label; }
+const std::string& LabelScope::current() {
+  return current_label;
+}
 
 }  // namespace echelon

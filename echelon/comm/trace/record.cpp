@@ -70,10 +70,10 @@ uint64_t History::count() const {
 
 void History::on_end(std::function<void(const CollectiveRecord&)> listener) {
   std::lock_guard lock(mutex_);
-  listener_ = listener
-      ? std::make_shared<std::function<void(const CollectiveRecord&)>>(
-            std::move(listener))
-      : nullptr;
+  listener_ =
+      listener ? std::make_shared<std::function<void(const CollectiveRecord&)>>(
+                     std::move(listener))
+               : nullptr;
 }
 
 }  // namespace echelon

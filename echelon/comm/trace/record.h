@@ -1,4 +1,5 @@
-// The last collectives of a rank: what every error about a hang is written from.
+// The last collectives of a rank: what every error about a hang is written
+// from.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +13,21 @@ namespace echelon {
 
 /// One collective as this rank saw it.
 struct CollectiveRecord {
-  uint64_t sequence = 0;         // of its group, from 0
-  std::string operation;         // "all_reduce"
-  std::string axis;              // the group's
-  std::string label;             // "bucket 0", or empty
-  std::vector<int64_t> shape;    // of the (first) input
-  std::string dtype;             // "float32"
-  int64_t bytes = 0;             // of this rank's input
-  int64_t begin_ns = 0;          // steady clock
-  int64_t wait_begin_ns = 0;     // a thread stood still for it from here to end_ns
-  int64_t end_ns = 0;            // 0 while it runs
+  uint64_t sequence = 0;       // of its group, from 0
+  std::string operation;       // "all_reduce"
+  std::string axis;            // the group's
+  std::string label;           // "bucket 0", or empty
+  std::vector<int64_t> shape;  // of the (first) input
+  std::string dtype;           // "float32"
+  int64_t bytes = 0;           // of this rank's input
+  int64_t begin_ns = 0;        // steady clock
+  int64_t wait_begin_ns = 0;  // a thread stood still for it from here to end_ns
+  int64_t end_ns = 0;         // 0 while it runs
   bool failed = false;
 };
 
-/// The last 1,024 collectives of one rank, in order of their start. Thread-safe.
+/// The last 1,024 collectives of one rank, in order of their start.
+/// Thread-safe.
 class History {
  public:
   static constexpr size_t kCapacity = 1024;

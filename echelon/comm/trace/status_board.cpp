@@ -16,8 +16,8 @@ void copy_text(std::array<char, N>& to, const std::string& from) {
 }  // namespace
 
 void StatusEntry::set(
-    uint64_t sequence_, const std::string& operation_,
-    const std::string& axis_, const std::string& label_) {
+    uint64_t sequence_, const std::string& operation_, const std::string& axis_,
+    const std::string& label_) {
   sequence = sequence_;
   copy_text(operation, operation_);
   copy_text(axis, axis_);

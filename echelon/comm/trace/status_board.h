@@ -19,8 +19,9 @@ struct StatusEntry {
   std::array<char, 24> axis = {};
   std::array<char, 64> label = {};
 
-  void set(uint64_t sequence, const std::string& operation,
-           const std::string& axis, const std::string& label);
+  void
+  set(uint64_t sequence, const std::string& operation, const std::string& axis,
+      const std::string& label);
   /// `all_gather "layer3" (#118)`
   std::string describe() const;
 };

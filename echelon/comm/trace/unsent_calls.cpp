@@ -11,7 +11,9 @@ thread_local UnsentCalls* innermost = nullptr;
 
 UnsentCalls::UnsentCalls() : outer_(std::exchange(innermost, this)) {}
 
-UnsentCalls::~UnsentCalls() { innermost = outer_; }
+UnsentCalls::~UnsentCalls() {
+  innermost = outer_;
+}
 
 std::vector<UnsentCall> UnsentCalls::take() {
   return std::exchange(calls_, {});
@@ -21,6 +23,8 @@ void UnsentCalls::note(UnsentCall call) {
   if (innermost != nullptr) innermost->calls_.push_back(std::move(call));
 }
 
-bool UnsentCalls::listening() { return innermost != nullptr; }
+bool UnsentCalls::listening() {
+  return innermost != nullptr;
+}
 
 }  // namespace echelon

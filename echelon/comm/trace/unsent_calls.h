@@ -1,6 +1,6 @@
-// Which collectives a computation would make, found out without making them: calls
-// of silent groups, and calls with tensors on the meta device, which send nothing
-// (group.h), are listed.
+// Which collectives a computation would make, found out without making them:
+// calls of silent groups, and calls with tensors on the meta device, which send
+// nothing (group.h), are listed.
 //
 //   const UnsentCalls calls;
 //   count_layers(layers, inputs);
@@ -19,7 +19,8 @@ struct UnsentCall {
   int64_t bytes = 0;      // of this rank's input
 };
 
-/// While it lives, such calls of this thread are noted; the innermost one has them.
+/// While it lives, such calls of this thread are noted; the innermost one has
+/// them.
 class UnsentCalls {
  public:
   UnsentCalls();

@@ -197,13 +197,8 @@ ImageDecoder::Size ImageDecoder::open_jpeg() {
   if (!jpeg.handle) throw Error("TurboJPEG cannot start");
   int subsampling = 0;
   if (tjDecompressHeader3(
-          jpeg.handle,
-          file_.data(),
-          file_.size(),
-          &jpeg.width,
-          &jpeg.height,
-          &subsampling,
-          &jpeg.colour) != 0) {
+          jpeg.handle, file_.data(), file_.size(), &jpeg.width, &jpeg.height,
+          &subsampling, &jpeg.colour) != 0) {
     const std::string why = tjGetErrorStr2(jpeg.handle);
     jpeg.reset();  // unusable after an error
     broken(why);
@@ -223,14 +218,8 @@ Raster ImageDecoder::decode_jpeg(double most_reduction) {
   uint8_t* pixels = reserve_pixels(4 * count);
   const bool inks = jpeg.colour == TJCS_CMYK || jpeg.colour == TJCS_YCCK;
   if (tjDecompress2(
-          jpeg.handle,
-          file_.data(),
-          file_.size(),
-          pixels,
-          width,
-          4 * width,
-          height,
-          inks ? TJPF_CMYK : TJPF_RGBX,
+          jpeg.handle, file_.data(), file_.size(), pixels, width, 4 * width,
+          height, inks ? TJPF_CMYK : TJPF_RGBX,
           TJFLAG_STOPONWARNING | TJFLAG_LIMITSCANS) != 0) {
     const std::string why = tjGetErrorStr2(jpeg.handle);
     jpeg.reset();

@@ -56,10 +56,7 @@ __m128i weight_pair(const int16_t* weights) {
 
 /// One pixel from `taps` neighbours.
 void mix_pixels(
-    const uint8_t* from,
-    const int16_t* high,
-    const int16_t* low,
-    int64_t taps,
+    const uint8_t* from, const int16_t* high, const int16_t* low, int64_t taps,
     uint8_t* to) {
   const __m128i zero = _mm_setzero_si128();
   Sums sums;
@@ -77,12 +74,8 @@ void mix_pixels(
 
 /// Eight pixels of an output row from `taps` rows, as floats: planes[c][0..7].
 void mix_rows(
-    const uint8_t* const* rows,
-    const int16_t* high,
-    const int16_t* low,
-    int64_t taps,
-    int64_t x,
-    const Normalise& normalise,
+    const uint8_t* const* rows, const int16_t* high, const int16_t* low,
+    int64_t taps, int64_t x, const Normalise& normalise,
     float (*planes)[kGroup]) {
   const __m128i zero = _mm_setzero_si128();
   for (int64_t half = 0; half < kGroup; half += 4) {
@@ -153,15 +146,9 @@ ECHELON_AVX2 inline __m128i load_two(const uint8_t* pixels) {
 
 /// `count` pixels each of two rows that lie row_bytes apart.
 ECHELON_AVX2 void mix_row_pair(
-    const uint8_t* row,
-    int64_t row_bytes,
-    const int32_t* first,
-    const int16_t* high,
-    const int16_t* low,
-    int64_t taps,
-    int64_t count,
-    uint8_t* out,
-    int64_t out_bytes) {
+    const uint8_t* row, int64_t row_bytes, const int32_t* first,
+    const int16_t* high, const int16_t* low, int64_t taps, int64_t count,
+    uint8_t* out, int64_t out_bytes) {
   // Two neighbouring pixels: their reds, greens ... side by side, in 16 bits.
   const __m256i side_by_side = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1));
@@ -172,13 +159,10 @@ ECHELON_AVX2 void mix_row_pair(
     for (int64_t t = 0; t < taps; t += 2) {
       const __m256i both = _mm256_inserti128_si256(
           _mm256_castsi128_si256(load_two(from + 4 * t)),
-          load_two(from + row_bytes + 4 * t),
-          1);
+          load_two(from + row_bytes + 4 * t), 1);
       add_wide(
-          sums,
-          _mm256_shuffle_epi8(both, side_by_side),
-          wide_weight_pair(high + t),
-          wide_weight_pair(low + t));
+          sums, _mm256_shuffle_epi8(both, side_by_side),
+          wide_weight_pair(high + t), wide_weight_pair(low + t));
     }
     const __m256i words = _mm256_packs_epi32(rounded_wide(sums), zero);
     const __m256i bytes = _mm256_packus_epi16(words, zero);
@@ -190,12 +174,8 @@ ECHELON_AVX2 void mix_row_pair(
 }
 
 ECHELON_AVX2 void mix_rows_wide(
-    const uint8_t* const* rows,
-    const int16_t* high,
-    const int16_t* low,
-    int64_t taps,
-    int64_t x,
-    const Normalise& normalise,
+    const uint8_t* const* rows, const int16_t* high, const int16_t* low,
+    int64_t taps, int64_t x, const Normalise& normalise,
     float (*planes)[kGroup]) {
   const __m256i zero = _mm256_setzero_si256();
   WideSums sums[4] = {{zero, zero}, {zero, zero}, {zero, zero}, {zero, zero}};
@@ -247,10 +227,7 @@ uint8_t mix(int32_t high, int32_t low) {
 }
 
 void mix_pixels(
-    const uint8_t* from,
-    const int16_t* high,
-    const int16_t* low,
-    int64_t taps,
+    const uint8_t* from, const int16_t* high, const int16_t* low, int64_t taps,
     uint8_t* to) {
   for (int c = 0; c < 4; ++c) {
     int32_t h = 0, l = 0;
@@ -263,12 +240,8 @@ void mix_pixels(
 }
 
 void mix_rows(
-    const uint8_t* const* rows,
-    const int16_t* high,
-    const int16_t* low,
-    int64_t taps,
-    int64_t x,
-    const Normalise& normalise,
+    const uint8_t* const* rows, const int16_t* high, const int16_t* low,
+    int64_t taps, int64_t x, const Normalise& normalise,
     float (*planes)[kGroup]) {
   for (size_t c = 0; c < 3; ++c) {
     for (int64_t i = 0; i < kGroup; ++i) {
@@ -285,15 +258,9 @@ void mix_rows(
 }
 
 void mix_row_pair(
-    const uint8_t* row,
-    int64_t row_bytes,
-    const int32_t* first,
-    const int16_t* high,
-    const int16_t* low,
-    int64_t taps,
-    int64_t count,
-    uint8_t* out,
-    int64_t out_bytes) {
+    const uint8_t* row, int64_t row_bytes, const int32_t* first,
+    const int16_t* high, const int16_t* low, int64_t taps, int64_t count,
+    uint8_t* out, int64_t out_bytes) {
   for (int64_t i = 0; i < count; ++i, high += taps, low += taps) {
     const uint8_t* from = row + 4 * static_cast<ptrdiff_t>(first[i]);
     mix_pixels(from, high, low, taps, out + 4 * i);
@@ -338,12 +305,8 @@ ResizePlan center_plan(ImageDecoder::Size image, int64_t size) {
 }
 
 ResizePlan random_plan(
-    ImageDecoder::Size image,
-    int64_t size,
-    bool flip,
-    uint64_t seed,
-    int64_t epoch,
-    int64_t index) {
+    ImageDecoder::Size image, int64_t size, bool flip, uint64_t seed,
+    int64_t epoch, int64_t index) {
   constexpr double kLeastArea = 0.08, kMostArea = 1.0;
   constexpr double kLeastRatio = 3.0 / 4.0, kMostRatio = 4.0 / 3.0;
   constexpr int kTries = 10;
@@ -407,14 +370,8 @@ Normalise Normalise::from(
 /// Weights for outputs [window, window + count) of `resized`, which stretch
 /// over [begin, end) of a line of `pixels`.
 void Resizer::make_weights(
-    Weights& weights,
-    int64_t pixels,
-    double begin,
-    double end,
-    int64_t resized,
-    int64_t window,
-    int64_t count,
-    bool mirrored) {
+    Weights& weights, int64_t pixels, double begin, double end, int64_t resized,
+    int64_t window, int64_t count, bool mirrored) {
   const auto low_pixel = static_cast<int64_t>(std::floor(begin));
   const int64_t line =
       std::min(pixels, static_cast<int64_t>(std::ceil(end))) - low_pixel;
@@ -476,38 +433,21 @@ void Resizer::horizontal(
   for (int64_t i = 0; i < count; ++i) {
     mix_pixels(
         row + 4 * static_cast<ptrdiff_t>(x_.first[static_cast<size_t>(i)]),
-        x_.high.data() + i * x_.taps,
-        x_.low.data() + i * x_.taps,
-        x_.taps,
+        x_.high.data() + i * x_.taps, x_.low.data() + i * x_.taps, x_.taps,
         out + 4 * i);
   }
 }
 
 void Resizer::run(
-    const Raster& raster,
-    const ResizePlan& plan,
-    int64_t size,
-    const Normalise& normalise,
-    float* output) {
+    const Raster& raster, const ResizePlan& plan, int64_t size,
+    const Normalise& normalise, float* output) {
   const auto reduction = static_cast<double>(raster.reduction);
   make_weights(
-      x_,
-      raster.width,
-      plan.left / reduction,
-      plan.right / reduction,
-      plan.width,
-      plan.window_left,
-      size,
-      plan.flip);
+      x_, raster.width, plan.left / reduction, plan.right / reduction,
+      plan.width, plan.window_left, size, plan.flip);
   make_weights(
-      y_,
-      raster.height,
-      plan.top / reduction,
-      plan.bottom / reduction,
-      plan.height,
-      plan.window_top,
-      size,
-      false);
+      y_, raster.height, plan.top / reduction, plan.bottom / reduction,
+      plan.height, plan.window_top, size, false);
   const int64_t first_row = y_.first.front();
   const int64_t last_row =
       std::min(raster.height, y_.first.back() + y_.taps) - 1;
@@ -518,15 +458,8 @@ void Resizer::run(
     uint8_t* out = rows_.data() + stride * (y - first_row);
     if (wide_ && y < last_row) {
       mix_row_pair(
-          row,
-          4 * raster.width,
-          x_.first.data(),
-          x_.high.data(),
-          x_.low.data(),
-          x_.taps,
-          size,
-          out,
-          stride);
+          row, 4 * raster.width, x_.first.data(), x_.high.data(), x_.low.data(),
+          x_.taps, size, out, stride);
       y += 2;
     } else {
       horizontal(row, size, out);
@@ -545,13 +478,8 @@ void Resizer::run(
     const auto mix = wide_ ? mix_rows_wide : mix_rows;
     for (int64_t x = 0; x < size; x += kGroup) {
       float mixed[3][kGroup];
-      mix(taps.data(),
-          y_.high.data() + y * y_.taps,
-          y_.low.data() + y * y_.taps,
-          y_.taps,
-          x,
-          normalise,
-          mixed);
+      mix(taps.data(), y_.high.data() + y * y_.taps,
+          y_.low.data() + y * y_.taps, y_.taps, x, normalise, mixed);
       float* to = output + y * size + x;
       for (int64_t c = 0; c < 3; ++c, to += plane) {
         if (x + kGroup <= size) {

@@ -33,12 +33,8 @@ ResizePlan center_plan(ImageDecoder::Size image, int64_t size);
 /// resized to `size`: torchvision's RandomResizedCrop(size); with `flip` it is
 /// mirrored half of the time. A function of (seed, epoch, index).
 ResizePlan random_plan(
-    ImageDecoder::Size image,
-    int64_t size,
-    bool flip,
-    uint64_t seed,
-    int64_t epoch,
-    int64_t index);
+    ImageDecoder::Size image, int64_t size, bool flip, uint64_t seed,
+    int64_t epoch, int64_t index);
 
 /// output = pixel * scale + shift, per channel.
 struct Normalise {
@@ -63,11 +59,8 @@ class Resizer {
   /// output [3, size, size] <- `raster` by `plan`. `size` and the window lie in
   /// plan.width and plan.height.
   void
-  run(const Raster& raster,
-      const ResizePlan& plan,
-      int64_t size,
-      const Normalise& normalise,
-      float* output);
+  run(const Raster& raster, const ResizePlan& plan, int64_t size,
+      const Normalise& normalise, float* output);
 
  private:
   /// Weights of one direction. Output i reads taps pixels from first[i] on; the
@@ -80,14 +73,8 @@ class Resizer {
   };
 
   static void make_weights(
-      Weights& weights,
-      int64_t pixels,
-      double begin,
-      double end,
-      int64_t resized,
-      int64_t window,
-      int64_t count,
-      bool mirrored);
+      Weights& weights, int64_t pixels, double begin, double end,
+      int64_t resized, int64_t window, int64_t count, bool mirrored);
   void horizontal(const uint8_t* row, int64_t count, uint8_t* out) const;
   bool wide_;
 

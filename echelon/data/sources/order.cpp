@@ -22,12 +22,8 @@ __extension__ using int128 = __int128;
 
 /// The samples that an epoch takes of a source, in its own order.
 std::vector<int64_t> source_order(
-    const std::vector<int64_t>& samples,
-    int64_t count,
-    uint64_t seed,
-    size_t source,
-    int64_t epoch,
-    bool shuffle) {
+    const std::vector<int64_t>& samples, int64_t count, uint64_t seed,
+    size_t source, int64_t epoch, bool shuffle) {
   const auto size = static_cast<int128>(samples.size());
   const int128 begin = static_cast<int128>(epoch) * count;
   auto pass = static_cast<int64_t>(begin / size);
@@ -46,8 +42,7 @@ std::vector<int64_t> source_order(
     const size_t left = static_cast<size_t>(count) - order.size();
     const size_t end = std::min(one.size(), at + left);
     order.insert(
-        order.end(),
-        one.begin() + static_cast<ptrdiff_t>(at),
+        order.end(), one.begin() + static_cast<ptrdiff_t>(at),
         one.begin() + static_cast<ptrdiff_t>(end));
     at = 0;
     ++pass;
@@ -119,9 +114,7 @@ blend_counts(int64_t total, std::span<const double> weights) {
 
 std::vector<int64_t> blend_order(
     const std::vector<std::vector<int64_t>>& sources,
-    std::span<const int64_t> counts,
-    uint64_t seed,
-    int64_t epoch,
+    std::span<const int64_t> counts, uint64_t seed, int64_t epoch,
     bool shuffle) {
   struct Source {
     std::vector<int64_t> order;
@@ -161,9 +154,7 @@ std::vector<int64_t> blend_order(
 }
 
 Share rank_share(
-    int64_t batch_samples,
-    int64_t rank,
-    int64_t num_ranks,
+    int64_t batch_samples, int64_t rank, int64_t num_ranks,
     std::span<const int64_t> rank_batch) {
   if (rank < 0 || rank >= num_ranks) {
     throw ConfigError(

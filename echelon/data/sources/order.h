@@ -52,9 +52,7 @@ blend_counts(int64_t total, std::span<const double> weights);
 /// subtasks; here of one processor, by the earliest deadline.
 std::vector<int64_t> blend_order(
     const std::vector<std::vector<int64_t>>& sources,
-    std::span<const int64_t> counts,
-    uint64_t seed,
-    int64_t epoch,
+    std::span<const int64_t> counts, uint64_t seed, int64_t epoch,
     bool shuffle);
 
 /// A rank's part of a global batch: [begin, end) of its samples.
@@ -73,9 +71,7 @@ struct Share {
 /// each rank exactly its number; a shorter one may give some ranks none.
 /// Throws ConfigError for a rank outside, a negative number, or a sum of 0.
 Share rank_share(
-    int64_t batch_samples,
-    int64_t rank,
-    int64_t num_ranks,
+    int64_t batch_samples, int64_t rank, int64_t num_ranks,
     std::span<const int64_t> rank_batch = {});
 
 }  // namespace echelon

@@ -13,12 +13,12 @@ namespace echelon {
 /// What a stream of random numbers is for; part of its key, so that two uses
 /// of one seed do not see the same numbers.
 enum class RandomUse : uint64_t {
-  split = 1,    // which samples are held out
-  order = 2,    // the order of an epoch
-  augment = 3,  // crop and flip of a sample
-  dummy = 4,    // made-up samples
-  sample_key = 5,  // Batch::more's keys
-  blend = 6,    // the order of one source of several, pass by pass
+  split = 1,        // which samples are held out
+  order = 2,        // the order of an epoch
+  augment = 3,      // crop and flip of a sample
+  dummy = 4,        // made-up samples
+  sample_key = 5,   // Batch::more's keys
+  blend = 6,        // the order of one source of several, pass by pass
   sample_text = 7,  // tokens that a model is asked for
 };
 

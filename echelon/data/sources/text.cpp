@@ -82,14 +82,12 @@ void check_options(const DataOptions& options) {
   if (options.token_bytes != 0 && options.token_bytes != 2 &&
       options.token_bytes != 4) {
     fail(
-        "token_bytes",
-        std::to_string(options.token_bytes),
+        "token_bytes", std::to_string(options.token_bytes),
         "must be 2 (uint16) or 4 (uint32)");
   }
   if (options.vocab_size < 0 || options.vocab_size > kLargestVocabulary) {
     fail(
-        "vocab_size",
-        std::to_string(options.vocab_size),
+        "vocab_size", std::to_string(options.vocab_size),
         "must be 0 (the tokenizer's) to 2147483647");
   }
 }
@@ -214,8 +212,7 @@ TokenFile TextCorpus::open_source(const std::string& name) {
   if (recipe.end_of_text < 0 && own) recipe.end_of_text = *own;
   if (recipe.end_of_text >= tokenizer().vocab_size()) {
     fail(
-        "end_of_text_id",
-        std::to_string(recipe.end_of_text),
+        "end_of_text_id", std::to_string(recipe.end_of_text),
         "the tokenizer has " + std::to_string(tokenizer().vocab_size()) +
             " tokens; ids are below that");
   }
@@ -259,8 +256,7 @@ void TextCorpus::find_vocabulary() {
   const int64_t known = tokenizer_ ? tokenizer_->vocab_size() : 0;
   if (options_.vocab_size > 0 && options_.vocab_size < known) {
     fail(
-        "vocab_size",
-        std::to_string(options_.vocab_size),
+        "vocab_size", std::to_string(options_.vocab_size),
         "the tokenizer has " + std::to_string(known) +
             " tokens; set at least as many, or 0 to take them");
   }
@@ -276,15 +272,13 @@ void TextCorpus::find_vocabulary() {
     if (!check) break;
     if (files_of(source.name, options_.format).kind == FileKind::text) continue;
     largest = std::max(
-        largest,
-        source.tokens.largest(
-            vocabulary_ > 0 ? vocabulary_ : kLargestVocabulary));
+        largest, source.tokens.largest(
+                     vocabulary_ > 0 ? vocabulary_ : kLargestVocabulary));
   }
   if (vocabulary_ == 0) vocabulary_ = largest + 1;
   if (end_of_text_ >= vocabulary_) {
     fail(
-        "end_of_text_id",
-        std::to_string(end_of_text_),
+        "end_of_text_id", std::to_string(end_of_text_),
         "the vocabulary has " + std::to_string(vocabulary_) +
             " tokens; ids are below that");
   }
@@ -299,9 +293,7 @@ std::string TextCorpus::describe() const {
 
 size_t TextCorpus::source_of(int64_t sample) const {
   const auto after = std::upper_bound(
-      sources_.begin(),
-      sources_.end(),
-      sample,
+      sources_.begin(), sources_.end(), sample,
       [](int64_t number, const auto& source) {
         return number < source.first_sample;
       });
@@ -309,9 +301,7 @@ size_t TextCorpus::source_of(int64_t sample) const {
 }
 
 void TextCorpus::read(
-    int64_t sample,
-    int64_t* inputs,
-    int64_t* targets,
+    int64_t sample, int64_t* inputs, int64_t* targets,
     int64_t* documents) const {
   const Source& source = sources_[source_of(sample)];
   const int64_t sequence = options_.sequence;
@@ -327,11 +317,8 @@ void TextCorpus::read(
 }
 
 void TextCorpus::write_documents(
-    const Source& source,
-    int64_t begin,
-    const int64_t* tokens,
-    int64_t* targets,
-    int64_t* documents) const {
+    const Source& source, int64_t begin, const int64_t* tokens,
+    int64_t* targets, int64_t* documents) const {
   const int64_t sequence = options_.sequence;
   // Places in the window, after the first, where a document begins.
   std::vector<int64_t> borders;
@@ -372,9 +359,7 @@ Split TextCorpus::split(double holdout, uint64_t seed) const {
 }
 
 std::vector<int64_t> TextCorpus::training_order(
-    std::vector<int64_t> samples,
-    uint64_t seed,
-    int64_t epoch,
+    std::vector<int64_t> samples, uint64_t seed, int64_t epoch,
     bool shuffle) const {
   const auto total = static_cast<int64_t>(samples.size());
   if (sources_.size() == 1 || total == 0) {

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "echelon/options/data.h"
 #include "echelon/data/sources/order.h"
 #include "echelon/data/sources/token_file.h"
+#include "echelon/options/data.h"
 
 namespace echelon {
 
@@ -50,9 +50,7 @@ class TextCorpus {
   /// predicted. Throws DataError: a token outside of the vocabulary, by file
   /// and offset.
   void read(
-      int64_t sample,
-      int64_t* inputs,
-      int64_t* targets,
+      int64_t sample, int64_t* inputs, int64_t* targets,
       int64_t* documents) const;
 
   /// split_samples() of each source by itself.
@@ -61,9 +59,7 @@ class TextCorpus {
   /// An epoch over `samples` (as split() gives them): blend_order() by the
   /// weights, epoch_order() for a single source.
   std::vector<int64_t> training_order(
-      std::vector<int64_t> samples,
-      uint64_t seed,
-      int64_t epoch,
+      std::vector<int64_t> samples, uint64_t seed, int64_t epoch,
       bool shuffle) const;
 
  private:
@@ -81,11 +77,8 @@ class TextCorpus {
   const Tokenizer& tokenizer();
   size_t source_of(int64_t sample) const;
   void write_documents(
-      const Source& source,
-      int64_t begin,
-      const int64_t* tokens,
-      int64_t* targets,
-      int64_t* documents) const;
+      const Source& source, int64_t begin, const int64_t* tokens,
+      int64_t* targets, int64_t* documents) const;
 
   DataOptions options_;
   std::shared_ptr<const Tokenizer> tokenizer_;  // once it is needed

@@ -44,9 +44,7 @@ class Key {
     const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
     std::array<char, 33> digits;
     std::snprintf(
-        digits.data(),
-        digits.size(),
-        "%016llx%016llx",
+        digits.data(), digits.size(), "%016llx%016llx",
         static_cast<unsigned long long>(hash.high64),
         static_cast<unsigned long long>(hash.low64));
     return digits.data();
@@ -157,11 +155,8 @@ void tell(const std::vector<std::unique_ptr<MappedFile>>& files) {
   for (const auto& file : files) bytes += file->bytes().size();
   if (bytes < kToldBytes) return;
   std::fprintf(
-      stderr,
-      "tokenising %zu MiB of %s%s, this once\n",
-      bytes >> 20,
-      files.front()->path().c_str(),
-      files.size() > 1 ? " …" : "");
+      stderr, "tokenising %zu MiB of %s%s, this once\n", bytes >> 20,
+      files.front()->path().c_str(), files.size() > 1 ? " …" : "");
 }
 
 /// A pair that is there and whole.
@@ -212,8 +207,7 @@ size_t find_cut(std::string_view text, size_t near, TextCut cut) {
 }
 
 TokenFile tokenise(
-    const std::vector<std::string>& files,
-    const TextRecipe& recipe,
+    const std::vector<std::string>& files, const TextRecipe& recipe,
     const Tokenizer& tokenizer) {
   std::vector<std::unique_ptr<MappedFile>> mapped;
   for (const auto& file : files) {

@@ -34,8 +34,7 @@ struct TextRecipe {
 /// Throws DataError: a file that cannot be read or written, a text that the
 /// tokenizer cannot encode.
 TokenFile tokenise(
-    const std::vector<std::string>& files,
-    const TextRecipe& recipe,
+    const std::vector<std::string>& files, const TextRecipe& recipe,
     const Tokenizer& tokenizer);
 
 /// Where `text` may be cut near `near` (0 < near < text.size()), by `cut`; its

@@ -62,8 +62,7 @@ void with_type(TokenType type, Body&& body) {
 class IndexParser {
  public:
   IndexParser(
-      std::span<const std::byte> file,
-      uint64_t bin_bytes,
+      std::span<const std::byte> file, uint64_t bin_bytes,
       const std::string& path)
       : file_(file), bin_bytes_(bin_bytes), path_(path) {}
 
@@ -260,8 +259,7 @@ int64_t TokenIndex::document_begin(int64_t d) const {
 }
 
 TokenIndex parse_token_index(
-    std::span<const std::byte> file,
-    uint64_t bin_bytes,
+    std::span<const std::byte> file, uint64_t bin_bytes,
     const std::string& path) {
   return IndexParser(file, bin_bytes, path).run();
 }

@@ -71,8 +71,7 @@ struct TokenIndex {
 /// Reads and checks all of an .idx whose tokens are a file of `bin_bytes`
 /// bytes. Throws DataError: `path`, what is wrong, where.
 TokenIndex parse_token_index(
-    std::span<const std::byte> file,
-    uint64_t bin_bytes,
+    std::span<const std::byte> file, uint64_t bin_bytes,
     const std::string& path);
 
 class TokenFile {

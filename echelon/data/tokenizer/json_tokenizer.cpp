@@ -52,8 +52,7 @@ class JsonTokenizer : public Tokenizer {
         ids.push_back(part.id);
       } else {
         encode_raw(
-            valid.substr(part.begin, part.end - part.begin),
-            part.begin == 0,
+            valid.substr(part.begin, part.end - part.begin), part.begin == 0,
             ids);
       }
     }

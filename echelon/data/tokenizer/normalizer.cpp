@@ -106,17 +106,16 @@ make_normalizer(const nlohmann::json& description, const std::string& place) {
     std::vector<std::unique_ptr<Normalizer>> parts;
     for (const auto& part : fields.list("normalizers")) {
       parts.push_back(make_normalizer(
-          part,
-          fields.place("normalizers") + "[" + std::to_string(parts.size()) +
-              "]"));
+          part, fields.place("normalizers") + "[" +
+                    std::to_string(parts.size()) + "]"));
     }
     made = std::make_unique<NormalizerChain>(std::move(parts));
   } else if (type == "Prepend") {
     made = std::make_unique<Prepend>(fields.text("prepend"));
   } else if (type == "Replace") {
     Pattern pattern(fields.at("pattern"), fields.place("pattern"));
-    made =
-        std::make_unique<NormalizerReplace>(std::move(pattern), fields.text("content"));
+    made = std::make_unique<NormalizerReplace>(
+        std::move(pattern), fields.text("content"));
   } else if (type == "NFC") {
     made = std::make_unique<Form>(NormalForm::nfc);
   } else if (type == "NFD") {
@@ -129,7 +128,8 @@ make_normalizer(const nlohmann::json& description, const std::string& place) {
     made = std::make_unique<Lowercase>();
   } else if (type == "Strip") {
     const bool left = fields.flag("strip_left", true);
-    made = std::make_unique<NormalizerStrip>(left, fields.flag("strip_right", true));
+    made = std::make_unique<NormalizerStrip>(
+        left, fields.flag("strip_right", true));
   } else {
     fields.fail(
         "a normalizer of type " + type +

@@ -172,8 +172,7 @@ class MetaspaceSplit : public PreTokenizer {
     }
     if (!split_) return;
     split_pieces(
-        pieces,
-        Behavior::merged_with_next,
+        pieces, Behavior::merged_with_next,
         [&](std::string_view text, auto& spans) {
           size_t at = 0;
           while (at < text.size()) {
@@ -238,9 +237,8 @@ std::unique_ptr<PreTokenizer> make_sequence(Fields& fields) {
       fields.fail("ByteLevel must be the last of a sequence");
     }
     parts.push_back(make_pre_tokenizer(
-        part,
-        fields.place("pretokenizers") + "[" + std::to_string(parts.size()) +
-            "]"));
+        part, fields.place("pretokenizers") + "[" +
+                  std::to_string(parts.size()) + "]"));
   }
   return std::make_unique<PreTokenizerChain>(std::move(parts));
 }
@@ -300,7 +298,8 @@ std::unique_ptr<PreTokenizer> make_pre_tokenizer(
   } else {
     fields.fail(
         "a pre-tokenizer of type " + type +
-        " is not known; there are Sequence, Split, ByteLevelSplit, MetaspaceSplit, "
+        " is not known; there are Sequence, Split, ByteLevelSplit, "
+        "MetaspaceSplit, "
         "Whitespace, WhitespaceSplit, Digits and Punctuation");
   }
   fields.end();

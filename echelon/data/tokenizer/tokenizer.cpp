@@ -145,11 +145,7 @@ TextCut find_text_cut(const Tokenizer& tokenizer) {
 
 std::optional<TokenId> find_end_of_text(const Tokenizer& tokenizer) {
   for (const char* name :
-       {"<|endoftext|>",
-        "<|end_of_text|>",
-        "</s>",
-        "<eos>",
-        "<|eos|>",
+       {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>",
         "[EOS]"}) {
     if (const auto id = tokenizer.find(name)) return id;
   }

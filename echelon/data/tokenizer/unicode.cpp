@@ -26,12 +26,8 @@ std::u16string to_utf16(std::string_view text) {
   int32_t length = 0;
   UErrorCode status = U_ZERO_ERROR;
   u_strFromUTF8(
-      wide.data(),
-      static_cast<int32_t>(wide.size()),
-      &length,
-      text.data(),
-      static_cast<int32_t>(text.size()),
-      &status);
+      wide.data(), static_cast<int32_t>(wide.size()), &length, text.data(),
+      static_cast<int32_t>(text.size()), &status);
   // It warns that there is no room for a zero behind it.
   check(status, "a text of tokens");
   wide.resize(static_cast<size_t>(length));
@@ -43,12 +39,8 @@ std::string to_utf8(const std::u16string& wide) {
   int32_t length = 0;
   UErrorCode status = U_ZERO_ERROR;
   u_strToUTF8(
-      text.data(),
-      static_cast<int32_t>(text.size()),
-      &length,
-      wide.data(),
-      static_cast<int32_t>(wide.size()),
-      &status);
+      text.data(), static_cast<int32_t>(text.size()), &length, wide.data(),
+      static_cast<int32_t>(wide.size()), &status);
   check(status, "a text of tokens");
   text.resize(static_cast<size_t>(length));
   return text;
@@ -223,12 +215,8 @@ std::string normal_form(const std::string& text, NormalForm form) {
   while (true) {
     status = U_ZERO_ERROR;
     const int32_t length = unorm2_normalize(
-        normalizer,
-        wide.data(),
-        static_cast<int32_t>(wide.size()),
-        out.data(),
-        static_cast<int32_t>(out.size()),
-        &status);
+        normalizer, wide.data(), static_cast<int32_t>(wide.size()), out.data(),
+        static_cast<int32_t>(out.size()), &status);
     out.resize(static_cast<size_t>(length));
     if (status != U_BUFFER_OVERFLOW_ERROR) break;
   }
@@ -252,12 +240,8 @@ std::string lower_case(const std::string& text) {
     std::u16string lower(8, u'\0');
     UErrorCode status = U_ZERO_ERROR;
     const int32_t length = u_strToLower(
-        lower.data(),
-        static_cast<int32_t>(lower.size()),
-        wide.data(),
-        static_cast<int32_t>(wide.size()),
-        "",
-        &status);
+        lower.data(), static_cast<int32_t>(lower.size()), wide.data(),
+        static_cast<int32_t>(wide.size()), "", &status);
     check(status, "ICU's lower case");
     lower.resize(static_cast<size_t>(length));
     out += to_utf8(lower);
@@ -285,11 +269,8 @@ Regex::Regex(
   UParseError where = {};
   // In Ruby ^ and $ are those of a line, and only \n ends one.
   URegularExpression* regex = uregex_open(
-      wide.data(),
-      static_cast<int32_t>(wide.size()),
-      UREGEX_MULTILINE | UREGEX_UNIX_LINES,
-      &where,
-      &status);
+      wide.data(), static_cast<int32_t>(wide.size()),
+      UREGEX_MULTILINE | UREGEX_UNIX_LINES, &where, &status);
   if (U_FAILURE(status)) {
     throw DataError(
         place + ": the pattern " + pattern +
@@ -326,9 +307,8 @@ void Regex::split(std::string_view text, std::vector<Span>& spans) const {
     unit = end;
   }
   check(
-      status,
-      place_ + ": its pattern, on a text of " + std::to_string(text.size()) +
-          " bytes");
+      status, place_ + ": its pattern, on a text of " +
+                  std::to_string(text.size()) + " bytes");
   if (at < text.size()) spans.push_back({at, text.size(), false});
 }
 

@@ -42,8 +42,7 @@ class Regex {
   /// Throws DataError, beginning with `place`, for a pattern that is wrong.
   /// `shortcuts`: whether known patterns are to be recognised.
   Regex(
-      const std::string& pattern,
-      const std::string& place,
+      const std::string& pattern, const std::string& place,
       bool shortcuts = true);
   ~Regex();
   Regex(Regex&&) noexcept;

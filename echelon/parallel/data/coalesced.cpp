@@ -17,14 +17,12 @@ constexpr int64_t kLargeBytes = 256 << 10;
 
 bool travels_alone(const Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() &&
-      tensor.numel() * static_cast<int64_t>(tensor.element_size()) >=
-      kLargeBytes;
+         tensor.numel() * static_cast<int64_t>(tensor.element_size()) >=
+             kLargeBytes;
 }
 
 void broadcast_small(
-    const std::vector<Tensor>& tensors,
-    int source,
-    const Group& group,
+    const std::vector<Tensor>& tensors, int source, const Group& group,
     const std::string& label) {
   std::vector<Tensor> flat;
   for (const auto& tensor : tensors) flat.push_back(tensor.reshape({-1}));
@@ -33,8 +31,7 @@ void broadcast_small(
   if (group.rank() == source) return;
   int64_t offset = 0;
   for (const auto& tensor : tensors) {
-    tensor.copy_(
-        buffer.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+    tensor.copy_(buffer.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
     offset += tensor.numel();
   }
 }
@@ -42,9 +39,7 @@ void broadcast_small(
 }  // namespace
 
 void broadcast_tensors(
-    const std::vector<Tensor>& tensors,
-    int source,
-    const Group& group,
+    const std::vector<Tensor>& tensors, int source, const Group& group,
     const std::string& label) {
   if (group.size() == 1) return;
   torch::NoGradGuard no_grad;
@@ -58,8 +53,7 @@ void broadcast_tensors(
     }
     group
         .broadcast(
-            data.as_strided({data.numel()}, {1}, data.storage_offset()),
-            source,
+            data.as_strided({data.numel()}, {1}, data.storage_offset()), source,
             {.label = label})
         .wait();
   }
@@ -69,10 +63,8 @@ void broadcast_tensors(
 }
 
 std::vector<std::vector<std::string>> gather_lines(
-    const std::vector<std::string>& lines,
-    const Group& group,
-    torch::Device device,
-    const std::string& label) {
+    const std::vector<std::string>& lines, const Group& group,
+    torch::Device device, const std::string& label) {
   std::string text;
   for (const auto& line : lines) text += line + "\n";
   const auto bytes = static_cast<int64_t>(text.size());

@@ -14,16 +14,12 @@ namespace echelon {
 /// dtypes are the same on every rank, which all call this. Large dense tensors
 /// travel where they are, the rest in one buffer per dtype.
 void broadcast_tensors(
-    const std::vector<torch::Tensor>& tensors,
-    int source,
-    const Group& group,
+    const std::vector<torch::Tensor>& tensors, int source, const Group& group,
     const std::string& label);
 
 /// `lines` of every rank, by rank. Every rank of the group calls this.
 std::vector<std::vector<std::string>> gather_lines(
-    const std::vector<std::string>& lines,
-    const Group& group,
-    torch::Device device,
-    const std::string& label);
+    const std::vector<std::string>& lines, const Group& group,
+    torch::Device device, const std::string& label);
 
 }  // namespace echelon

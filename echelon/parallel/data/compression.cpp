@@ -18,8 +18,7 @@ using torch::Tensor;
 BucketCompletion exact(GradientBucket& bucket, const Group& group) {
   const bool everybody = bucket.divisor == group.size();
   const Work work = group.all_reduce(
-      bucket.flat,
-      everybody ? ReduceOp::avg : ReduceOp::sum,
+      bucket.flat, everybody ? ReduceOp::avg : ReduceOp::sum,
       {.label = bucket.label, .async = true});
   return [work, everybody, &bucket] {
     work.wait();
@@ -29,7 +28,9 @@ BucketCompletion exact(GradientBucket& bucket, const Group& group) {
 
 }  // namespace
 
-BucketHook all_reduce_hook() { return exact; }
+BucketHook all_reduce_hook() {
+  return exact;
+}
 
 BucketHook bf16_hook() {
   return [](GradientBucket& bucket, const Group& group) -> BucketCompletion {
@@ -71,9 +72,9 @@ uint64_t name_hash(const std::string& name) {
 struct Matrix {
   size_t slot = 0;  // in the bucket
   int64_t n = 0, m = 0, r = 0;
-  Tensor value{};   // [n, m] the gradient, with the error fed back
-  Tensor p{};       // [n, r] view of the flat factors that are sent
-  Tensor q{};       // [m, r]
+  Tensor value{};  // [n, m] the gradient, with the error fed back
+  Tensor p{};      // [n, r] view of the flat factors that are sent
+  Tensor q{};      // [m, r]
 };
 
 // Kept from step to step, by the parameter's name: buckets may be cut anew.
@@ -121,7 +122,7 @@ bool PowerSgd::compresses(const Tensor& gradient, int64_t& r) const {
   const int64_t m = gradient.numel() / n;
   r = std::min({options_.rank, n, m});
   return static_cast<double>((n + m) * r) * options_.min_compression <=
-      static_cast<double>(n * m);
+         static_cast<double>(n * m);
 }
 
 void PowerSgd::sort_out(const GradientBucket& bucket, Flight& flight) const {
@@ -147,8 +148,7 @@ void PowerSgd::send_exact(
   }
   flight.exact = torch::cat(parts);
   flight.exact_work = group.all_reduce(
-      flight.exact,
-      ReduceOp::sum,
+      flight.exact, ReduceOp::sum,
       {.label = bucket.label + " uncompressed", .async = true});
 }
 
@@ -156,8 +156,8 @@ Tensor PowerSgd::first_q(const std::string& name, const Matrix& matrix) const {
   const uint64_t step = options_.warm_start ? 0 : iteration_;
   auto generator = at::detail::createCPUGenerator(
       options_.seed ^ name_hash(name) ^ (step * 0x9E3779B97F4A7C15ull));
-  const Tensor q = torch::empty(
-      {matrix.m, matrix.r}, torch::TensorOptions(torch::kFloat64));
+  const Tensor q =
+      torch::empty({matrix.m, matrix.r}, torch::TensorOptions(torch::kFloat64));
   q.normal_(0.0, 1.0, generator);
   return q;
 }
@@ -182,8 +182,7 @@ void PowerSgd::send_p(
     q_at += q_size;
     const std::string& name = bucket.names[matrix.slot];
     Memory& memory = memory_[name];
-    matrix.value =
-        bucket.gradients[matrix.slot].reshape({matrix.n, matrix.m});
+    matrix.value = bucket.gradients[matrix.slot].reshape({matrix.n, matrix.m});
     if (options_.error_feedback && memory.error.defined()) {
       matrix.value = matrix.value + memory.error;
     }
@@ -212,9 +211,7 @@ void PowerSgd::finish(
       orthonormalise(matrix.p);
       at::mm_out(matrix.q, matrix.value.t(), matrix.p);
     }
-    group
-        .all_reduce(
-            flight.q, ReduceOp::sum, {.label = bucket.label + " Q"})
+    group.all_reduce(flight.q, ReduceOp::sum, {.label = bucket.label + " Q"})
         .wait();
     flight.q.div_(divisor);
     for (const auto& matrix : flight.matrices) {

@@ -10,8 +10,8 @@ namespace echelon {
 /// The sum, then divided: exact. The default.
 BucketHook all_reduce_hook();
 
-/// Sends bfloat16: half the bytes of float32. The sum is taken in bfloat16, then
-/// divided in the gradient's dtype: each rank's rounding is at most 2^-8
+/// Sends bfloat16: half the bytes of float32. The sum is taken in bfloat16,
+/// then divided in the gradient's dtype: each rank's rounding is at most 2^-8
 /// relative, and each addition rounds again unless the backend adds in float32.
 BucketHook bf16_hook();
 
@@ -36,11 +36,11 @@ struct PowerSgdOptions {
   uint64_t seed = 0;  // the same on every rank
 };
 
-/// Sends a low-rank approximation of each matrix; vectors and matrices too small
-/// to gain travel as they are. A gradient [n, …] is the matrix [n, rest]. One
-/// power iteration per step, from the last step's factor. The result is the same
-/// on every rank; exact where `rank` >= min(n, m). Each rank keeps a copy of its
-/// error in memory. The hook has state: one hook serves one wrapper.
+/// Sends a low-rank approximation of each matrix; vectors and matrices too
+/// small to gain travel as they are. A gradient [n, …] is the matrix [n, rest].
+/// One power iteration per step, from the last step's factor. The result is the
+/// same on every rank; exact where `rank` >= min(n, m). Each rank keeps a copy
+/// of its error in memory. The hook has state: one hook serves one wrapper.
 /// Source: Vogels, Karimireddy, Jaggi, "PowerSGD", 2019, arXiv:1905.13727,
 /// algorithms 1 and 2. Factors are made orthonormal by Householder QR.
 BucketHook powersgd_hook(const PowerSgdOptions& options = {});

@@ -11,8 +11,8 @@
 
 namespace echelon {
 
-std::vector<int64_t> split_by_shares(
-    int64_t total, const std::vector<double>& shares) {
+std::vector<int64_t>
+split_by_shares(int64_t total, const std::vector<double>& shares) {
   double sum = 0;
   for (const double share : shares) sum += share;
   std::vector<int64_t> sizes;
@@ -68,15 +68,16 @@ void check_options(const DataParallelOptions& options) {
   }
 }
 
-std::shared_ptr<torch::nn::Module> clone_to(
-    const torch::nn::Module& module, torch::Device device) {
+std::shared_ptr<torch::nn::Module>
+clone_to(const torch::nn::Module& module, torch::Device device) {
   try {
     return module.clone(device);
   } catch (const c10::Error& error) {
     throw ConfigError(
         "[data parallel] " + module.name() +
         " cannot be copied to the replicas (" + error.what_without_backtrace() +
-        "); derive it from torch::nn::Cloneable, or give a function that builds "
+        "); derive it from torch::nn::Cloneable, or give a function that "
+        "builds "
         "one");
   }
 }

@@ -1,5 +1,5 @@
-// Data parallelism inside of one process: a thread and a replica of the model per
-// device. The same results as one device; no launcher.
+// Data parallelism inside of one process: a thread and a replica of the model
+// per device. The same results as one device; no launcher.
 //
 //   DataParallel<Net> parallel(net, {.devices = {torch::kCPU, torch::kCPU}});
 //   std::vector<std::unique_ptr<torch::optim::SGD>> sgd(parallel.size());
@@ -50,15 +50,15 @@ struct DataParallelOptions {
 
 /// Samples of each replica: `total` cut in proportion to `shares`, in order, so
 /// that each bound is the nearest to its exact place.
-std::vector<int64_t> split_by_shares(
-    int64_t total, const std::vector<double>& shares);
+std::vector<int64_t>
+split_by_shares(int64_t total, const std::vector<double>& shares);
 
 namespace detail {
 
 void check_options(const DataParallelOptions& options);
 /// A copy of `module` on `device`; ConfigError when it has no clone().
-std::shared_ptr<torch::nn::Module> clone_to(
-    const torch::nn::Module& module, torch::Device device);
+std::shared_ptr<torch::nn::Module>
+clone_to(const torch::nn::Module& module, torch::Device device);
 
 }  // namespace detail
 
@@ -74,13 +74,14 @@ struct Replica {
 };
 
 /// M is a module holder (TORCH_MODULE) or a shared_ptr to a module.
-/// Not thread-safe; stays where it is. The first error of a replica is thrown to
-/// the caller as it is, after which the object can only be destroyed.
+/// Not thread-safe; stays where it is. The first error of a replica is thrown
+/// to the caller as it is, after which the object can only be destroyed.
 template <class M>
 class DataParallel {
  public:
   /// `module` becomes replica 0 (and moves to its device); the others are its
-  /// clones, for which it derives from torch::nn::Cloneable or overrides clone().
+  /// clones, for which it derives from torch::nn::Cloneable or overrides
+  /// clone().
   explicit DataParallel(M module, DataParallelOptions options = {})
       : options_(std::move(options)) {
     start([&](int index) {
@@ -91,10 +92,11 @@ class DataParallel {
   /// For modules that cannot be cloned: `make` is called once per replica; all
   /// take the values of the first.
   template <class Make>
-    requires(
-        !std::is_same_v<std::remove_cvref_t<Make>, M> &&
-        std::is_invocable_r_v<M, Make&>)
-  explicit DataParallel(Make&& make, DataParallelOptions options = {})
+  requires(
+      !std::is_same_v<std::remove_cvref_t<Make>, M> &&
+      std::is_invocable_r_v<
+          M,
+          Make&>) explicit DataParallel(Make&& make, DataParallelOptions options = {})
       : options_(std::move(options)) {
     start([&](int) { return make(); });
   }
@@ -118,10 +120,10 @@ class DataParallel {
     });
   }
 
-  /// One forward and backward of the whole batch. The tensors of `batch` are cut
-  /// along dim 0 by the shares; `loss_sum(ddp, parts)` returns the sum of the
-  /// losses of its part's samples. Leaves on every replica the gradient of the
-  /// mean over the batch, added to what was there. Returns that mean.
+  /// One forward and backward of the whole batch. The tensors of `batch` are
+  /// cut along dim 0 by the shares; `loss_sum(ddp, parts)` returns the sum of
+  /// the losses of its part's samples. Leaves on every replica the gradient of
+  /// the mean over the batch, added to what was there. Returns that mean.
   template <class LossSum>
   double step(const std::vector<torch::Tensor>& batch, LossSum&& loss_sum) {
     const auto sizes = sizes_of(batch.at(0));
@@ -162,9 +164,8 @@ class DataParallel {
     }
     ddp_.resize(size());
     threads_ = std::make_unique<ReplicaThreads>(
-        size(), options_.threads, options_.comm, [this](int index) {
-          ddp_[index].reset();
-        });
+        size(), options_.threads, options_.comm,
+        [this](int index) { ddp_[index].reset(); });
     threads_->run([&](World& world) {
       const int index = world.rank();
       ddp_[index] = std::make_unique<DistributedDataParallel<M>>(
@@ -188,9 +189,7 @@ class DataParallel {
 
   static std::vector<torch::Tensor> part_of(
       const std::vector<torch::Tensor>& batch,
-      const std::vector<int64_t>& sizes,
-      int index,
-      torch::Device device) {
+      const std::vector<int64_t>& sizes, int index, torch::Device device) {
     int64_t begin = 0;
     for (int i = 0; i < index; ++i) begin += sizes[i];
     std::vector<torch::Tensor> parts;

@@ -46,10 +46,11 @@ std::string joined(const T& values) {
   return text.empty() ? "scalar" : text;
 }
 
-std::string describe(
-    const char* kind, const std::string& name, const Tensor& tensor) {
+std::string
+describe(const char* kind, const std::string& name, const Tensor& tensor) {
   std::string text = std::string(kind) + " \"" + name + "\" " +
-      joined(tensor.sizes()) + " " + c10::toString(tensor.scalar_type());
+                     joined(tensor.sizes()) + " " +
+                     c10::toString(tensor.scalar_type());
   if (!tensor.is_contiguous()) text += " strides " + joined(tensor.strides());
   if (tensor.requires_grad()) text += " trainable";
   return text;
@@ -94,9 +95,9 @@ void check_same_model(
     if (!different.empty()) {
       throw ConfigError(
           "[data parallel] the models of axis " + group.axis() +
-          " differ: at position " + std::to_string(i) + ", " +
-          rank_list(same) + " has " + line_at(all[0], i) + ", " +
-          rank_list(different) + " has " + line_at(all[different[0]], i) +
+          " differ: at position " + std::to_string(i) + ", " + rank_list(same) +
+          " has " + line_at(all[0], i) + ", " + rank_list(different) + " has " +
+          line_at(all[different[0]], i) +
           "; build the same model on every rank");
     }
     if (i >= all[0].size()) return;
@@ -144,7 +145,7 @@ int lowest_active(const std::vector<int64_t>& events) {
 
 int64_t num_active(const std::vector<int64_t>& events) {
   return static_cast<int64_t>(events.size()) -
-      std::count(events.begin(), events.end(), kEnded);
+         std::count(events.begin(), events.end(), kEnded);
 }
 
 }  // namespace
@@ -226,8 +227,7 @@ void DataParallelModule::shadow_until_all_ended() {
         group_
             .all_reduce(
                 torch::zeros({1}, torch::kInt64).to(device_of(module_)),
-                ReduceOp::sum,
-                {.label = "batch size"})
+                ReduceOp::sum, {.label = "batch size"})
             .wait();
         break;
     }
@@ -266,8 +266,7 @@ void DataParallelModule::join(
 // -------------------------------------------------------------------- module
 
 DataParallelModule::DataParallelModule(
-    torch::nn::Module& module,
-    Group group,
+    torch::nn::Module& module, Group group,
     DistributedDataParallelOptions options)
     : module_(module), group_(std::move(group)), options_(std::move(options)) {
   check_positive("bucket_bytes", options_.bucket_bytes);
@@ -290,17 +289,20 @@ DataParallelModule::DataParallelModule(
     converted_ = convert_sync_batch_norm(module_, group_);
   }
   reducer_ = std::make_shared<GradientReducer>(
-      std::move(parameters),
-      group_,
+      std::move(parameters), group_,
       options_.hook ? options_.hook : all_reduce_hook(),
       reducer_options(options_));
 }
 
 DataParallelModule::~DataParallelModule() = default;
 
-const Group& DataParallelModule::group() const { return group_; }
+const Group& DataParallelModule::group() const {
+  return group_;
+}
 
-NoSync DataParallelModule::no_sync() { return NoSync(reducer_); }
+NoSync DataParallelModule::no_sync() {
+  return NoSync(reducer_);
+}
 
 void DataParallelModule::begin_reduction() {
   if (reducer_) reducer_->begin_round();
@@ -327,12 +329,11 @@ void DataParallelModule::broadcast_state(int source) {
   broadcast_tensors(state, source, group_, "model state");
 }
 
-Tensor DataParallelModule::global_mean(
-    const Tensor& loss_sum, int64_t local_count) {
+Tensor
+DataParallelModule::global_mean(const Tensor& loss_sum, int64_t local_count) {
   int64_t divisor = 1, count = local_count;
   if (reducer_) {
-    const int64_t active =
-        join_ ? num_active(announce(kCount)) : group_.size();
+    const int64_t active = join_ ? num_active(announce(kCount)) : group_.size();
     divisor = divisor_of(active);
     const Tensor total =
         torch::full({1}, local_count, torch::kInt64).to(device_of(module_));

@@ -33,12 +33,12 @@ namespace echelon {
 
 /// The same on every rank.
 struct DistributedDataParallelOptions {
-  int64_t bucket_bytes = 25 << 20;        // see ReducerOptions
+  int64_t bucket_bytes = 25 << 20;  // see ReducerOptions
   int64_t first_bucket_bytes = 1 << 20;
   int64_t in_place_bytes = 256 << 10;
   bool find_unused_parameters = false;
-  /// Before each forward in training that will be reduced, every rank takes rank
-  /// 0's buffers (running statistics of BatchNorm, counters).
+  /// Before each forward in training that will be reduced, every rank takes
+  /// rank 0's buffers (running statistics of BatchNorm, counters).
   bool broadcast_buffers = true;
   /// BatchNorm over the batches of all ranks: convert_sync_batch_norm, for as
   /// long as the wrapper lives.
@@ -49,16 +49,16 @@ struct DistributedDataParallelOptions {
 
 struct JoinOptions {
   /// Once ranks ran out of data, gradients are still divided by the group's
-  /// size (a joined rank's batch counts as zeros). False: by the number of ranks
-  /// that still have data.
+  /// size (a joined rank's batch counts as zeros). False: by the number of
+  /// ranks that still have data.
   bool divide_by_initial_size = true;
   /// Throw on every rank as soon as one has no more data.
   bool throw_on_early_termination = false;
 };
 
 /// While it lives, backward leaves gradients as this rank computed them; they
-/// add up, and the first backward after it reduces the sum. What counts is where
-/// backward runs. Every rank does the same.
+/// add up, and the first backward after it reduces the sum. What counts is
+/// where backward runs. Every rank does the same.
 class NoSync {
  public:
   explicit NoSync(std::shared_ptr<GradientReducer> reducer);
@@ -75,8 +75,7 @@ class NoSync {
 class DataParallelModule {
  public:
   DataParallelModule(
-      torch::nn::Module& module,
-      Group group,
+      torch::nn::Module& module, Group group,
       DistributedDataParallelOptions options);
   ~DataParallelModule();
   DataParallelModule(const DataParallelModule&) = delete;
@@ -96,8 +95,8 @@ class DataParallelModule {
   void sync_buffers();
 
   /// For batches of different size. `loss_sum` is the sum (not the mean) of the
-  /// losses of this rank's samples, `local_count` how many samples this rank has
-  /// in the whole optimizer step: n_r. Returns
+  /// losses of this rank's samples, `local_count` how many samples this rank
+  /// has in the whole optimizer step: n_r. Returns
   ///
   ///   loss_sum * divisor / (n_0 + n_1 + …)
   ///
@@ -111,8 +110,8 @@ class DataParallelModule {
   /// Runs `body`, this rank's loop over its batches, which may be shorter or
   /// longer than the other ranks'. Each iteration does the same on every rank
   /// (forward, global_mean if used, backward). A rank whose body has returned
-  /// takes part in the others' collectives with zeros until all have ended; then
-  /// every rank takes the parameters and buffers of one that ended last.
+  /// takes part in the others' collectives with zeros until all have ended;
+  /// then every rank takes the parameters and buffers of one that ended last.
   /// Optimizer state is not exchanged. Exceptions of `body` pass through.
   /// Collectives that the body makes itself, those of SyncBatchNorm among them,
   /// are not shadowed: with those, ranks need the same number of iterations.
@@ -156,8 +155,8 @@ class DataParallelModule {
   // Other types are not looked into: their backward begins at the first
   // parameter that it reaches.
   template <class T>
-    requires(!std::is_convertible_v<const T&, torch::Tensor>)
-  void watch(const T&) {}
+  requires(!std::is_convertible_v<const T&, torch::Tensor>) void watch(
+      const T&) {}
 
  private:
   struct Join;
@@ -182,33 +181,33 @@ concept ModuleClass = std::is_base_of_v<torch::nn::Module, M>;
 /// Wraps any module: M is a module holder (TORCH_MODULE), a shared_ptr to a
 /// module, or the module's class itself, held by reference.
 ///
-/// Every rank of the group constructs one around the same model. The constructor
-/// compares names, shapes and dtypes of parameters and buffers across ranks
-/// (ConfigError names the first difference and the ranks) and then broadcasts
-/// rank 0's values. Parameters are those that require grad now: what is to be
-/// trained later must not be frozen yet (ConfigError at the next forward); what
-/// is frozen later, on every rank, takes no part.
-/// The module stays usable by itself, for evaluation or saving; optimizers take
-/// its parameters. Keep the wrapper as long as backward should reduce.
+/// Every rank of the group constructs one around the same model. The
+/// constructor compares names, shapes and dtypes of parameters and buffers
+/// across ranks (ConfigError names the first difference and the ranks) and then
+/// broadcasts rank 0's values. Parameters are those that require grad now: what
+/// is to be trained later must not be frozen yet (ConfigError at the next
+/// forward); what is frozen later, on every rank, takes no part. The module
+/// stays usable by itself, for evaluation or saving; optimizers take its
+/// parameters. Keep the wrapper as long as backward should reduce.
 ///
 /// forward takes and returns what the module's forward does. Call it by the
 /// wrapper in training: the buffers are broadcast there.
 ///
-/// Errors leave backward(): ConfigError when a parameter got no gradient (unless
-/// find_unused_parameters), CommError when a peer is lost.
-/// In a group of size 1 the wrapper does nothing.
+/// Errors leave backward(): ConfigError when a parameter got no gradient
+/// (unless find_unused_parameters), CommError when a peer is lost. In a group
+/// of size 1 the wrapper does nothing.
 template <class M>
 class DistributedDataParallel : public DataParallelModule {
  public:
   explicit DistributedDataParallel(
-      M module, Group group, DistributedDataParallelOptions options = {})
-    requires(!ModuleClass<M>)
+      M module, Group group,
+      DistributedDataParallelOptions options = {}) requires(!ModuleClass<M>)
       : DataParallelModule(
             *module_pointer(module), std::move(group), std::move(options)),
         module_(std::move(module)) {}
   explicit DistributedDataParallel(
-      M& module, Group group, DistributedDataParallelOptions options = {})
-    requires ModuleClass<M>
+      M& module, Group group,
+      DistributedDataParallelOptions options = {}) requires ModuleClass<M>
       : DataParallelModule(module, std::move(group), std::move(options)),
         module_(&module) {}
 

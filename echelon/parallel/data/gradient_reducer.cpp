@@ -1,10 +1,10 @@
 #include "echelon/parallel/data/gradient_reducer.h"
 
+#include <torch/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/autograd.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -36,39 +36,38 @@ std::vector<int64_t> gradient_strides(const Tensor& parameter) {
 }
 
 // Whether `gradient` can be reduced where it is. Autograd may leave two
-// gradients in one memory (of x in x + y and of y), which would be summed twice.
+// gradients in one memory (of x in x + y and of y), which would be summed
+// twice.
 bool reducible(const Tensor& gradient, const Tensor& parameter) {
   return gradient.dtype() == parameter.dtype() &&
-      gradient.storage().use_count() == 1 &&
-      gradient.is_non_overlapping_and_dense() &&
-      gradient.strides() == at::IntArrayRef(gradient_strides(parameter));
+         gradient.storage().use_count() == 1 &&
+         gradient.is_non_overlapping_and_dense() &&
+         gradient.strides() == at::IntArrayRef(gradient_strides(parameter));
 }
 
-// A tensor of its own in a part of `flat`. Not a view: detach_() works on it, which
-// LibTorch's zero_grad(false) calls.
+// A tensor of its own in a part of `flat`. Not a view: detach_() works on it,
+// which LibTorch's zero_grad(false) calls.
 Tensor part_of(const Tensor& flat, const Tensor& parameter, int64_t offset) {
   return torch::empty({0}, flat.options())
       .set_(
-          flat.storage(),
-          offset,
-          parameter.sizes(),
+          flat.storage(), offset, parameter.sizes(),
           gradient_strides(parameter));
 }
 
 // Whether `gradient` is that part, whatever tensor it is called by.
 bool lies_in(const Tensor& part, const Tensor& gradient) {
   return gradient.defined() &&
-      gradient.const_data_ptr() == part.const_data_ptr() &&
-      gradient.dtype() == part.dtype() && gradient.sizes() == part.sizes() &&
-      gradient.strides() == part.strides();
+         gradient.const_data_ptr() == part.const_data_ptr() &&
+         gradient.dtype() == part.dtype() && gradient.sizes() == part.sizes() &&
+         gradient.strides() == part.strides();
 }
 
-// Whether someone would miss the mean if the parameter's gradient were another tensor:
-// who holds it or its memory, and a graph that it is part of.
+// Whether someone would miss the mean if the parameter's gradient were another
+// tensor: who holds it or its memory, and a graph that it is part of.
 bool seen_by_others(const Tensor& gradient) {
   return gradient.defined() &&
-      (gradient.requires_grad() || gradient.use_count() > 1 ||
-       gradient.storage().use_count() > 1);
+         (gradient.requires_grad() || gradient.use_count() > 1 ||
+          gradient.storage().use_count() > 1);
 }
 
 // Copies into tensors of the same sizes, with as few operators as there can be.
@@ -80,8 +79,9 @@ void copy_all(const std::vector<Tensor>& to, const std::vector<Tensor>& from) {
   }
   for (size_t i = 0; i < to.size(); ++i) {
     const bool plain = from[i].is_cpu() && to[i].dtype() == from[i].dtype() &&
-        to[i].strides() == from[i].strides() && !from[i].is_neg() &&
-        !from[i].is_conj() && to[i].numel() > 0;
+                       to[i].strides() == from[i].strides() &&
+                       !from[i].is_neg() && !from[i].is_conj() &&
+                       to[i].numel() > 0;
     if (plain) {
       std::memcpy(to[i].data_ptr(), from[i].const_data_ptr(), bytes_of(to[i]));
     } else {
@@ -115,7 +115,7 @@ struct Bucket {
                                 // else gradients are parts of the flat buffer
   GradientBucket content;
   BucketCompletion completion;
-  size_t pending = 0;           // members that are not ready
+  size_t pending = 0;  // members that are not ready
 };
 
 }  // namespace
@@ -154,12 +154,12 @@ struct GradientReducer::Impl : std::enable_shared_from_this<Impl> {
   std::vector<Parameter> parameters;
   std::vector<Bucket> buckets;
   bool enabled = true;
-  bool cut_anew = false;            // in the order of a backward
+  bool cut_anew = false;  // in the order of a backward
   bool running = false;
-  bool by_caller = false;           // from begin_round() to finish_round()
-  int task = -1;                    // autograd's number of this backward
+  bool by_caller = false;  // from begin_round() to finish_round()
+  int task = -1;           // autograd's number of this backward
   BackwardRound round;
-  size_t next = 0;                  // first bucket that was not launched
+  size_t next = 0;  // first bucket that was not launched
   std::vector<int64_t> ready_order;
 };
 
@@ -170,8 +170,7 @@ namespace {
 class ReadyHook : public torch::autograd::PostAccumulateGradHook {
  public:
   ReadyHook(
-      std::weak_ptr<GradientReducer::Impl> reducer,
-      size_t index,
+      std::weak_ptr<GradientReducer::Impl> reducer, size_t index,
       std::unique_ptr<PostAccumulateGradHook> earlier)
       : reducer_(std::move(reducer)),
         index_(index),
@@ -192,8 +191,8 @@ class ReadyHook : public torch::autograd::PostAccumulateGradHook {
 
 // ------------------------------------------------------------------ buckets
 
-// Large gradients alone, small ones together by dtype and device; a bucket comes
-// when its last member does.
+// Large gradients alone, small ones together by dtype and device; a bucket
+// comes when its last member does.
 void GradientReducer::Impl::cut(const std::vector<int64_t>& order) {
   struct Open {
     std::vector<size_t> members;
@@ -265,8 +264,9 @@ void GradientReducer::Impl::allocate(Bucket& bucket) {
   }
 }
 
-// Whether someone beside the parameters holds a gradient of the last backward: its
-// values are not to change then. (Where autograd has added to it, they have.)
+// Whether someone beside the parameters holds a gradient of the last backward:
+// its values are not to change then. (Where autograd has added to it, they
+// have.)
 bool GradientReducer::Impl::kept_by_others(const Bucket& bucket) const {
   const auto& content = bucket.content;
   size_t known = bucket.members.size() + 1;
@@ -305,15 +305,14 @@ void GradientReducer::Impl::fill(Bucket& bucket) {
     gradient = gradient.detach();
   } else {
     const Tensor zeros = torch::empty_strided(
-                             tensor.sizes(),
-                             gradient_strides(tensor),
+                             tensor.sizes(), gradient_strides(tensor),
                              tensor.options().requires_grad(false))
                              .zero_();
     gradient = gradient.defined() ? zeros.copy_(gradient) : zeros;
   }
   content.gradients = {gradient};
-  content.flat = gradient.as_strided(
-      {gradient.numel()}, {1}, gradient.storage_offset());
+  content.flat =
+      gradient.as_strided({gradient.numel()}, {1}, gradient.storage_offset());
 }
 
 // Leaves the mean where the optimizer looks for it. `used`: on how many ranks
@@ -329,8 +328,8 @@ void GradientReducer::Impl::complete(
     Tensor& gradient = parameters[index].tensor.mutable_grad();
     const Tensor& mean = content.gradients[i];
     const bool there = bucket.in_place
-        ? gradient.defined() && gradient.is_alias_of(mean)
-        : lies_in(mean, gradient);
+                           ? gradient.defined() && gradient.is_alias_of(mean)
+                           : lies_in(mean, gradient);
     if (there) continue;
     if (!bucket.in_place && seen_by_others(gradient)) {
       gradient.detach().copy_(mean);
@@ -410,7 +409,8 @@ void GradientReducer::Impl::on_ready(size_t index) {
       throw ConfigError(
           "[data parallel] the gradient of \"" + parameters[index].name +
           "\" was completed twice in one backward, so its bucket was already "
-          "reduced; run each part of the model once per backward, or accumulate "
+          "reduced; run each part of the model once per backward, or "
+          "accumulate "
           "under no_sync()");
     }
     abandon();
@@ -422,7 +422,8 @@ void GradientReducer::Impl::on_ready(size_t index) {
 
 void GradientReducer::Impl::mark_ready(size_t index) {
   auto& parameter = parameters[index];
-  if (parameter.tensor.grad().defined() && parameter.tensor.grad().is_sparse()) {
+  if (parameter.tensor.grad().defined() &&
+      parameter.tensor.grad().is_sparse()) {
     throw ConfigError(
         "[data parallel] the gradient of \"" + parameter.name +
         "\" is sparse; only dense gradients are reduced: build the embedding "
@@ -459,14 +460,14 @@ void GradientReducer::Impl::check_all_ready() {
       std::to_string(count) + " of " + std::to_string(parameters.size()) +
       " parameters got no gradient: " + quoted(missing) +
       "; every parameter must take part in the loss on every rank: set "
-      "find_unused_parameters, or freeze them with requires_grad_(false) before "
+      "find_unused_parameters, or freeze them with requires_grad_(false) "
+      "before "
       "wrapping");
 }
 
-Tensor GradientReducer::Impl::small_tensor(
-    const std::vector<int64_t>& values) const {
-  return torch::tensor(values, torch::kInt64)
-      .to(parameters[0].tensor.device());
+Tensor
+GradientReducer::Impl::small_tensor(const std::vector<int64_t>& values) const {
+  return torch::tensor(values, torch::kInt64).to(parameters[0].tensor.device());
 }
 
 // On how many ranks each parameter has a gradient; empty when it is not asked.
@@ -523,12 +524,10 @@ void GradientReducer::Impl::cut_in_ready_order(int source) {
 // ------------------------------------------------------------------- public
 
 GradientReducer::GradientReducer(
-    std::vector<NamedParameter> named,
-    Group group,
-    BucketHook hook,
+    std::vector<NamedParameter> named, Group group, BucketHook hook,
     ReducerOptions options)
-    : impl_(std::make_shared<Impl>(
-          std::move(group), std::move(hook), options)) {
+    : impl_(
+          std::make_shared<Impl>(std::move(group), std::move(hook), options)) {
   for (auto& [name, tensor] : named) {
     impl_->parameters.push_back({std::move(name), std::move(tensor)});
   }
@@ -541,8 +540,7 @@ GradientReducer::GradientReducer(
     auto earlier =
         std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
     torch::autograd::impl::set_post_acc_grad_hooks(
-        tensor,
-        std::make_unique<ReadyHook>(impl_, i, std::move(earlier)));
+        tensor, std::make_unique<ReadyHook>(impl_, i, std::move(earlier)));
   }
 }
 
@@ -575,7 +573,9 @@ void GradientReducer::begin_round() {
   impl_->begin(-1);
 }
 
-void GradientReducer::finish_round() { impl_->finish(); }
+void GradientReducer::finish_round() {
+  impl_->finish();
+}
 
 void GradientReducer::watch(const Tensor& output) {
   if (!output.defined() || !output.requires_grad()) return;

@@ -28,8 +28,8 @@ struct ReplicaThreads::Impl {
   uint64_t number = 0;                        // of the task
   int done = 0;                               // ranks that finished it
   bool stop = false;
-  bool ended = false;                         // all threads have left
-  std::exception_ptr error;                   // the first one
+  bool ended = false;        // all threads have left
+  std::exception_ptr error;  // the first one
 
   std::thread host;  // runs the ranks
 };
@@ -70,9 +70,7 @@ void ReplicaThreads::Impl::fail() {
 }
 
 ReplicaThreads::ReplicaThreads(
-    int num_ranks,
-    int64_t threads,
-    const CommOptions& options,
+    int num_ranks, int64_t threads, const CommOptions& options,
     std::function<void(int)> release)
     : impl_(std::make_unique<Impl>()) {
   impl_->release = std::move(release);

@@ -1,8 +1,8 @@
 #include "echelon/parallel/data/sync_batch_norm.h"
 
 #include <ATen/ops/batch_norm_native.h>
-#include <torch/library.h>
 #include <torch/autograd.h>
+#include <torch/library.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
@@ -43,8 +43,8 @@ torch::Dtype sum_dtype(const Tensor& input) {
 // statistics in float32, in float32.
 Tensor as_statistics(const Tensor& parameter, const Tensor& statistics) {
   return parameter.defined() && statistics.defined()
-      ? parameter.to(statistics.scalar_type())
-      : parameter;
+             ? parameter.to(statistics.scalar_type())
+             : parameter;
 }
 
 Statistics local_statistics(const Tensor& input) {
@@ -52,9 +52,9 @@ Statistics local_statistics(const Tensor& input) {
   const auto options = input.options().dtype(sum_dtype(input));
   const int64_t count = channels == 0 ? 0 : input.numel() / channels;
   if (count == 0) {
-    return {torch::zeros({channels}, options),
-            torch::zeros({channels}, options),
-            0};
+    return {
+        torch::zeros({channels}, options), torch::zeros({channels}, options),
+        0};
   }
   // Running statistics that nobody reads say in which dtype the result is.
   const auto unread = torch::zeros({channels}, options);
@@ -69,11 +69,9 @@ Statistics global_statistics(const Statistics& local, const Group& group) {
   const int64_t channels = local.mean_C.numel();
   const auto options = local.mean_C.options().dtype(torch::kFloat64);
   const Tensor own = torch::cat(
-      {local.mean_C.to(torch::kFloat64),
-       local.variance_C.to(torch::kFloat64),
+      {local.mean_C.to(torch::kFloat64), local.variance_C.to(torch::kFloat64),
        torch::full({1}, static_cast<double>(local.count), options)});
-  const Tensor all_R =
-      torch::empty({group.size() * own.numel()}, options);
+  const Tensor all_R = torch::empty({group.size() * own.numel()}, options);
   group.all_gather(all_R, own, {.label = "batch norm"}).wait();
   const Tensor rows = all_R.view({group.size(), own.numel()});
   const Tensor mean_RC = rows.narrow(1, 0, channels);
@@ -91,9 +89,9 @@ Statistics global_statistics(const Statistics& local, const Group& group) {
   const Tensor mean_C = (share_R1 * mean_RC).sum(0);
   const Tensor variance_C =
       (share_R1 * (variance_RC + (mean_RC - mean_C).square())).sum(0);
-  return {mean_C.to(local.mean_C.dtype()),
-          variance_C.to(local.mean_C.dtype()),
-          static_cast<int64_t>(count)};
+  return {
+      mean_C.to(local.mean_C.dtype()), variance_C.to(local.mean_C.dtype()),
+      static_cast<int64_t>(count)};
 }
 
 // As one operator: selective recompute keeps them, and sends nothing again.
@@ -125,21 +123,13 @@ std::optional<Tensor> optional(const Tensor& tensor) {
 
 // The fused kernel of evaluation, with the given statistics.
 Tensor normalise(
-    const Tensor& input,
-    const Tensor& weight,
-    const Tensor& bias,
-    const Statistics& statistics,
-    double eps) {
+    const Tensor& input, const Tensor& weight, const Tensor& bias,
+    const Statistics& statistics, double eps) {
   if (input.numel() == 0) return torch::empty_like(input);
   return std::get<0>(at::native_batch_norm(
-      input,
-      optional(weight),
-      optional(bias),
-      statistics.mean_C,
+      input, optional(weight), optional(bias), statistics.mean_C,
       statistics.variance_C,
-      /*training=*/false,
-      0.0,
-      eps));
+      /*training=*/false, 0.0, eps));
 }
 
 struct GroupHolder : torch::CustomClassHolder {
@@ -150,14 +140,9 @@ struct GroupHolder : torch::CustomClassHolder {
 class Normalise : public torch::autograd::Function<Normalise> {
  public:
   static Tensor forward(
-      torch::autograd::AutogradContext* context,
-      const Tensor& input,
-      const std::optional<Tensor>& weight,
-      const std::optional<Tensor>& bias,
-      const Tensor& mean_C,
-      const Tensor& variance_C,
-      int64_t count,
-      double eps,
+      torch::autograd::AutogradContext* context, const Tensor& input,
+      const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+      const Tensor& mean_C, const Tensor& variance_C, int64_t count, double eps,
       const Group& group) {
     context->save_for_backward(
         {input, weight.value_or(Tensor()), mean_C, variance_C});
@@ -166,11 +151,8 @@ class Normalise : public torch::autograd::Function<Normalise> {
     context->saved_data["group"] =
         c10::IValue::make_capsule(c10::make_intrusive<GroupHolder>(group));
     return normalise(
-        input,
-        weight.value_or(Tensor()),
-        bias.value_or(Tensor()),
-        {mean_C, variance_C, count},
-        eps);
+        input, weight.value_or(Tensor()), bias.value_or(Tensor()),
+        {mean_C, variance_C, count}, eps);
   }
 
   // With xhat = (x - mean) / sigma and means over the global batch:
@@ -212,8 +194,7 @@ class Normalise : public torch::autograd::Function<Normalise> {
       if (weight.defined()) scale_C = scale_C * weight.to(dtype);
       const Tensor mean_dy = sums.narrow(0, 0, channels) / count;
       const Tensor mean_dy_xhat = sums.narrow(0, channels, channels) / count;
-      dx = (dy - per_channel(mean_dy, x) -
-            xhat * per_channel(mean_dy_xhat, x))
+      dx = (dy - per_channel(mean_dy, x) - xhat * per_channel(mean_dy_xhat, x))
                .mul(per_channel(scale_C, x))
                .to(x.dtype());
     }
@@ -235,14 +216,9 @@ class Normalise : public torch::autograd::Function<Normalise> {
 }  // namespace
 
 Tensor sync_batch_norm(
-    const Tensor& input,
-    const Tensor& weight,
-    const Tensor& bias,
-    const Tensor& running_mean,
-    const Tensor& running_var,
-    double momentum,
-    double eps,
-    const Group& group) {
+    const Tensor& input, const Tensor& weight, const Tensor& bias,
+    const Tensor& running_mean, const Tensor& running_var, double momentum,
+    double eps, const Group& group) {
   if (input.dim() < 2) {
     throw ConfigError(
         "[sync batch norm] the input has " + std::to_string(input.dim()) +
@@ -258,14 +234,9 @@ Tensor sync_batch_norm(
         running_var, statistics.variance_C * (n / (n - 1)), momentum);
   }
   return Normalise::apply(
-      input,
-      optional(as_statistics(weight, statistics.mean_C)),
-      optional(as_statistics(bias, statistics.mean_C)),
-      statistics.mean_C,
-      statistics.variance_C,
-      statistics.count,
-      eps,
-      group);
+      input, optional(as_statistics(weight, statistics.mean_C)),
+      optional(as_statistics(bias, statistics.mean_C)), statistics.mean_C,
+      statistics.variance_C, statistics.count, eps, group);
 }
 
 // -------------------------------------------------------------------- module
@@ -285,46 +256,33 @@ Tensor forward_over(Norm& norm, const Tensor& input, const Group& group) {
   }
   if (training && group.size() > 1) {
     return sync_batch_norm(
-        input,
-        norm.weight,
-        norm.bias,
-        norm.running_mean,
-        norm.running_var,
-        momentum,
-        norm.options.eps(),
-        group);
+        input, norm.weight, norm.bias, norm.running_mean, norm.running_var,
+        momentum, norm.options.eps(), group);
   }
   return torch::batch_norm(
-      input,
-      as_statistics(norm.weight, norm.running_mean),
-      as_statistics(norm.bias, norm.running_mean),
-      norm.running_mean,
-      norm.running_var,
-      training || !norm.options.track_running_stats(),
-      momentum,
-      norm.options.eps(),
+      input, as_statistics(norm.weight, norm.running_mean),
+      as_statistics(norm.bias, norm.running_mean), norm.running_mean,
+      norm.running_var, training || !norm.options.track_running_stats(),
+      momentum, norm.options.eps(),
       /*cudnn_enabled=*/true);
 }
 
 }  // namespace
 
 Tensor sync_batch_norm(
-    torch::nn::BatchNorm1dImpl& module,
-    const Tensor& input,
+    torch::nn::BatchNorm1dImpl& module, const Tensor& input,
     const Group& group) {
   return forward_over(module, input, group);
 }
 
 Tensor sync_batch_norm(
-    torch::nn::BatchNorm2dImpl& module,
-    const Tensor& input,
+    torch::nn::BatchNorm2dImpl& module, const Tensor& input,
     const Group& group) {
   return forward_over(module, input, group);
 }
 
 Tensor sync_batch_norm(
-    torch::nn::BatchNorm3dImpl& module,
-    const Tensor& input,
+    torch::nn::BatchNorm3dImpl& module, const Tensor& input,
     const Group& group) {
   return forward_over(module, input, group);
 }
@@ -338,8 +296,9 @@ void SyncBatchNormImpl::_check_input_dim(const Tensor& input) {
   std::ostringstream sizes;
   sizes << input.sizes();
   throw ConfigError(
-      "[sync batch norm] the input is " + sizes.str() + ", but [N, C, …] with C="
-      + std::to_string(options.num_features()) + " channels is expected");
+      "[sync batch norm] the input is " + sizes.str() +
+      ", but [N, C, …] with C=" + std::to_string(options.num_features()) +
+      " channels is expected");
 }
 
 Tensor SyncBatchNormImpl::forward(const Tensor& input) {
@@ -362,16 +321,16 @@ struct Converted {
   Group group;
 };
 
-// Converted modules, by the tensor that their calls are recognised by. Ranks may
-// be threads of one process, so the table belongs to the process.
+// Converted modules, by the tensor that their calls are recognised by. Ranks
+// may be threads of one process, so the table belongs to the process.
 class Conversions {
  public:
-  void add(
-      const Tensor& key,
-      const std::shared_ptr<torch::nn::Module>& module,
+  void
+  add(const Tensor& key, const std::shared_ptr<torch::nn::Module>& module,
       const Group& group) {
     std::lock_guard lock(mutex_);
-    table_.insert_or_assign(key.unsafeGetTensorImpl(), Converted{module, group});
+    table_.insert_or_assign(
+        key.unsafeGetTensorImpl(), Converted{module, group});
     size_ = table_.size();
   }
 
@@ -404,39 +363,23 @@ Conversions& conversions() {
 }
 
 Tensor batch_norm_kernel(
-    const Tensor& input,
-    const std::optional<Tensor>& weight,
+    const Tensor& input, const std::optional<Tensor>& weight,
     const std::optional<Tensor>& bias,
     const std::optional<Tensor>& running_mean,
-    const std::optional<Tensor>& running_var,
-    bool training,
-    double momentum,
-    double eps,
-    bool cudnn_enabled) {
+    const std::optional<Tensor>& running_var, bool training, double momentum,
+    double eps, bool cudnn_enabled) {
   if (training) {
     auto group = conversions().find(running_mean);
     if (!group) group = conversions().find(weight);
     if (group) {
       return sync_batch_norm(
-          input,
-          weight.value_or(Tensor()),
-          bias.value_or(Tensor()),
-          running_mean.value_or(Tensor()),
-          running_var.value_or(Tensor()),
-          momentum,
-          eps,
-          *group);
+          input, weight.value_or(Tensor()), bias.value_or(Tensor()),
+          running_mean.value_or(Tensor()), running_var.value_or(Tensor()),
+          momentum, eps, *group);
     }
   }
   return at::native::batch_norm(
-      input,
-      weight,
-      bias,
-      running_mean,
-      running_var,
-      training,
-      momentum,
-      eps,
+      input, weight, bias, running_mean, running_var, training, momentum, eps,
       cudnn_enabled);
 }
 
@@ -462,8 +405,8 @@ std::optional<Tensor> key_of(torch::nn::Module& module) {
 ConvertedBatchNorms::ConvertedBatchNorms(std::vector<Tensor> keys)
     : keys_(std::move(keys)) {}
 
-ConvertedBatchNorms& ConvertedBatchNorms::operator=(
-    ConvertedBatchNorms&& other) noexcept {
+ConvertedBatchNorms&
+ConvertedBatchNorms::operator=(ConvertedBatchNorms&& other) noexcept {
   std::swap(keys_, other.keys_);
   return *this;
 }
@@ -472,8 +415,8 @@ ConvertedBatchNorms::~ConvertedBatchNorms() {
   for (const auto& key : keys_) conversions().remove(key);
 }
 
-ConvertedBatchNorms convert_sync_batch_norm(
-    torch::nn::Module& module, const Group& group) {
+ConvertedBatchNorms
+convert_sync_batch_norm(torch::nn::Module& module, const Group& group) {
   std::vector<Tensor> keys;
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
   const auto visit = [&](const std::string& name, torch::nn::Module& child) {

@@ -1,9 +1,9 @@
 // Batch normalisation over the batches of all ranks, on any device.
 //
 // The statistics are those of the global batch, also when ranks have different
-// numbers of samples. Gradients of the input are exact; those of weight and bias
-// are this rank's part, as for any parameter under data parallelism.
-// One all_gather of 2C + 1 numbers in forward, one all_reduce of 2C in backward.
+// numbers of samples. Gradients of the input are exact; those of weight and
+// bias are this rank's part, as for any parameter under data parallelism. One
+// all_gather of 2C + 1 numbers in forward, one all_reduce of 2C in backward.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -30,37 +30,30 @@ namespace echelon {
 /// differentiated twice. Throws DataError unless the ranks together have more
 /// than one value per channel.
 torch::Tensor sync_batch_norm(
-    const torch::Tensor& input,
-    const torch::Tensor& weight,
-    const torch::Tensor& bias,
-    const torch::Tensor& running_mean,
-    const torch::Tensor& running_var,
-    double momentum,
-    double eps,
+    const torch::Tensor& input, const torch::Tensor& weight,
+    const torch::Tensor& bias, const torch::Tensor& running_mean,
+    const torch::Tensor& running_var, double momentum, double eps,
     const Group& group);
 
 /// What `module.forward(input)` computes, over the group's batch while the
 /// module is in training; for code that calls its BatchNorm itself, as
 /// Network::set_batch_norm lets it.
 torch::Tensor sync_batch_norm(
-    torch::nn::BatchNorm1dImpl& module,
-    const torch::Tensor& input,
+    torch::nn::BatchNorm1dImpl& module, const torch::Tensor& input,
     const Group& group);
 torch::Tensor sync_batch_norm(
-    torch::nn::BatchNorm2dImpl& module,
-    const torch::Tensor& input,
+    torch::nn::BatchNorm2dImpl& module, const torch::Tensor& input,
     const Group& group);
 torch::Tensor sync_batch_norm(
-    torch::nn::BatchNorm3dImpl& module,
-    const torch::Tensor& input,
+    torch::nn::BatchNorm3dImpl& module, const torch::Tensor& input,
     const Group& group);
 
 /// A BatchNorm of any number of dimensions, for models that are built with it.
 /// Parameter and buffer names, options and evaluation are those of
 /// torch::nn::BatchNorm; `momentum` none is the cumulative average.
 class SyncBatchNormImpl
-    : public torch::nn::
-          NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
+    : public torch::nn::NormImplBase<
+          0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, Group group);
 
@@ -91,17 +84,17 @@ class ConvertedBatchNorms {
 };
 
 /// While the result lives, every torch::nn::BatchNorm1d, 2d and 3d in `module`
-/// normalises over the group's batch when it is in training mode. They stay what
-/// and where they are, so this works for any user's module, also for one that
-/// holds them as members or in a Sequential; names, checkpoints and evaluation
-/// do not change. In a group of size 1 nothing changes.
+/// normalises over the group's batch when it is in training mode. They stay
+/// what and where they are, so this works for any user's module, also for one
+/// that holds them as members or in a Sequential; names, checkpoints and
+/// evaluation do not change. In a group of size 1 nothing changes.
 ///
 /// How: torch::nn's modules call at::batch_norm, and an autograd kernel of that
 /// operator recognises the running mean (or weight) of a converted module.
 /// Limits: copies made by clone() are not converted; a BatchNorm with neither
 /// running statistics nor weight cannot be recognised (ConfigError); converting
 /// again replaces the group.
-[[nodiscard]] ConvertedBatchNorms convert_sync_batch_norm(
-    torch::nn::Module& module, const Group& group);
+[[nodiscard]] ConvertedBatchNorms
+convert_sync_batch_norm(torch::nn::Module& module, const Group& group);
 
 }  // namespace echelon

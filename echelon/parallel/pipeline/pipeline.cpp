@@ -52,9 +52,7 @@ int64_t fingerprint(const Schedule& schedule) {
 
 struct Pipeline::Impl {
   Impl(
-      Group group_,
-      Schedule schedule_,
-      std::vector<PipelineStage> stages_,
+      Group group_, Schedule schedule_, std::vector<PipelineStage> stages_,
       PipelineOptions options_)
       : group(std::move(group_)),
         schedule(std::move(schedule_)),
@@ -123,8 +121,7 @@ struct Pipeline::Impl {
     for (const auto& stage : stages) {
       const std::string name = stage.layers.back().name.substr(0, kNameLength);
       std::copy(
-          name.begin(),
-          name.end(),
+          name.begin(), name.end(),
           own.data_ptr<uint8_t>() + stage.stage * kNameLength);
     }
     own = own.to(options.device);
@@ -163,11 +160,8 @@ struct Pipeline::Impl {
       shapes.add(pipeline::shape_of(microbatch, "a microbatch"));
     }
     const Words own = {
-        static_cast<int64_t>(call),
-        schedule_print,
-        static_cast<int64_t>(microbatches.size()),
-        shapes.value(),
-        flags()};
+        static_cast<int64_t>(call), schedule_print,
+        static_cast<int64_t>(microbatches.size()), shapes.value(), flags()};
     torch::Tensor row =
         torch::tensor(std::vector<int64_t>(own.begin(), own.end()))
             .to(options.device);
@@ -258,8 +252,7 @@ struct Pipeline::Impl {
     if (forward_plan.num_microbatches != count) {
       forward_plan = pipeline::plan_transfers(
           pipeline::forward_schedule(
-              schedule.rank_of_stage,
-              schedule.num_ranks(),
+              schedule.rank_of_stage, schedule.num_ranks(),
               static_cast<int32_t>(count)),
           group.rank());
     }
@@ -283,14 +276,10 @@ struct Pipeline::Impl {
 };
 
 Pipeline::Pipeline(
-    Group group,
-    Schedule schedule,
-    std::vector<PipelineStage> stages,
+    Group group, Schedule schedule, std::vector<PipelineStage> stages,
     PipelineOptions options)
     : impl_(std::make_unique<Impl>(
-          std::move(group),
-          std::move(schedule),
-          std::move(stages),
+          std::move(group), std::move(schedule), std::move(stages),
           std::move(options))) {}
 
 Pipeline::~Pipeline() = default;

@@ -16,10 +16,10 @@
 // shapes of the microbatches change, they are learnt again. From rank to rank
 // tensors arrive with the strides that they were given with (channels last stay
 // last; what is not dense arrives contiguous), gradients with those of their
-// activations; strides may change, without shapes_vary the receiver keeps those of
-// the first step. Sources: Huang et al., "GPipe", 2018, arXiv:1811.06965;
-// Narayanan et al., "PipeDream", 2018, arXiv:1806.03377; Qi et al., "Zero Bubble
-// Pipeline Parallelism", 2023, arXiv:2401.10241.
+// activations; strides may change, without shapes_vary the receiver keeps those
+// of the first step. Sources: Huang et al., "GPipe", 2018, arXiv:1811.06965;
+// Narayanan et al., "PipeDream", 2018, arXiv:1806.03377; Qi et al., "Zero
+// Bubble Pipeline Parallelism", 2023, arXiv:2401.10241.
 #pragma once
 
 #include <torch/types.h>
@@ -56,8 +56,9 @@ struct PipelineOptions {
   /// whose communicator knows no tags; elsewhere receives are posted earlier
   /// without.
   bool messages_in_order = false;
-  /// Called before each action that gives gradients to the stage's parameters, and
-  /// told whether it is the step's last: data parallelism begins to reduce with it.
+  /// Called before each action that gives gradients to the stage's parameters,
+  /// and told whether it is the step's last: data parallelism begins to reduce
+  /// with it.
   std::function<void(int32_t stage, bool last)> before_gradients;
   /// Called when this rank's backwards are done, before the gradients of tied
   /// parameters are summed: data parallelism ends its reduction here.
@@ -85,9 +86,7 @@ class Pipeline {
 
   /// `stages`: those that the schedule puts on this rank, ascending.
   Pipeline(
-      Group group,
-      Schedule schedule,
-      std::vector<PipelineStage> stages,
+      Group group, Schedule schedule, std::vector<PipelineStage> stages,
       PipelineOptions options = {});
   ~Pipeline();
   Pipeline(Pipeline&&) noexcept;

@@ -23,11 +23,8 @@ SpanKind kind_of(const Action& action, bool training) {
 }  // namespace
 
 PipelineRun::PipelineRun(
-    const Setting& setting,
-    const TransferPlan& plan,
-    LearntShapes& learnt,
-    bool training,
-    const std::vector<Tensors>& microbatches,
+    const Setting& setting, const TransferPlan& plan, LearntShapes& learnt,
+    bool training, const std::vector<Tensors>& microbatches,
     const Pipeline::Loss& loss)
     : peak_stored(setting.stages.size()),
       setting_(setting),
@@ -39,8 +36,7 @@ PipelineRun::PipelineRun(
       slots_(setting.stages.size()),
       stored_(setting.stages.size()),
       transfers_(
-          setting.group,
-          plan,
+          setting.group, plan,
           {.device = setting.options.device,
            .recorder = setting.options.recorder,
            .ahead = setting.options.receives_ahead,
@@ -125,9 +121,7 @@ void PipelineRun::forward(const PlannedAction& planned) {
       setting_.stages[static_cast<size_t>(setting_.local[action.stage])];
   Tensors tensors = inputs_of(planned, slot);
   ScopedSpan span(
-      setting_.options.recorder,
-      "compute",
-      to_string(action),
+      setting_.options.recorder, "compute", to_string(action),
       kind_of(action, training_));
   if (training_) {
     count(action.stage, 1);
@@ -177,11 +171,10 @@ void PipelineRun::give_outputs(
   const Action& action = planned.action;
   const auto local = static_cast<size_t>(setting_.local[action.stage]);
   slot.outputs = known_outputs(
-      action,
-      shape_of(
-          outputs,
-          "layer " + quoted(setting_.stages[local].layers.back().name) +
-              ", the end of stage " + std::to_string(action.stage)));
+      action, shape_of(
+                  outputs,
+                  "layer " + quoted(setting_.stages[local].layers.back().name) +
+                      ", the end of stage " + std::to_string(action.stage)));
   if (training_) slot.graph.set_outputs(outputs);
   if (planned.to_here) {
     Slot& next = this->slot(action.stage + 1, action.microbatch);
@@ -192,8 +185,8 @@ void PipelineRun::give_outputs(
   }
 }
 
-// As the next stage knows them: with the strides that it has learnt, or will by this
-// message's header.
+// As the next stage knows them: with the strides that it has learnt, or will by
+// this message's header.
 TupleShape
 PipelineRun::known_outputs(const Action& action, const TupleShape& shape) {
   const auto local = static_cast<size_t>(setting_.local[action.stage]);
@@ -235,16 +228,13 @@ void PipelineRun::backward(const PlannedAction& planned) {
     setting_.options.before_gradients(action.stage, planned.last_backward);
   }
   ScopedSpan span(
-      setting_.options.recorder,
-      "compute",
-      to_string(action),
+      setting_.options.recorder, "compute", to_string(action),
       kind_of(action, true));
   if (weights_only) {
     slot.graph.backward_weight();
   } else {
     give_gradients(
-        planned,
-        slot,
+        planned, slot,
         inputs_only ? slot.graph.backward_input(gradients)
                     : slot.graph.backward(gradients));
   }

@@ -37,11 +37,8 @@ struct Setting {
 class PipelineRun {
  public:
   PipelineRun(
-      const Setting& setting,
-      const TransferPlan& plan,
-      LearntShapes& learnt,
-      bool training,
-      const std::vector<Tensors>& microbatches,
+      const Setting& setting, const TransferPlan& plan, LearntShapes& learnt,
+      bool training, const std::vector<Tensors>& microbatches,
       const Pipeline::Loss& loss);
 
   void run();

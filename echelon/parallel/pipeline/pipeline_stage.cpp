@@ -31,10 +31,7 @@ PipelineStage stage_of(const Network& network, int32_t stage) {
 }
 
 PipelineStage build_stage(
-    const LayerList& list,
-    int32_t stage,
-    size_t begin,
-    size_t end,
+    const LayerList& list, int32_t stage, size_t begin, size_t end,
     std::optional<uint64_t> seed) {
   if (seed) return stage_of(*build_network(list, begin, end, *seed), stage);
   PipelineStage built{.stage = stage};
@@ -61,10 +58,8 @@ std::vector<size_t> cut_evenly(const LayerList& list, int32_t num_stages) {
 }
 
 std::vector<PipelineStage> build_stages(
-    const LayerList& list,
-    const std::vector<size_t>& cuts,
-    const std::vector<int32_t>& rank_of_stage,
-    int32_t rank,
+    const LayerList& list, const std::vector<size_t>& cuts,
+    const std::vector<int32_t>& rank_of_stage, int32_t rank,
     std::optional<uint64_t> seed) {
   std::vector<PipelineStage> stages;
   for (size_t stage = 0; stage < rank_of_stage.size(); ++stage) {

@@ -34,13 +34,10 @@ PipelineStage stage_of(const Network& network, int32_t stage);
 
 /// Builds layers [begin, end) of `list`. With a seed, first values and ties
 /// within the stage are those of build_network (models/network.h), so they do
-/// not depend on the cut; without, they are what the layers' `build` leaves, for
-/// values to come.
+/// not depend on the cut; without, they are what the layers' `build` leaves,
+/// for values to come.
 PipelineStage build_stage(
-    const LayerList& list,
-    int32_t stage,
-    size_t begin,
-    size_t end,
+    const LayerList& list, int32_t stage, size_t begin, size_t end,
     std::optional<uint64_t> seed = std::nullopt);
 
 /// Where each stage begins, and the end: `num_stages` slices of as equal a
@@ -51,10 +48,8 @@ std::vector<size_t> cut_evenly(const LayerList& list, int32_t num_stages);
 /// Builds the stages that lie on `rank`; stage i holds the layers
 /// [cuts[i], cuts[i + 1]).
 std::vector<PipelineStage> build_stages(
-    const LayerList& list,
-    const std::vector<size_t>& cuts,
-    const std::vector<int32_t>& rank_of_stage,
-    int32_t rank,
+    const LayerList& list, const std::vector<size_t>& cuts,
+    const std::vector<int32_t>& rank_of_stage, int32_t rank,
     std::optional<uint64_t> seed = std::nullopt);
 
 }  // namespace echelon

@@ -1,11 +1,11 @@
 #include "echelon/parallel/pipeline/stage_graph.h"
 
+#include <torch/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/autograd.h>
 #include <torch/types.h>
 
 #include <unordered_map>
@@ -57,11 +57,8 @@ struct Release : autograd::FunctionPostHook {
 };
 
 variable_list execute(
-    const autograd::edge_list& roots,
-    const variable_list& gradients,
-    bool keep_graph,
-    bool accumulate,
-    const autograd::edge_list& inputs) {
+    const autograd::edge_list& roots, const variable_list& gradients,
+    bool keep_graph, bool accumulate, const autograd::edge_list& inputs) {
   if (roots.empty()) return variable_list(inputs.size());
   return autograd::Engine::get_default_engine().execute(
       roots, gradients, keep_graph, /*create_graph=*/false, accumulate, inputs);
@@ -113,8 +110,7 @@ struct StageGraph::Impl {
 
   // Roots that a gradient reached.
   void arrived(
-      const Tensors& gradients,
-      autograd::edge_list& edges,
+      const Tensors& gradients, autograd::edge_list& edges,
       variable_list& values) const {
     for (size_t i = 0; i < roots.size(); ++i) {
       if (!gradients[i].defined()) continue;

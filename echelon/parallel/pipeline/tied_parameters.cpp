@@ -58,9 +58,7 @@ using Ours = std::map<std::string, std::pair<int32_t, Tensor>>;
 
 // By rank, name.
 std::vector<std::vector<Sight>> exchange(
-    const Group& group,
-    const std::vector<std::string>& names,
-    const Ours& ours,
+    const Group& group, const std::vector<std::string>& names, const Ours& ours,
     torch::Device device) {
   std::vector<int64_t> own;
   for (const auto& name : names) {
@@ -105,17 +103,13 @@ torch::Device device_of(const std::vector<PipelineStage>& stages) {
 }  // namespace
 
 TiedParameters::TiedParameters(
-    const Group& group,
-    const std::vector<Tie>& ties,
+    const Group& group, const std::vector<Tie>& ties,
     const std::vector<PipelineStage>& stages)
-    : TiedParameters(
-          group, ties, parameters_of(stages), device_of(stages)) {}
+    : TiedParameters(group, ties, parameters_of(stages), device_of(stages)) {}
 
 TiedParameters::TiedParameters(
-    const Group& group,
-    const std::vector<Tie>& ties,
-    const std::vector<StageParameter>& parameters,
-    torch::Device device)
+    const Group& group, const std::vector<Tie>& ties,
+    const std::vector<StageParameter>& parameters, torch::Device device)
     : group_(group), device_(device) {
   const auto sets = sets_of(ties);
   if (sets.empty()) return;
@@ -151,8 +145,7 @@ TiedParameters::TiedParameters(
       by_stage.emplace(
           sight.stage,
           Member{
-              name,
-              owner,
+              name, owner,
               here == ours.end() ? Tensor() : here->second.second});
       ++column;
     }
@@ -179,16 +172,15 @@ TiedParameters::gather(const Set& set, size_t index, bool gradients) const {
     like = tensor;
     // Stages of one rank may share the tensor itself: it counts once.
     const bool counted = std::any_of(
-        set.begin(),
-        set.begin() + static_cast<std::ptrdiff_t>(i),
+        set.begin(), set.begin() + static_cast<std::ptrdiff_t>(i),
         [&](const Member& earlier) { return earlier.tensor.is_same(tensor); });
     if (!gradients) {
       values[i] = tensor.detach().to(device_).contiguous();
     } else if (tensor.grad().defined() && !counted) {
       values[i] = tensor.grad().to(device_).contiguous();
     } else {
-      values[i] = torch::zeros(
-          tensor.sizes(), tensor.options().device(device_));
+      values[i] =
+          torch::zeros(tensor.sizes(), tensor.options().device(device_));
     }
   }
   if (!like.defined()) return {};
@@ -206,8 +198,7 @@ TiedParameters::gather(const Set& set, size_t index, bool gradients) const {
         messages.push_back({.tensor = values[i], .peer = peer, .tag = tag(i)});
       }
     } else {
-      values[i] = torch::empty(
-          like.sizes(), like.options().device(device_));
+      values[i] = torch::empty(like.sizes(), like.options().device(device_));
       messages.push_back(
           {.send = false,
            .tensor = values[i],

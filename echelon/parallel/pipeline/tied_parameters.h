@@ -13,8 +13,8 @@
 
 namespace echelon {
 
-/// A parameter of a stage, or the range of its elements that is here, which is the
-/// same one of all that it is tied to.
+/// A parameter of a stage, or the range of its elements that is here, which is
+/// the same one of all that it is tied to.
 struct StageParameter {
   std::string name;
   int32_t stage = 0;
@@ -28,16 +28,13 @@ class TiedParameters {
   /// Throws ConfigError, by name, when no rank has one of a tie, or when dtypes
   /// or shapes differ.
   TiedParameters(
-      const Group& group,
-      const std::vector<Tie>& ties,
+      const Group& group, const std::vector<Tie>& ties,
       const std::vector<PipelineStage>& stages);
-  /// `parameters`: of this rank's stages. They may lie elsewhere than on `device`,
-  /// on which ranks communicate.
+  /// `parameters`: of this rank's stages. They may lie elsewhere than on
+  /// `device`, on which ranks communicate.
   TiedParameters(
-      const Group& group,
-      const std::vector<Tie>& ties,
-      const std::vector<StageParameter>& parameters,
-      torch::Device device);
+      const Group& group, const std::vector<Tie>& ties,
+      const std::vector<StageParameter>& parameters, torch::Device device);
 
   /// Gives all of them the first one's values.
   void copy_first();

@@ -24,8 +24,7 @@ class Places {
       for (size_t i = 0; i < actions.size(); ++i) {
         if (actions[i].kind == ActionKind::backward_weight) continue;
         places_[key(
-            actions[i].kind != ActionKind::forward,
-            actions[i].stage,
+            actions[i].kind != ActionKind::forward, actions[i].stage,
             actions[i].microbatch)] = {actions[i], static_cast<int32_t>(i), -1};
       }
     }
@@ -61,8 +60,7 @@ class Places {
         if (action.kind == ActionKind::backward_weight) continue;
         places_
             .at(
-                key(action.kind != ActionKind::forward,
-                    action.stage,
+                key(action.kind != ActionKind::forward, action.stage,
                     action.microbatch))
             .turn = turn++;
       }
@@ -99,9 +97,8 @@ class Planner {
     }
     for (auto& [peer, messages] : ordered_) {
       std::sort(
-          messages.begin(), messages.end(), [](const auto& a, const auto& b) {
-            return a.first < b.first;
-          });
+          messages.begin(), messages.end(),
+          [](const auto& a, const auto& b) { return a.first < b.first; });
       auto& pair = plan_.pairs[peer];
       for (const auto& [turn, message] : messages) pair.push_back(message);
     }
@@ -168,8 +165,7 @@ TransferPlan plan_transfers(const Schedule& schedule, int32_t rank) {
 }
 
 Schedule forward_schedule(
-    const std::vector<int32_t>& rank_of_stage,
-    int32_t num_ranks,
+    const std::vector<int32_t>& rank_of_stage, int32_t num_ranks,
     int32_t num_microbatches) {
   Schedule schedule;
   schedule.name = "forward";

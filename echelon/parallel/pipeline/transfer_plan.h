@@ -55,8 +55,7 @@ TransferPlan plan_transfers(const Schedule& schedule, int32_t rank);
 /// Forwards alone, for evaluation, in an order that no placement of the stages
 /// can bring to a halt: stages by turns of the ranks, then microbatches.
 Schedule forward_schedule(
-    const std::vector<int32_t>& rank_of_stage,
-    int32_t num_ranks,
+    const std::vector<int32_t>& rank_of_stage, int32_t num_ranks,
     int32_t num_microbatches);
 
 }  // namespace echelon::pipeline

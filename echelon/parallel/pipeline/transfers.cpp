@@ -59,9 +59,7 @@ void Transfers::post(const Transfer& transfer, Receive& receive) {
       {kHeaderLength},
       torch::TensorOptions().dtype(torch::kInt64).device(settings_.device));
   receive.work = group_.recv(
-      *receive.header,
-      transfer.peer,
-      tag_of(transfer),
+      *receive.header, transfer.peer, tag_of(transfer),
       {.label = to_string(transfer.producer) + " shape", .async = true});
 }
 
@@ -133,9 +131,7 @@ Tensors Transfers::take(int32_t index, TupleShape& shape) {
   }
   if (receive.header || !receive.work.done()) {
     ScopedSpan span(
-        settings_.recorder,
-        "compute",
-        "wait " + to_string(transfer.producer),
+        settings_.recorder, "compute", "wait " + to_string(transfer.producer),
         SpanKind::communication);
     if (receive.header) read_header(transfer, receive);
     receive.work.wait();
@@ -150,7 +146,8 @@ Tensors Transfers::take(int32_t index, TupleShape& shape) {
 }
 
 void Transfers::send(
-    int32_t index, const Tensors& tensors, const TupleShape& shape, bool headed) {
+    int32_t index, const Tensors& tensors, const TupleShape& shape,
+    bool headed) {
   const Transfer& transfer = plan_.outgoing[static_cast<size_t>(index)];
   if (settings_.in_order) {
     post_before(transfer.peer, {false, index});
@@ -163,9 +160,7 @@ void Transfers::send(
   };
   if (headed) {  // apart from the rest, as it is received
     keep(group_.send(
-        encode(shape).to(settings_.device),
-        transfer.peer,
-        tag_of(transfer),
+        encode(shape).to(settings_.device), transfer.peer, tag_of(transfer),
         {.label = label + " shape", .async = true}));
   }
   std::vector<PeerMessage> messages;

@@ -46,10 +46,11 @@ class Transfers {
   void advance();
   /// The tuple of plan.incoming[index], taken in that order.
   Tensors take(int32_t index, TupleShape& shape);
-  /// Sends as plan.outgoing[index], with the strides of `shape`, which is what the
-  /// peer knows of the tuple; `headed`: not yet, a header comes before it.
+  /// Sends as plan.outgoing[index], with the strides of `shape`, which is what
+  /// the peer knows of the tuple; `headed`: not yet, a header comes before it.
   void send(
-      int32_t index, const Tensors& tensors, const TupleShape& shape, bool headed);
+      int32_t index, const Tensors& tensors, const TupleShape& shape,
+      bool headed);
   /// Returns when all that was sent has arrived.
   void finish();
 

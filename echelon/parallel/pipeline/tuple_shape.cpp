@@ -98,8 +98,7 @@ Tensors empty_like(const TupleShape& shape, torch::Device device) {
   Tensors tensors;
   for (const auto& tensor : shape) {
     tensors.push_back(torch::empty_strided(
-        tensor.sizes,
-        tensor.strides,
+        tensor.sizes, tensor.strides,
         torch::TensorOptions().dtype(tensor.dtype).device(device)));
   }
   return tensors;

@@ -1,6 +1,6 @@
 // What is known of a tuple of tensors before it arrives: how many there are,
-// their dtypes and sizes, the order of their elements in memory, and which of them
-// want a gradient back.
+// their dtypes and sizes, the order of their elements in memory, and which of
+// them want a gradient back.
 #pragma once
 
 #include <torch/types.h>
@@ -17,10 +17,11 @@ struct TensorShape {
   torch::Dtype dtype = torch::kFloat32;
   std::vector<int64_t> sizes;
   bool requires_grad = false;
-  /// Of a tensor whose elements lie together in memory, in any order (images with
-  /// channels last, say); for any other those of the contiguous one.
+  /// Of a tensor whose elements lie together in memory, in any order (images
+  /// with channels last, say); for any other those of the contiguous one.
   std::vector<int64_t> strides;
-  /// Apart from strides: in which order elements lie may change from call to call.
+  /// Apart from strides: in which order elements lie may change from call to
+  /// call.
   bool operator==(const TensorShape& other) const {
     return dtype == other.dtype && sizes == other.sizes &&
            requires_grad == other.requires_grad;
@@ -49,8 +50,8 @@ TupleShape decode(const torch::Tensor& header);
 Tensors empty_like(const TupleShape& shape, torch::Device device);
 
 /// The elements of `tensor` as they lie in memory with these strides (a
-/// TensorShape's), for messages: contiguous, and the tensor's own memory where it
-/// has these strides, else a copy.
+/// TensorShape's), for messages: contiguous, and the tensor's own memory where
+/// it has these strides, else a copy.
 torch::Tensor in_order(const torch::Tensor& tensor, at::IntArrayRef strides);
 
 /// "float32 [8, 16] and int64 [8]".

@@ -81,9 +81,7 @@ struct PlacedNetwork::Slice {
 };
 
 PlacedNetwork::PlacedNetwork(
-    const LayerList& layers,
-    Placement placement,
-    std::optional<uint64_t> seed)
+    const LayerList& layers, Placement placement, std::optional<uint64_t> seed)
     : torch::nn::Module("PlacedNetwork"), placement_(std::move(placement)) {
   check_cut(layers, placement_);
   build(layers, seed);
@@ -97,20 +95,19 @@ void PlacedNetwork::build(
   const auto& cut = placement_.cut;
   for (size_t i = 0; i < placement_.devices.size(); ++i) {
     const auto device = placement_.devices[i].device;
-    auto network =
-        seed ? build_network(layers, cut[i], cut[i + 1], *seed)
-             : build_network(layers, cut[i], cut[i + 1]);
+    auto network = seed ? build_network(layers, cut[i], cut[i + 1], *seed)
+                        : build_network(layers, cut[i], cut[i + 1]);
     network->to(device);
     register_layers(*network);
-    slices_.push_back(std::make_unique<Slice>(Slice{
-        device, "device " + std::to_string(i), std::move(network), {}}));
+    slices_.push_back(std::make_unique<Slice>(
+        Slice{device, "device " + std::to_string(i), std::move(network), {}}));
   }
   for (const auto& slice : slices_) {
     for (const auto& item : slice->network->named_parameters()) {
       if (is_on(item.value(), slice->device)) continue;
       throw ConfigError(
-          "parameter \"" + item.key() + "\" belongs on " +
-          slice->device.str() + " and on " + item.value().device().str() +
+          "parameter \"" + item.key() + "\" belongs on " + slice->device.str() +
+          " and on " + item.value().device().str() +
           ", since layers of two slices share it; let each layer's build make "
           "a module of its own, and tie them (LayerList::tie)");
     }

@@ -3,8 +3,8 @@
 //
 //   const auto placement = plan_placement(layers, options);
 //   PlacedNetwork network(layers, placement, seed);
-//   auto loss = cross_entropy(network.forward(images), targets);  // last device
-//   loss.backward();
+//   auto loss = cross_entropy(network.forward(images), targets);  // last
+//   device loss.backward();
 //
 // Devices work one after the other, since each slice waits for the one before
 // it: this fits models that no one device holds, and pipelines make them fast.
@@ -35,12 +35,11 @@ namespace echelon::placement {
 class PlacedNetwork : public torch::nn::Module {
  public:
   /// Builds each slice and takes it to its device before the next one is built.
-  /// First values are those of build_network (models/network.h): with a seed the
-  /// same on any placement. Throws ConfigError as it does, and when `placement`
-  /// is not one of `layers`.
+  /// First values are those of build_network (models/network.h): with a seed
+  /// the same on any placement. Throws ConfigError as it does, and when
+  /// `placement` is not one of `layers`.
   PlacedNetwork(
-      const LayerList& layers,
-      Placement placement,
+      const LayerList& layers, Placement placement,
       std::optional<uint64_t> seed = std::nullopt);
   ~PlacedNetwork() override;
 
@@ -61,10 +60,8 @@ class PlacedNetwork : public torch::nn::Module {
 
   /// Throws Error: the placement says where the layers are. Dtypes may change.
   void to(torch::Device device, bool non_blocking = false) override;
-  void to(
-      torch::Device device,
-      torch::Dtype dtype,
-      bool non_blocking = false) override;
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false)
+      override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
 
  private:

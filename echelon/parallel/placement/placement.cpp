@@ -7,8 +7,8 @@
 #include <map>
 #include <optional>
 
-#include "echelon/error.h"
 #include "echelon/counting/meta_mode.h"
+#include "echelon/error.h"
 #include "echelon/layers/ties.h"
 #include "echelon/text/units.h"
 
@@ -53,8 +53,7 @@ std::vector<ExtraName> extra_names(const LayerList& layers) {
     for (size_t i = 1; i < group.names.size(); ++i) {
       const size_t layer = group.layers[i];
       const auto built = build_on_meta(layers[layer]);
-      const auto name =
-          group.names[i].substr(layers[layer].name.size() + 1);
+      const auto name = group.names[i].substr(layers[layer].name.size() + 1);
       const auto tensor = built.module->named_parameters()[name];
       extras.push_back(
           {layer, group.layers[0], tensor.numel(),
@@ -74,8 +73,7 @@ void count_ties_once(
 }
 
 SliceMemory memory_of(
-    const std::vector<LayerCost>& costs,
-    const PlacementOptions& options,
+    const std::vector<LayerCost>& costs, const PlacementOptions& options,
     const std::vector<int64_t>& limits) {
   SliceMemory memory{.limits = limits};
   for (const auto& cost : costs) {
@@ -90,8 +88,7 @@ SliceMemory memory_of(
 }
 
 std::vector<size_t> choose_cut(
-    const std::vector<LayerCost>& costs,
-    const PlacementOptions& options,
+    const std::vector<LayerCost>& costs, const PlacementOptions& options,
     const SliceMemory& memory) {
   const size_t slices = options.devices.size();
   if (!options.cut.empty()) {
@@ -103,10 +100,8 @@ std::vector<size_t> choose_cut(
 }
 
 int64_t copied_bytes(
-    const std::vector<ExtraName>& extras,
-    const std::vector<size_t>& cut,
-    const std::vector<torch::Device>& devices,
-    size_t slice) {
+    const std::vector<ExtraName>& extras, const std::vector<size_t>& cut,
+    const std::vector<torch::Device>& devices, size_t slice) {
   const auto slice_of = [&](size_t layer) {
     return static_cast<size_t>(
         std::upper_bound(cut.begin(), cut.end(), layer) - cut.begin() - 1);
@@ -124,9 +119,7 @@ int64_t copied_bytes(
 }
 
 DeviceShare share_of(
-    const std::vector<LayerCost>& costs,
-    size_t begin,
-    size_t end,
+    const std::vector<LayerCost>& costs, size_t begin, size_t end,
     const PlacementOptions& options) {
   DeviceShare share;
   share.first = costs[begin].name;
@@ -223,15 +216,13 @@ plan_placement(const LayerList& given, const PlacementOptions& options) {
   count_ties_once(costs, extras);
 
   Placement placement;
-  placement.cut =
-      choose_cut(costs, options, memory_of(costs, options, limits));
+  placement.cut = choose_cut(costs, options, memory_of(costs, options, limits));
   for (size_t i = 0; i < options.devices.size(); ++i) {
-    auto& share = placement.devices.emplace_back(share_of(
-        costs, placement.cut[i], placement.cut[i + 1], options));
+    auto& share = placement.devices.emplace_back(
+        share_of(costs, placement.cut[i], placement.cut[i + 1], options));
     share.device = options.devices[i];
     share.limit = limits[i];
-    share.copy_bytes =
-        copied_bytes(extras, placement.cut, options.devices, i);
+    share.copy_bytes = copied_bytes(extras, placement.cut, options.devices, i);
   }
   check_fits(placement);
   return placement;

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "echelon/layout/partition.h"
 #include "echelon/counting/layer_cost.h"
 #include "echelon/layers/layer_list.h"
+#include "echelon/layout/partition.h"
 
 namespace echelon::placement {
 
@@ -36,8 +36,8 @@ struct PlacementOptions {
   /// The layers that begin the slice of each device but the first, as cut_at
   /// (layout/partition.h) takes them; empty: by balance.
   std::vector<std::string> cut;
-  /// Bytes, one for each of `devices`, kNoLimit for none. Empty: a GPU's memory,
-  /// shared by the slices that it is given; no limit on CPUs.
+  /// Bytes, one for each of `devices`, kNoLimit for none. Empty: a GPU's
+  /// memory, shared by the slices that it is given; no limit on CPUs.
   std::vector<int64_t> limits;
   /// Of an optimizer, for each element of a parameter: AdamW keeps two numbers
   /// of 4 bytes, plain SGD nothing.
@@ -76,7 +76,8 @@ struct Placement {
 
 /// Throws ConfigError: for no device or one that is not there, for more devices
 /// than layers, for a cut as cut_at does, for layers that cannot be counted as
-/// count_layers does, and with what each device would need when it does not fit.
+/// count_layers does, and with what each device would need when it does not
+/// fit.
 Placement
 plan_placement(const LayerList& layers, const PlacementOptions& options);
 

@@ -71,8 +71,8 @@ struct SliceSpans::Times {
 
 SliceSpans::SliceSpans(
     Recorder* recorder, std::string track, torch::Device device)
-    : times_(std::make_shared<Times>(
-          Times{recorder, std::move(track), device})) {}
+    : times_(
+          std::make_shared<Times>(Times{recorder, std::move(track), device})) {}
 
 SliceSpans::~SliceSpans() = default;
 
@@ -87,16 +87,15 @@ Tensors SliceSpans::enter(const Tensors& inputs) {
 
 Tensors SliceSpans::leave(const Tensors& outputs) {
   times_->record(
-      "forward", torch::GradMode::is_enabled() ? SpanKind::forward
-                                               : SpanKind::evaluation);
+      "forward",
+      torch::GradMode::is_enabled() ? SpanKind::forward : SpanKind::evaluation);
   Tensors there = outputs;
   pass(there, [times = times_] {
     times->begin_ns = times->now();
     if (times->has_entry) return;
     // Nothing is before this slice: its backward ends with the whole one.
-    torch::autograd::Engine::get_default_engine().queue_callback([times] {
-      times->record("backward", SpanKind::backward);
-    });
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [times] { times->record("backward", SpanKind::backward); });
   });
   return there;
 }

@@ -1,6 +1,6 @@
 // When a slice computes: one span for its forward pass, one for its backward
-// pass, which begins when gradients of its outputs arrive and ends when those of
-// its inputs leave. A forward without gradients is an evaluation's.
+// pass, which begins when gradients of its outputs arrive and ends when those
+// of its inputs leave. A forward without gradients is an evaluation's.
 #pragma once
 
 #include <torch/types.h>

@@ -8,8 +8,7 @@ namespace echelon::placement {
 
 namespace impl = torch::autograd::impl;
 
-TiedCopy::TiedCopy(
-    torch::Tensor owner, torch::Tensor use, torch::Device device)
+TiedCopy::TiedCopy(torch::Tensor owner, torch::Tensor use, torch::Device device)
     : owner_(std::move(owner)), use_(std::move(use)), device_(device) {
   use_.set_requires_grad(false);
   refresh();

@@ -1,4 +1,5 @@
-// A parameter that a slice uses and another one owns, perhaps on another device.
+// A parameter that a slice uses and another one owns, perhaps on another
+// device.
 #pragma once
 
 #include <torch/types.h>

@@ -43,8 +43,7 @@ PooledTensor::PooledTensor(
   c10::Storage storage(
       c10::Storage::use_byte_size_t(),
       static_cast<size_t>(numel) * c10::elementSize(dtype),
-      at::DataPtr(nullptr, device),
-      c10::GetAllocator(device.type()),
+      at::DataPtr(nullptr, device), c10::GetAllocator(device.type()),
       /*resizable=*/false);
   tensor_ = at::empty({0}, options).set_(std::move(storage), 0, {numel}, {1});
 }

@@ -1,6 +1,6 @@
-// Memory of tensors that come and go within a step: gathered parameters and flat
-// gradients. A block that was used a moment ago is warm; a fresh one costs page
-// faults, on CPUs more time than the communication that fills it.
+// Memory of tensors that come and go within a step: gathered parameters and
+// flat gradients. A block that was used a moment ago is warm; a fresh one costs
+// page faults, on CPUs more time than the communication that fills it.
 #pragma once
 
 #include <torch/types.h>
@@ -15,8 +15,8 @@
 
 namespace echelon::sharding {
 
-/// Blocks by exact size. Not thread-safe. On a GPU blocks are used in the order of
-/// the stream that takes them.
+/// Blocks by exact size. Not thread-safe. On a GPU blocks are used in the order
+/// of the stream that takes them.
 class BufferPool {
  public:
   explicit BufferPool(torch::Device device) : device_(device) {}

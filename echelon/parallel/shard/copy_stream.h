@@ -1,5 +1,6 @@
-// A stream of a GPU beside the one that computes, for copies that the computation
-// does not wait for. On CPUs there are no streams: copies are done at once.
+// A stream of a GPU beside the one that computes, for copies that the
+// computation does not wait for. On CPUs there are no streams: copies are done
+// at once.
 #pragma once
 
 #include <torch/types.h>
@@ -16,8 +17,8 @@ class CopyStream {
  public:
   explicit CopyStream(torch::Device device);
 
-  /// While it lives, operators of this thread go to this stream, behind what the
-  /// computing one has so far.
+  /// While it lives, operators of this thread go to this stream, behind what
+  /// the computing one has so far.
   class Scope {
    public:
     explicit Scope(const CopyStream& stream);

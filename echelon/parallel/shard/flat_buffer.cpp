@@ -19,7 +19,9 @@ int64_t round_up(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-bool decays(const Tensor& parameter) { return parameter.dim() >= 2; }
+bool decays(const Tensor& parameter) {
+  return parameter.dim() >= 2;
+}
 
 int64_t bytes_of(int64_t numel, torch::Dtype dtype) {
   return numel * static_cast<int64_t>(c10::elementSize(dtype));
@@ -33,9 +35,7 @@ Tensor leaf(const Tensor& view) {
 }  // namespace
 
 FlatBuffer::FlatBuffer(
-    Surroundings& surroundings,
-    std::string name,
-    const Named& parameters,
+    Surroundings& surroundings, std::string name, const Named& parameters,
     bool equal)
     : around_(surroundings), name_(std::move(name)) {
   const torch::NoGradGuard no_grad;
@@ -62,14 +62,13 @@ FlatBuffer::FlatBuffer(
   if (!around_.keeps_whole()) release();
 
   for (auto& parameter : parameters_) {
-    parameter.tensor.set_data(
-        whole_.tensor()
-            .narrow(0, parameter.begin, parameter.numel)
-            .view(parameter.shape));
+    parameter.tensor.set_data(whole_.tensor()
+                                  .narrow(0, parameter.begin, parameter.numel)
+                                  .view(parameter.shape));
   }
   if (!trainable_) return;
-  whole_gradient_ = PooledTensor(
-      numel, around_.options.reduce.value_or(compute_), device_);
+  whole_gradient_ =
+      PooledTensor(numel, around_.options.reduce.value_or(compute_), device_);
   own_gradient_ = whole_gradient_.tensor().narrow(0, begin_, slot_);
   for (auto& parameter : parameters_) {
     parameter.gradient = whole_gradient_.tensor()
@@ -98,7 +97,8 @@ void FlatBuffer::place(const Named& parameters) {
     if (decays(parameter.tensor)) decay_end_ = end;
   }
   const int64_t size = around_.shard.size();
-  slot_ = std::max(round_up(round_up(end, size) / size, kAlignment), kAlignment);
+  slot_ =
+      std::max(round_up(round_up(end, size) / size, kAlignment), kAlignment);
   begin_ = slot_ * around_.shard.rank();
   if (slot_ * size > end) gaps_.push_back({end, slot_ * size});
 }
@@ -117,8 +117,8 @@ void FlatBuffer::fill(const Tensor& flat, bool equal) {
 }
 
 Tensor FlatBuffer::on_host(torch::ScalarType dtype) const {
-  const auto options = torch::TensorOptions().dtype(dtype).pinned_memory(
-      !device_.is_cpu());
+  const auto options =
+      torch::TensorOptions().dtype(dtype).pinned_memory(!device_.is_cpu());
   try {
     return torch::empty({slot_}, options);
   } catch (const c10::Error& error) {
@@ -176,11 +176,10 @@ ShardedUnits::UnitBytes FlatBuffer::bytes() const {
       .name = name_,
       .shard = bytes_of(slot_, dtype_),
       .gathered = gathered_bytes(),
-      .gradient = trainable_
-          ? bytes_of(
-                whole_gradient_.tensor().numel(),
-                whole_gradient_.tensor().scalar_type())
-          : 0};
+      .gradient = trainable_ ? bytes_of(
+                                   whole_gradient_.tensor().numel(),
+                                   whole_gradient_.tensor().scalar_type())
+                             : 0};
 }
 
 // ----------------------------------------------------------------- parameters
@@ -197,8 +196,7 @@ void FlatBuffer::start_gather() {
   copied_ = around_.copies.mark();
   if (around_.shard.size() == 1) return;
   gathering_ = around_.shard.all_gather(
-      whole_.tensor(), own_whole_,
-      {.label = "gather " + name_, .async = true});
+      whole_.tensor(), own_whole_, {.label = "gather " + name_, .async = true});
 }
 
 void FlatBuffer::finish_gather() {
@@ -233,7 +231,7 @@ void FlatBuffer::after_load() {
 // With one rank and nothing to convert the whole gradient is the shard's.
 bool FlatBuffer::gradient_is_whole() const {
   return around_.shard.size() == 1 && !around_.offloads() &&
-      own_gradient_.scalar_type() == dtype_;
+         own_gradient_.scalar_type() == dtype_;
 }
 
 void FlatBuffer::add_gradient(size_t index, const Tensor& gradient) {
@@ -417,7 +415,8 @@ ShardedPart FlatBuffer::part(size_t index) const {
   const int64_t begin =
       std::max(begin_ + range.begin - parameter.begin, int64_t{0});
   part.range = {
-      range.size() > 0 ? begin : 0, range.size() > 0 ? begin + range.size() : 0};
+      range.size() > 0 ? begin : 0,
+      range.size() > 0 ? begin + range.size() : 0};
   part.value = master_.narrow(0, range.begin, range.size());
   if (has_gradient_) {
     part.gradient = gradient_.narrow(0, range.begin, range.size());

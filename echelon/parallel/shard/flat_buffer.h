@@ -1,9 +1,10 @@
-// Parameters of one unit in one piece of memory, of which each rank keeps an equal
-// range. Gathered parameters and gradients are views of pooled buffers.
+// Parameters of one unit in one piece of memory, of which each rank keeps an
+// equal range. Gathered parameters and gradients are views of pooled buffers.
 //
-//   whole      [N * slot]  parameters in the compute dtype; gathered, or always here
-//   master     [slot]      this rank's range of them, which the optimizer updates
-//   gradient   [slot]      the same range of the mean gradient, in master's dtype
+//   whole      [N * slot]  parameters in the compute dtype; gathered, or always
+//   here master     [slot]      this rank's range of them, which the optimizer
+//   updates gradient   [slot]      the same range of the mean gradient, in
+//   master's dtype
 //
 // Parameters that weight decay applies to come first, each at a multiple of
 // kAlignment elements; what lies between them stays zero.
@@ -30,9 +31,7 @@ inline constexpr int64_t kAlignment = 16;
 /// What all flat buffers of a ShardedUnits share.
 struct Surroundings {
   Surroundings(
-      Group shard,
-      Group replicate,
-      ShardedUnitsOptions options,
+      Group shard, Group replicate, ShardedUnitsOptions options,
       torch::Device device)
       : shard(std::move(shard)),
         replicate(std::move(replicate)),
@@ -49,7 +48,7 @@ struct Surroundings {
   /// Gathered parameters stay from one step to the next.
   bool keeps_whole() const {
     return !options.offload_shards &&
-        (options.shard.stage < 3 || shard.size() == 1);
+           (options.shard.stage < 3 || shard.size() == 1);
   }
   bool offloads() const {
     return options.offload_optimizer || options.offload_shards;
@@ -65,9 +64,7 @@ class FlatBuffer {
   /// `parameters`: of one dtype and one requires_grad. They become views of the
   /// buffer; see ShardedUnits::add.
   FlatBuffer(
-      Surroundings& surroundings,
-      std::string name,
-      const Named& parameters,
+      Surroundings& surroundings, std::string name, const Named& parameters,
       bool equal);
 
   const std::string& name() const { return name_; }
@@ -103,8 +100,8 @@ class FlatBuffer {
 
   void add_gradient(size_t index, const torch::Tensor& gradient);
   bool has_whole_gradient() const { return whole_gradient_.attached(); }
-  /// Sets the parameters' .grad to views of the whole gradient, zeros where there
-  /// is none; false takes them away.
+  /// Sets the parameters' .grad to views of the whole gradient, zeros where
+  /// there is none; false takes them away.
   void show_gradients(bool show);
   void start_reduce();
   /// Waits for what is under way; true when gradient() is complete.
@@ -150,13 +147,13 @@ class FlatBuffer {
   std::vector<IndexRange> gaps_;  // without parameters
   int64_t decay_end_ = 0;         // decaying parameters lie before
   int64_t slot_ = 0;
-  int64_t begin_ = 0;             // of this rank's range
+  int64_t begin_ = 0;  // of this rank's range
   torch::Device device_ = torch::kCPU;
-  torch::Dtype dtype_ = torch::kFloat32;    // of the master copy
+  torch::Dtype dtype_ = torch::kFloat32;  // of the master copy
   torch::Dtype compute_ = torch::kFloat32;
 
   PooledTensor whole_;
-  torch::Tensor own_whole_;  // this rank's range of it
+  torch::Tensor own_whole_;     // this rank's range of it
   bool shares_memory_ = false;  // master is own_whole_
   torch::Tensor master_;
   torch::Tensor low_;  // of an offloaded master: on the device, to compute with
@@ -173,7 +170,7 @@ class FlatBuffer {
   Reduce reduce_ = Reduce::none;
   torch::Tensor reducing_;
   Work reduction_;
-  torch::Tensor arriving_;      // on the host, to be added to gradient_
+  torch::Tensor arriving_;  // on the host, to be added to gradient_
   bool arriving_adds_ = false;
   CopyStream::Mark arrived_;
 };

@@ -1,16 +1,16 @@
-// Operators see parameters as tensors whose storage a flat buffer owns: a fallback
-// of a dispatch key without a meaning of its own, above all others, looks at each
-// operator's arguments and gathers what they need. It runs in threads that include
-// the key alone: where a Reading lives, and in a forward that backward computes
-// again, which has the thread's state of the first time.
+// Operators see parameters as tensors whose storage a flat buffer owns: a
+// fallback of a dispatch key without a meaning of its own, above all others,
+// looks at each operator's arguments and gathers what they need. It runs in
+// threads that include the key alone: where a Reading lives, and in a forward
+// that backward computes again, which has the thread's state of the first time.
 #include "echelon/parallel/shard/fully_sharded.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
-#include <torch/autograd.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
@@ -19,9 +19,9 @@
 #include <shared_mutex>
 #include <unordered_map>
 
-#include "echelon/text/nearest.h"
 #include "echelon/error.h"
 #include "echelon/parallel/shard/sharded_units_impl.h"
+#include "echelon/text/nearest.h"
 
 namespace echelon {
 namespace {
@@ -55,8 +55,7 @@ class Owners {
 
  private:
   mutable std::shared_mutex mutex_;
-  std::unordered_map<
-      const c10::StorageImpl*, std::weak_ptr<ShardedUnits::Impl>>
+  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<ShardedUnits::Impl>>
       owners_;
 };
 
@@ -107,8 +106,7 @@ struct Reader {
   std::vector<std::unique_ptr<SavedTensorScope>> scopes;
 };
 
-void gather_arguments(
-    const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void gather_arguments(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Needed needed;
   const size_t count = op.schema().arguments().size();
   for (size_t i = stack->size() - count; i < stack->size(); ++i) {
@@ -151,7 +149,7 @@ std::vector<std::string> expand(
     bool matches = false;
     for (const auto& name : names) {
       const bool child = star && name.starts_with(prefix) &&
-          name.find('.', prefix.size()) == std::string::npos;
+                         name.find('.', prefix.size()) == std::string::npos;
       if (!child && name != pattern) continue;
       matches = true;
       units.push_back(name);
@@ -220,8 +218,8 @@ void FullyShardedModule::Impl::add(
   for (const auto& item : module.named_parameters()) {
     size_t unit = 0;
     while (unit < rest && !item.key().starts_with(names[unit] + ".")) ++unit;
-    const auto [known, fresh] = seen.emplace(
-        item.value().unsafeGetTensorImpl(), parameters.size());
+    const auto [known, fresh] =
+        seen.emplace(item.value().unsafeGetTensorImpl(), parameters.size());
     if (fresh) {
       parameters.push_back({item.key(), item.value(), unit});
       continue;
@@ -295,8 +293,7 @@ FullyShardedModule::FullyShardedModule(
 FullyShardedModule::~FullyShardedModule() = default;
 
 struct FullyShardedModule::Reading::Impl {
-  explicit Impl(std::shared_ptr<SavedTensorHooks> hooks)
-      : include(kKey) {
+  explicit Impl(std::shared_ptr<SavedTensorHooks> hooks) : include(kKey) {
     if (hooks) scope.emplace(std::move(hooks));
   }
   // For what saves tensors without being an operator: functions of users.
@@ -312,8 +309,7 @@ std::unique_ptr<FullyShardedModule::Reading> FullyShardedModule::read() {
   const auto& units = impl_->units.impl();
   std::shared_ptr<SavedTensorHooks> hooks;
   if (units->gathers_again()) {
-    hooks =
-        std::make_shared<sharding::GatherWhenUnpacked>(units, std::nullopt);
+    hooks = std::make_shared<sharding::GatherWhenUnpacked>(units, std::nullopt);
   }
   return std::unique_ptr<Reading>(
       new Reading(std::make_unique<Reading::Impl>(std::move(hooks))));
@@ -345,6 +341,8 @@ void FullyShardedModule::after_update(bool updated) {
   impl_->units.after_update(updated);
 }
 
-ShardedUnits& FullyShardedModule::units() { return impl_->units; }
+ShardedUnits& FullyShardedModule::units() {
+  return impl_->units;
+}
 
 }  // namespace echelon

@@ -15,9 +15,9 @@
 //   sharded.after_update();
 //
 // The module stays as it is: a unit's parameters are gathered when an operator
-// first reads one of them, in forward and in backward, and freed when other units
-// are used. Parameters that no unit has are one more unit. Names of units may end
-// with a star: "blocks.*" is each child of blocks.
+// first reads one of them, in forward and in backward, and freed when other
+// units are used. Parameters that no unit has are one more unit. Names of units
+// may end with a star: "blocks.*" is each child of blocks.
 //
 // Source: Zhao et al., "PyTorch FSDP", 2023, arXiv:2304.11277.
 #pragma once
@@ -38,9 +38,9 @@ namespace echelon {
 struct FullyShardedOptions {
   Group shard = Group::alone("dp_shard");
   Group replicate = Group::alone("dp_replicate");
-  /// Names of submodules. Throws ConfigError for one that matches no submodule (the
-  /// nearest is named), lies inside another unit, has no parameters, or has one of
-  /// another unit.
+  /// Names of submodules. Throws ConfigError for one that matches no submodule
+  /// (the nearest is named), lies inside another unit, has no parameters, or
+  /// has one of another unit.
   std::vector<std::string> units;
   ShardedUnitsOptions sharding;
   /// Give all ranks rank 0's values; else they are equal already.
@@ -69,8 +69,8 @@ class FullyShardedModule {
     std::unique_ptr<Impl> impl_;
   };
   std::unique_ptr<Reading> read();
-  /// `output`: backward from it ends with finish(), so that gradients of several
-  /// backwards add up in the shards until after_update().
+  /// `output`: backward from it ends with finish(), so that gradients of
+  /// several backwards add up in the shards until after_update().
   void watch(const torch::Tensor& output);
 
   struct Impl;
@@ -107,8 +107,8 @@ class FullyShardedDataParallel : public FullyShardedModule {
       : FullyShardedModule(*module, std::move(options)),
         module_(std::move(module)) {}
 
-  /// module->forward(arguments…). Of what it returns tensors, and tuples and vectors
-  /// of them, are watched.
+  /// module->forward(arguments…). Of what it returns tensors, and tuples and
+  /// vectors of them, are watched.
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
     const auto reading = read();
@@ -129,8 +129,8 @@ class FullyShardedDataParallel : public FullyShardedModule {
     for (const auto& one : outputs) watch(one);
   }
   template <class T>
-    requires(!std::is_convertible_v<const T&, torch::Tensor>)
-  void watch_all(const T&) {}
+  requires(!std::is_convertible_v<const T&, torch::Tensor>) void watch_all(
+      const T&) {}
 
   std::shared_ptr<Module> module_;
 };

@@ -114,7 +114,8 @@ void GatheredUnits::use(size_t index, const Node& node, bool last) {
   const auto ahead = this->ahead(last);
   if (!keep_) {
     for (size_t i = 0; i < units_.size(); ++i) {
-      if (contains(units, i) || contains(ahead, i) || read_by(node, i)) continue;
+      if (contains(units, i) || contains(ahead, i) || read_by(node, i))
+        continue;
       release(i);
     }
   }

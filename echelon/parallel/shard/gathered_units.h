@@ -1,9 +1,9 @@
-// Which units' parameters are gathered, and when: before they are used, ahead of it
-// where that can be foreseen, and not longer than needed.
+// Which units' parameters are gathered, and when: before they are used, ahead
+// of it where that can be foreseen, and not longer than needed.
 //
-// What will be used next is what was used after it the last time. Everything here
-// depends on the order of calls alone, never on time, so that all ranks gather in
-// one order.
+// What will be used next is what was used after it the last time. Everything
+// here depends on the order of calls alone, never on time, so that all ranks
+// gather in one order.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +27,9 @@ struct Unit {
   size_t num_trainable = 0;  // parameters
   size_t arrived = 0;        // of their gradients, in this round
   std::vector<std::vector<bool>> has_arrived;  // by flat and parameter
-  bool launched = false;     // its reduction of this round
-  bool used = false;         // some gradient came in this step
-  bool reduced_last = false; // by the last round of this step
+  bool launched = false;                       // its reduction of this round
+  bool used = false;          // some gradient came in this step
+  bool reduced_last = false;  // by the last round of this step
 
   bool gathered() const;
   bool idle() const;  // neither gathered nor on the way
@@ -48,8 +48,8 @@ class GatheredUnits {
   GatheredUnits(Units& units, const ShardOptions& options, bool keep)
       : units_(units), options_(options), keep_(keep) {}
 
-  /// Units that are used together, for use(). Sets are expected to be used in the
-  /// order that they were made, until use has shown another.
+  /// Units that are used together, for use(). Sets are expected to be used in
+  /// the order that they were made, until use has shown another.
   size_t make_set(std::vector<size_t> units);
   /// The set of exactly these units, made when there is none.
   size_t find_set(const std::vector<size_t>& units);
@@ -60,8 +60,8 @@ class GatheredUnits {
   ///   node  of autograd, that backward computes; null in forward
   ///   last  the step's last backward: no forward follows
   void use(size_t set, const Node& node, bool last);
-  /// The same for `node` itself, which reads them: they stay until it has ended,
-  /// whatever is used meanwhile (a layer that is computed again).
+  /// The same for `node` itself, which reads them: they stay until it has
+  /// ended, whatever is used meanwhile (a layer that is computed again).
   void use_by_node(size_t set, const Node& node, bool last);
   /// A unit with pins is not freed.
   void pin(const std::vector<size_t>& units);
@@ -96,9 +96,10 @@ class GatheredUnits {
   std::map<std::vector<size_t>, size_t> found_;
   std::optional<Place> before_, current_;
   std::map<Context, Place> next_;
-  std::weak_ptr<const void> reader_;  // a node; not its address, which others get
-                                      // after it, on one rank and not on another
-  std::vector<size_t> read_;          // units, by it
+  std::weak_ptr<const void>
+      reader_;                // a node; not its address, which others get
+                              // after it, on one rank and not on another
+  std::vector<size_t> read_;  // units, by it
 };
 
 }  // namespace echelon::sharding

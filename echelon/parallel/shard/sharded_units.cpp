@@ -1,15 +1,16 @@
-// Three parts, each with a file of its own: what memory parameters and gradients
-// lie in (flat_buffer.h), when they are gathered (gathered_units.h), when they are
-// reduced (unit_reducer.h). Here they meet autograd: forward gathers a unit before
-// it uses it, what it saves of a parameter gathers it again in backward, and each
-// gradient goes to its flat buffer as soon as it is there.
+// Three parts, each with a file of its own: what memory parameters and
+// gradients lie in (flat_buffer.h), when they are gathered (gathered_units.h),
+// when they are reduced (unit_reducer.h). Here they meet autograd: forward
+// gathers a unit before it uses it, what it saves of a parameter gathers it
+// again in backward, and each gradient goes to its flat buffer as soon as it is
+// there.
 #include "echelon/parallel/shard/sharded_units.h"
 
+#include <torch/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/autograd.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -51,7 +52,8 @@ void refuse_create_graph(const std::string& unit) {
       "[sharded data parallel] backward with create_graph reached unit \"" +
       unit +
       "\", whose parameters are not there any more when the second backward "
-      "comes; use it with data parallelism that does not shard, or stage 1 or 2 "
+      "comes; use it with data parallelism that does not shard, or stage 1 or "
+      "2 "
       "and gradients of inputs alone");
 }
 
@@ -65,10 +67,7 @@ using Impl = ShardedUnits::Impl;
 class GradientHook : public torch::autograd::PostAccumulateGradHook {
  public:
   GradientHook(
-      std::weak_ptr<Impl> impl,
-      size_t unit,
-      size_t flat,
-      size_t parameter,
+      std::weak_ptr<Impl> impl, size_t unit, size_t flat, size_t parameter,
       std::unique_ptr<PostAccumulateGradHook> earlier)
       : impl_(std::move(impl)),
         unit_(unit),
@@ -139,8 +138,7 @@ void ShardedUnits::Impl::start(torch::Device device) {
   surroundings =
       std::make_unique<Surroundings>(shard, replicate, options, device);
   gathered = std::make_unique<GatheredUnits>(
-      units, options.shard,
-      surroundings->keeps_whole() || options.gather_once);
+      units, options.shard, surroundings->keeps_whole() || options.gather_once);
   reducer = std::make_unique<UnitReducer>(units, *surroundings);
 }
 
@@ -202,9 +200,8 @@ void ShardedUnits::Impl::watch_gradients(size_t unit) {
       auto earlier =
           std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
       torch::autograd::impl::set_post_acc_grad_hooks(
-          tensor,
-          std::make_unique<GradientHook>(
-              weak_from_this(), unit, flat, i, std::move(earlier)));
+          tensor, std::make_unique<GradientHook>(
+                      weak_from_this(), unit, flat, i, std::move(earlier)));
     }
   }
 }
@@ -333,7 +330,9 @@ size_t ShardedUnits::add(
   return index;
 }
 
-size_t ShardedUnits::size() const { return impl_->units.size(); }
+size_t ShardedUnits::size() const {
+  return impl_->units.size();
+}
 
 std::optional<size_t> ShardedUnits::unit_of(const Tensor& parameter) const {
   const auto found =
@@ -346,17 +345,16 @@ std::function<std::vector<Tensor>(const std::vector<Tensor>&)>
 ShardedUnits::wrap(
     std::vector<size_t> units,
     std::function<std::vector<Tensor>(const std::vector<Tensor>&)> forward) {
-  std::erase_if(units, [&](size_t unit) {
-    return impl_->units.at(unit)->flats.empty();
-  });
+  std::erase_if(
+      units, [&](size_t unit) { return impl_->units.at(unit)->flats.empty(); });
   if (units.empty()) return forward;
   const size_t set = impl_->gathered->make_set(std::move(units));
   std::shared_ptr<SavedTensorHooks> hooks;
   if (impl_->gathers_again()) {
     hooks = std::make_shared<sharding::GatherWhenUnpacked>(impl_, set);
   }
-  return [impl = impl_, set, hooks, forward = std::move(forward)](
-             const std::vector<Tensor>& inputs) {
+  return [impl = impl_, set, hooks,
+          forward = std::move(forward)](const std::vector<Tensor>& inputs) {
     const Pinned pinned(impl, set);
     std::optional<SavedTensorScope> scope;
     if (hooks && torch::GradMode::is_enabled()) scope.emplace(hooks);

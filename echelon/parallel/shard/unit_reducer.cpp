@@ -121,9 +121,9 @@ void UnitReducer::drain() {
   while (!in_flight_.empty()) advance_all();
 }
 
-// Which units had a gradient on some rank. Asked in the first step, and in every
-// one after it when some rank did not use all then: what nobody used is not
-// updated, as on one device.
+// Which units had a gradient on some rank. Asked in the first step, and in
+// every one after it when some rank did not use all then: what nobody used is
+// not updated, as on one device.
 void UnitReducer::ask_who_used() {
   const int64_t ranks = around_.shard.size() * around_.replicate.size();
   std::vector<int32_t> used;

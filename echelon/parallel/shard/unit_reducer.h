@@ -1,6 +1,6 @@
-// Reduces units' gradients in one order on all ranks: the later ones first, each
-// when it and all before it are complete, so that communication runs beside
-// backward. What is not complete when a round ends is reduced then.
+// Reduces units' gradients in one order on all ranks: the later ones first,
+// each when it and all before it are complete, so that communication runs
+// beside backward. What is not complete when a round ends is reduced then.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,8 @@ class UnitReducer {
   /// all. `reduce`: false leaves gradients whole.
   void begin_round(std::vector<size_t> units, bool reduce, bool last);
   /// What backward computed, to be added to the unit's whole gradient.
-  void add(
-      size_t unit,
-      size_t flat,
-      size_t parameter,
+  void
+  add(size_t unit, size_t flat, size_t parameter,
       const torch::Tensor& gradient);
   /// All gradients of the unit came in this round.
   bool complete(size_t unit) const;
@@ -47,8 +45,8 @@ class UnitReducer {
 
   Units& units_;
   Surroundings& around_;
-  std::vector<size_t> order_;   // of this round
-  size_t position_ = 0;         // the first of them that was not launched
+  std::vector<size_t> order_;  // of this round
+  size_t position_ = 0;        // the first of them that was not launched
   bool open_ = false;
   bool reduce_ = true;
   bool last_ = true;

@@ -69,15 +69,13 @@ std::vector<int64_t> queries_of_kv(const AttentionHeads& heads, int64_t group) {
 }
 
 void check_input(
-    const Tensor& x,
-    const AttentionFrame& frame,
-    const TensorParallel& parallel,
-    int64_t hidden,
-    const std::string& label) {
-  const std::vector<int64_t> expected = parallel.cuts_tokens()
-      ? std::vector<int64_t>{
-            parallel.part_of(frame.batch * frame.sequence).size(), hidden}
-      : std::vector<int64_t>{frame.batch, frame.sequence, hidden};
+    const Tensor& x, const AttentionFrame& frame,
+    const TensorParallel& parallel, int64_t hidden, const std::string& label) {
+  const std::vector<int64_t> expected =
+      parallel.cuts_tokens()
+          ? std::vector<
+                int64_t>{parallel.part_of(frame.batch * frame.sequence).size(), hidden}
+          : std::vector<int64_t>{frame.batch, frame.sequence, hidden};
   if (x.sizes() == at::IntArrayRef(expected)) return;
   throw ConfigError(
       label + ": the input is " + text(x.sizes()) + ", but attention over " +
@@ -95,8 +93,7 @@ Tensor document_mask(const Tensor& documents, torch::ScalarType dtype) {
   }
   const torch::NoGradGuard no_grad;
   const auto others = documents.unsqueeze(2) != documents.unsqueeze(1);
-  return causal_mask(
-             documents.size(1), 0, documents.options().dtype(dtype))
+  return causal_mask(documents.size(1), 0, documents.options().dtype(dtype))
       .masked_fill(others, -std::numeric_limits<double>::infinity())
       .unsqueeze(1);
 }
@@ -123,9 +120,7 @@ class ParallelAttention::Projection : public ShardedModule {
 };
 
 ParallelAttention::ParallelAttention(
-    const AttentionOptions& options,
-    TensorParallel parallel,
-    std::string label)
+    const AttentionOptions& options, TensorParallel parallel, std::string label)
     : options_(options),
       parallel_(std::move(parallel)),
       label_(std::move(label)) {
@@ -145,17 +140,15 @@ ParallelAttention::ParallelAttention(
   const int64_t size = shape.size_of_head();
   const auto features = times(heads_.query, size, 0);
   out_ = register_module(
-      out,
-      std::make_shared<RowParallelLinear>(
-          LinearShape{
-              .in = shape.heads * size,
-              .out = shape.hidden,
-              .bias = options_.bias,
-              .layout = options_.fused ? WeightLayout::in_out
-                                       : WeightLayout::out_in},
-          parallel_,
-          label_ + "." + out,
-          Shard{.pieces = {features}, .owned = {features}}));
+      out, std::make_shared<RowParallelLinear>(
+               LinearShape{
+                   .in = shape.heads * size,
+                   .out = shape.hidden,
+                   .bias = options_.bias,
+                   .layout = options_.fused ? WeightLayout::in_out
+                                            : WeightLayout::out_in},
+               parallel_, label_ + "." + out,
+               Shard{.pieces = {features}, .owned = {features}}));
 }
 
 std::shared_ptr<ParallelAttention::Projection>
@@ -177,12 +170,10 @@ ParallelAttention::add_projection(
       .in = shape.hidden,
       .out = end,
       .bias = options_.bias,
-      .layout =
-          options_.fused ? WeightLayout::in_out : WeightLayout::out_in};
+      .layout = options_.fused ? WeightLayout::in_out : WeightLayout::out_in};
   return register_module(
-      name,
-      std::make_shared<Projection>(
-          matrix, features, heads_.shares_kv && (key || value)));
+      name, std::make_shared<Projection>(
+                matrix, features, heads_.shares_kv && (key || value)));
 }
 
 Tensor
@@ -230,7 +221,8 @@ ParallelAttention::attend(const Parts& parts, const AttentionFrame& frame) {
   if (frame.cache) {
     if (mask.defined()) {
       throw ConfigError(
-          label_ + ": documents are not told apart in generation; leave the "
+          label_ +
+          ": documents are not told apart in generation; leave the "
           "mask undefined when there is a cache");
     }
     key = append(frame.cache->keys, key, past);
@@ -242,8 +234,7 @@ ParallelAttention::attend(const Parts& parts, const AttentionFrame& frame) {
   }
   const bool drops = options_.dropout > 0 && is_training();
   const Parts heads_first{
-      query.transpose(1, 2),
-      for_queries(key.transpose(1, 2), !drops),
+      query.transpose(1, 2), for_queries(key.transpose(1, 2), !drops),
       for_queries(value.transpose(1, 2), !drops)};
   const bool causal = !mask.defined() && past == 0;
   if (drops) {
@@ -261,7 +252,8 @@ ParallelAttention::attend(const Parts& parts, const AttentionFrame& frame) {
       .flatten(2);
 }
 
-// Of [batch, heads, positions, size]; `mask` is undefined when one query sees all.
+// Of [batch, heads, positions, size]; `mask` is undefined when one query sees
+// all.
 Tensor ParallelAttention::with_dropout(
     const Parts& parts, Tensor mask, const Tensor& keys) const {
   const double scale =

@@ -1,5 +1,5 @@
-// Attention whose heads are cut over a tensor-parallel group: each rank computes
-// its heads of queries and the heads of keys and values that they use.
+// Attention whose heads are cut over a tensor-parallel group: each rank
+// computes its heads of queries and the heads of keys and values that they use.
 //
 // With fewer heads of keys and values than ranks, or a cut through the queries
 // of one, the same head lies on several ranks: shards overlap, and their
@@ -32,7 +32,7 @@ struct AttentionOptions {
   /// values] and c_proj [queries, hidden], both WeightLayout::in_out. Else as
   /// llama: q_proj, k_proj, v_proj, o_proj, WeightLayout::out_in.
   bool fused = true;
-  bool bias = true;  // of all of them; llama has none
+  bool bias = true;                     // of all of them; llama has none
   std::optional<RotaryOptions> rotary;  // of queries and keys
   double dropout = 0;                   // of probabilities, in training
 };
@@ -62,7 +62,8 @@ struct AttentionFrame {
 /// What is added to the scores so that tokens attend to their own document's
 /// tokens, up to themselves: 0 where they may, minus infinity where not.
 ///
-///   documents  int64 [batch, sequence]: a number that tokens of one document of
+///   documents  int64 [batch, sequence]: a number that tokens of one document
+///   of
 ///              a sample share
 ///   returns    [batch, 1, sequence, sequence] of `dtype`, that of the queries
 torch::Tensor
@@ -70,7 +71,8 @@ document_mask(const torch::Tensor& documents, torch::ScalarType dtype);
 
 /// Causal self-attention, by scaled_dot_product_attention; with dropout, which
 /// that cannot make independently of the layout, by the plain formula, which
-/// keeps matrices [batch, heads_r, sequence, sequence]. Parameters have Hugging Face's names and layouts:
+/// keeps matrices [batch, heads_r, sequence, sequence]. Parameters have Hugging
+/// Face's names and layouts:
 ///
 ///   c_attn.weight [hidden, (heads_r + 2 kv_heads_r) * head_size], c_attn.bias,
 ///   c_proj.weight [heads_r * head_size, hidden], c_proj.bias [hidden]
@@ -84,8 +86,7 @@ class ParallelAttention : public torch::nn::Module {
   /// and dropout draws from the stream of label + ".attn_dropout".
   /// Throws ConfigError as check_attention does.
   ParallelAttention(
-      const AttentionOptions& options,
-      TensorParallel parallel,
+      const AttentionOptions& options, TensorParallel parallel,
       std::string label);
 
   /// x [batch, sequence, hidden], or with cut tokens [tokens_r, hidden] ->

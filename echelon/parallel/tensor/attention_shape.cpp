@@ -54,23 +54,25 @@ void check_attention(const AttentionShape& shape, int64_t tp) {
         " is not a multiple of kv_heads=" +
         std::to_string(shape.num_kv_heads()) +
         ": each head of keys and values serves as many heads of queries; "
-        "kv_heads may be " + divisors(shape.heads));
+        "kv_heads may be " +
+        divisors(shape.heads));
   }
   if (tp > shape.heads) {
     throw ConfigError(
-        "[layout] tp=" + std::to_string(tp) + ", but the model has heads=" +
-        std::to_string(shape.heads) +
+        "[layout] tp=" + std::to_string(tp) +
+        ", but the model has heads=" + std::to_string(shape.heads) +
         ": each tensor-parallel rank needs a head of attention; tp of 1 to " +
         std::to_string(shape.heads) + " fits, and " + divisors(shape.heads) +
         " gives each rank as many");
   }
 }
 
-AttentionHeads
-heads_of(const AttentionShape& shape, int64_t rank, int64_t tp) {
+AttentionHeads heads_of(const AttentionShape& shape, int64_t rank, int64_t tp) {
   const int64_t group = shape.group();
   // The kv heads of queries [0, end), of which none is left out.
-  const auto kv_end = [group](int64_t end) { return (end + group - 1) / group; };
+  const auto kv_end = [group](int64_t end) {
+    return (end + group - 1) / group;
+  };
   AttentionHeads heads;
   heads.query = even_range(shape.heads, rank, tp);
   heads.kv = {heads.query.begin / group, kv_end(heads.query.end)};
@@ -79,9 +81,8 @@ heads_of(const AttentionShape& shape, int64_t rank, int64_t tp) {
   for (int64_t other = 1; other < tp; ++other) {
     heads.shares_kv |= even_range(shape.heads, other, tp).begin % group != 0;
   }
-  heads.uniform =
-      heads.kv.size() == 1 ||
-      (heads.query.begin % group == 0 && heads.query.end % group == 0);
+  heads.uniform = heads.kv.size() == 1 || (heads.query.begin % group == 0 &&
+                                           heads.query.end % group == 0);
   return heads;
 }
 

@@ -40,7 +40,6 @@ struct AttentionHeads {
 };
 
 /// Expects check_attention to have passed.
-AttentionHeads
-heads_of(const AttentionShape& shape, int64_t rank, int64_t tp);
+AttentionHeads heads_of(const AttentionShape& shape, int64_t rank, int64_t tp);
 
 }  // namespace echelon

@@ -1,6 +1,6 @@
-// Products whose autograd function is ours, under autocast: it cannot look inside,
-// and a cast that it made and kept in there would have no history. For the .cpp
-// files of this folder.
+// Products whose autograd function is ours, under autocast: it cannot look
+// inside, and a cast that it made and kept in there would have no history. For
+// the .cpp files of this folder.
 #pragma once
 
 #include <torch/types.h>
@@ -9,8 +9,8 @@
 
 namespace echelon::detail {
 
-/// `tensor` as autocast gives it to a matrix product: itself where autocast is off
-/// for its device.
+/// `tensor` as autocast gives it to a matrix product: itself where autocast is
+/// off for its device.
 inline torch::Tensor for_product(const torch::Tensor& tensor) {
   const auto device = tensor.device().type();
   if (!at::autocast::is_autocast_available(device) ||

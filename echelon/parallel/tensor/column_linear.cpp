@@ -11,12 +11,12 @@
 #include <utility>
 
 #include "echelon/error.h"
-#include "echelon/profiling/operator_scope.h"
 #include "echelon/parallel/tensor/autocast_inputs.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/matrix_product.h"
 #include "echelon/parallel/tensor/once.h"
 #include "echelon/parallel/tensor/token_rows.h"
+#include "echelon/profiling/operator_scope.h"
 
 namespace echelon {
 namespace {
@@ -40,8 +40,7 @@ unflatten(at::TensorList flat, const std::vector<bool>& has_bias) {
 }
 
 variable_list gathered_products(
-    const Tensor& x,
-    const std::vector<LinearWeights>& weights,
+    const Tensor& x, const std::vector<LinearWeights>& weights,
     const LinearCall& call) {
   const auto& options = call.parallel.options;
   const detail::TokenChunks chunks(
@@ -56,9 +55,7 @@ variable_list gathered_products(
   const auto multiply = [&](const Tensor& rows, const IndexRange& range) {
     for (size_t i = 0; i < weights.size(); ++i) {
       detail::product_out(
-          outputs[i].slice(0, range.begin, range.end),
-          rows,
-          weights[i],
+          outputs[i].slice(0, range.begin, range.end), rows, weights[i],
           call.layout);
     }
   };
@@ -78,8 +75,7 @@ variable_list gathered_products(
 class InputGradient {
  public:
   InputGradient(
-      const variable_list& gradients,
-      const std::vector<LinearWeights>& weights,
+      const variable_list& gradients, const std::vector<LinearWeights>& weights,
       WeightLayout layout)
       : layout_(layout) {
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -92,10 +88,7 @@ class InputGradient {
     for (size_t i = 0; i < products_.size(); ++i) {
       const auto& [gradient, weight] = products_[i];
       detail::input_gradient_out(
-          to,
-          gradient.slice(0, range.begin, range.end),
-          weight,
-          layout_,
+          to, gradient.slice(0, range.begin, range.end), weight, layout_,
           /*add=*/i > 0);
     }
   }
@@ -108,9 +101,7 @@ class InputGradient {
 class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
  public:
   static variable_list forward(
-      AutogradContext* context,
-      const Tensor& x,
-      at::TensorList flat,
+      AutogradContext* context, const Tensor& x, at::TensorList flat,
       const c10::intrusive_ptr<LinearCall>& call) {
     context->set_materialize_grads(false);
     context->saved_data["call"] = c10::IValue::make_capsule(call);
@@ -148,9 +139,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
     std::optional<detail::TokenGather> gather;
     if (call.parallel.cuts_tokens() && needs.any_weight) {
       gather.emplace(
-          x,
-          detail::TokenChunks(call.tokens, call.parallel, 1),
-          call.parallel,
+          x, detail::TokenChunks(call.tokens, call.parallel, 1), call.parallel,
           call.label + " gather");
     }
     Sum sum;
@@ -183,8 +172,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
   };
 
   static Needs needs_of(
-      const AutogradContext& context,
-      const variable_list& gradients,
+      const AutogradContext& context, const variable_list& gradients,
       const std::vector<bool>& has_bias) {
     Needs needs;
     size_t edge = 1;  // after x
@@ -206,9 +194,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
   };
 
   static void begin_sum(
-      Sum& sum,
-      const Tensor& x,
-      const InputGradient& own,
+      Sum& sum, const Tensor& x, const InputGradient& own,
       const LinearCall& call) {
     const auto label = call.label + " input gradient";
     if (!call.parallel.cuts_tokens()) {
@@ -243,9 +229,7 @@ class ColumnLinear : public torch::autograd::Function<ColumnLinear> {
 };
 
 void check_tokens(
-    const Tensor& x,
-    const TensorParallel& parallel,
-    int64_t tokens,
+    const Tensor& x, const TensorParallel& parallel, int64_t tokens,
     const std::string& label) {
   const int64_t here = parallel.part_of(tokens).size();
   if (x.dim() == 2 && x.size(0) == here) return;
@@ -260,11 +244,8 @@ void check_tokens(
 }  // namespace
 
 std::vector<Tensor> column_linear(
-    const Tensor& x,
-    const std::vector<LinearWeights>& weights,
-    WeightLayout layout,
-    const TensorParallel& parallel,
-    int64_t tokens,
+    const Tensor& x, const std::vector<LinearWeights>& weights,
+    WeightLayout layout, const TensorParallel& parallel, int64_t tokens,
     const std::string& label) {
   if (parallel.size() == 1) {
     std::vector<Tensor> outputs;

@@ -20,14 +20,16 @@ bool results_are_smaller(const ConvShape& shape) {
   return shape.out <= shape.in * shape.stride * shape.stride;
 }
 
-std::vector<int64_t> parts_of(int64_t channels, const TensorParallel& parallel) {
+std::vector<int64_t>
+parts_of(int64_t channels, const TensorParallel& parallel) {
   return even_split(channels, parallel.size());
 }
 
 }  // namespace
 
 void check_channels(
-    const std::string& label, int64_t channels, const TensorParallel& parallel) {
+    const std::string& label, int64_t channels,
+    const TensorParallel& parallel) {
   if (parallel.size() <= channels) return;
   throw ConfigError(
       "[layout] tp=" + std::to_string(parallel.size()) + ", but " + label +
@@ -37,11 +39,8 @@ void check_channels(
 }
 
 ParallelConv2d::ParallelConv2d(
-    const ConvShape& shape,
-    TensorParallel parallel,
-    std::string label,
-    Channels from,
-    Channels to)
+    const ConvShape& shape, TensorParallel parallel, std::string label,
+    Channels from, Channels to)
     : shape_(shape),
       parallel_(std::move(parallel)),
       label_(std::move(label)),
@@ -60,18 +59,16 @@ ParallelConv2d::ParallelConv2d(
       1 / (std::sqrt(static_cast<double>(shape.in)) *
            static_cast<double>(shape.kernel)));
   weight = register_shard(
-      "weight",
-      {.shard = even_shard(
-           {shape.out, shape.in, shape.kernel, shape.kernel},
-           cuts_inputs_ ? 1 : 0, rank, size),
-       .initial = first});
+      "weight", {.shard = even_shard(
+                     {shape.out, shape.in, shape.kernel, shape.kernel},
+                     cuts_inputs_ ? 1 : 0, rank, size),
+                 .initial = first});
   if (!shape.bias) return;
   const bool whole = cuts_inputs_ && to == Channels::replicated;
   bias = register_shard(
-      "bias",
-      {.shard = whole ? replicated({shape.out}, rank)
-                      : even_shard({shape.out}, 0, rank, size),
-       .initial = first});
+      "bias", {.shard = whole ? replicated({shape.out}, rank)
+                              : even_shard({shape.out}, 0, rank, size),
+               .initial = first});
 }
 
 torch::Tensor ParallelConv2d::product(
@@ -85,18 +82,19 @@ torch::Tensor ParallelConv2d::forward(const torch::Tensor& x) {
   const auto outputs = parts_of(shape_.out, parallel_);
   if (!cuts_inputs_) {
     const auto all = from_ == Channels::replicated
-        ? copy_to(x, group, label_)
-        : all_gather(
-              x, group, kChannelDim, parts_of(shape_.in, parallel_), label_);
+                         ? copy_to(x, group, label_)
+                         : all_gather(
+                               x, group, kChannelDim,
+                               parts_of(shape_.in, parallel_), label_);
     const auto y = product(all, bias);
     return to_ == Channels::cut
-        ? y
-        : gather_from(y, group, kChannelDim, outputs, label_);
+               ? y
+               : gather_from(y, group, kChannelDim, outputs, label_);
   }
   auto y = product(x, {});
   y = to_ == Channels::cut
-      ? reduce_scatter(y, group, kChannelDim, outputs, label_)
-      : reduce_from(y, group, label_);
+          ? reduce_scatter(y, group, kChannelDim, outputs, label_)
+          : reduce_from(y, group, label_);
   return bias.defined() ? y + bias.view({1, -1, 1, 1}) : y;
 }
 
@@ -113,11 +111,9 @@ ParallelBatchNorm2d::ParallelBatchNorm2d(
     int64_t channels, const TensorParallel& parallel, const std::string& label)
     : BatchNorm2d(parallel.part_of(channels).size()) {
   check_channels(label, channels, parallel);
-  const auto mine =
-      even_shard({channels}, 0, parallel.rank(), parallel.size());
+  const auto mine = even_shard({channels}, 0, parallel.rank(), parallel.size());
   for (const char* name : {"weight", "running_var"}) {
-    shards_[name] = {
-        .shard = mine, .initial = InitialValue::constant_of(1)};
+    shards_[name] = {.shard = mine, .initial = InitialValue::constant_of(1)};
   }
   for (const char* name : {"bias", "running_mean"}) {
     shards_[name] = {.shard = mine};

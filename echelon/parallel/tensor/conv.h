@@ -4,8 +4,8 @@
 // Between two convolutions each rank has the images of its channels, an even
 // part of them, and everything that treats channels apart (batch normalisation,
 // ReLU, pooling, residual sums) works on those alone. A convolution mixes all
-// channels, so it is cut like a matrix: by its outputs, which needs all inputs, or
-// by its inputs, whose results are sums over the ranks.
+// channels, so it is cut like a matrix: by its outputs, which needs all inputs,
+// or by its inputs, whose results are sums over the ranks.
 //
 // Source: cut by channels: Dryden et al., "Channel and Filter Parallelism for
 // Large-Scale CNN Training", 2019.
@@ -48,18 +48,15 @@ void check_channels(
 ///                           input: reduce-scatter | all-gather; else outputs:
 ///                           all-gather | reduce-scatter
 ///
-/// weight [out_r, in, kernel, kernel] or [out, in_r, kernel, kernel]; bias [out_r]
-/// (whole where the result of a cut input is replicated). First values are
-/// uniform within 1 / sqrt(in * kernel * kernel), by initialize_shards.
+/// weight [out_r, in, kernel, kernel] or [out, in_r, kernel, kernel]; bias
+/// [out_r] (whole where the result of a cut input is replicated). First values
+/// are uniform within 1 / sqrt(in * kernel * kernel), by initialize_shards.
 class ParallelConv2d : public ShardedModule {
  public:
   /// Throws ConfigError as check_channels for what is cut.
   ParallelConv2d(
-      const ConvShape& shape,
-      TensorParallel parallel,
-      std::string label,
-      Channels from,
-      Channels to);
+      const ConvShape& shape, TensorParallel parallel, std::string label,
+      Channels from, Channels to);
 
   /// x [batch, in or in_r, h, w] -> [batch, out or out_r, ceil(h / stride), …].
   torch::Tensor forward(const torch::Tensor& x);
@@ -87,7 +84,8 @@ class ParallelConv2d : public ShardedModule {
 class ParallelBatchNorm2d : public BatchNorm2d, public HasShards {
  public:
   ParallelBatchNorm2d(
-      int64_t channels, const TensorParallel& parallel, const std::string& label);
+      int64_t channels, const TensorParallel& parallel,
+      const std::string& label);
 };
 
 }  // namespace echelon

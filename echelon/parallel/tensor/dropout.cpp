@@ -41,8 +41,8 @@ struct Run {
 
 constexpr int64_t kLongestRun = int64_t{1} << 14;
 
-std::vector<Run> runs_of(
-    const Tensor& x, const Tensor& keys, const DropoutPlace& place) {
+std::vector<Run>
+runs_of(const Tensor& x, const Tensor& keys, const DropoutPlace& place) {
   std::vector<Run> runs;
   if (x.numel() == 0) return runs;
   const int64_t rows = x.size(0);
@@ -53,12 +53,11 @@ std::vector<Run> runs_of(
     const int64_t in_sample = (place.first_row + row) % place.rows_per_sample;
     const int64_t next =
         std::min(rows, row + place.rows_per_sample - in_sample);
-    for (int64_t at = row * row_size; at < next * row_size;
-         at += kLongestRun) {
+    for (int64_t at = row * row_size; at < next * row_size; at += kLongestRun) {
       runs.push_back(
           {static_cast<uint64_t>(key[sample]),
-           place.first_element + in_sample * row_size + at - row * row_size,
-           at, std::min(kLongestRun, next * row_size - at)});
+           place.first_element + in_sample * row_size + at - row * row_size, at,
+           std::min(kLongestRun, next * row_size - at)});
     }
     row = next;
   }
@@ -138,9 +137,7 @@ Tensor kept(const Tensor& x, const Tensor& mask, double scale) {
 class Kept : public torch::autograd::Function<Kept> {
  public:
   static Tensor forward(
-      AutogradContext* context,
-      const Tensor& x,
-      const Tensor& mask,
+      AutogradContext* context, const Tensor& x, const Tensor& mask,
       double scale) {
     context->save_for_backward({mask});
     context->saved_data["scale"] = scale;
@@ -168,8 +165,9 @@ struct Product {
 // Of words, as int64 in [0, 2^32); the product wraps, its bits stay.
 Product product(const Tensor& words, int64_t factor) {
   const auto all = words * factor;
-  return {at::bitwise_and(at::bitwise_right_shift(all, 32), kWord),
-          at::bitwise_and(all, kWord)};
+  return {
+      at::bitwise_and(at::bitwise_right_shift(all, 32), kWord),
+      at::bitwise_and(all, kWord)};
 }
 
 Tensor high_word(const Tensor& x) {
@@ -177,8 +175,8 @@ Tensor high_word(const Tensor& x) {
 }
 
 // Four words of each counter: [..., 4].
-Tensor
-words_by_operators(uint64_t key, const Tensor& subsequence, const Tensor& counter) {
+Tensor words_by_operators(
+    uint64_t key, const Tensor& subsequence, const Tensor& counter) {
   auto a = at::bitwise_and(counter, kWord);
   auto b = high_word(counter);
   auto c = at::bitwise_and(subsequence, kWord).expand_as(counter);
@@ -199,9 +197,7 @@ words_by_operators(uint64_t key, const Tensor& subsequence, const Tensor& counte
 }
 
 void check(
-    const Tensor& x,
-    const Tensor& keys,
-    const DropoutSource& source,
+    const Tensor& x, const Tensor& keys, const DropoutSource& source,
     const DropoutPlace& place) {
   if (!(source.probability >= 0 && source.probability < 1)) {
     throw ConfigError(
@@ -238,15 +234,12 @@ DropoutPlace place_of_tokens(
       .rows_per_sample = sequence};
 }
 
-DropoutPlace
-place_of_heads(int64_t first_head, int64_t queries, int64_t keys) {
+DropoutPlace place_of_heads(int64_t first_head, int64_t queries, int64_t keys) {
   return {.first_element = first_head * queries * keys};
 }
 
 Tensor detail::keep_mask_by_operators(
-    const Tensor& x,
-    const Tensor& keys,
-    const DropoutSource& source,
+    const Tensor& x, const Tensor& keys, const DropoutSource& source,
     const DropoutPlace& place) {
   const torch::NoGradGuard no_grad;
   const auto integers = x.options().dtype(torch::kInt64);
@@ -267,14 +260,11 @@ Tensor detail::keep_mask_by_operators(
   if (!whole) {
     words = words.gather(-1, at::bitwise_and(element, 3).unsqueeze(-1));
   }
-  return words.reshape(x.sizes()) >=
-         int64_t{threshold_of(source.probability)};
+  return words.reshape(x.sizes()) >= int64_t{threshold_of(source.probability)};
 }
 
 Tensor detail::keep_mask(
-    const Tensor& x,
-    const Tensor& keys,
-    const DropoutSource& source,
+    const Tensor& x, const Tensor& keys, const DropoutSource& source,
     const DropoutPlace& place) {
   const auto mask_options = x.options().dtype(torch::kBool);
   if (x.is_meta()) return at::empty(x.sizes(), mask_options);
@@ -296,9 +286,7 @@ Tensor detail::keep_mask(
 }
 
 Tensor dropout(
-    const Tensor& x,
-    const Tensor& keys,
-    const DropoutSource& source,
+    const Tensor& x, const Tensor& keys, const DropoutSource& source,
     const DropoutPlace& place) {
   if (source.probability == 0) return x;
   check(x, keys, source, place);

@@ -25,9 +25,9 @@ struct DropoutSource {
 /// `name`: unique in the model, "transformer.h.0.attn.resid_dropout".
 uint64_t dropout_stream(std::string_view name);
 
-/// Where the rows (dim 0) of a tensor lie: row r holds elements [e, e + size) of
-/// sample (first_row + r) / rows_per_sample, where size is that of a row and e is
-/// first_element + ((first_row + r) % rows_per_sample) * size.
+/// Where the rows (dim 0) of a tensor lie: row r holds elements [e, e + size)
+/// of sample (first_row + r) / rows_per_sample, where size is that of a row and
+/// e is first_element + ((first_row + r) % rows_per_sample) * size.
 struct DropoutPlace {
   int64_t first_row = 0;
   int64_t rows_per_sample = 1;
@@ -35,13 +35,12 @@ struct DropoutPlace {
 };
 
 /// Of x [batch, sequence, hidden], or with cut tokens x [tokens_r, hidden].
-DropoutPlace
-place_of_tokens(const TensorParallel& parallel, int64_t batch, int64_t sequence);
+DropoutPlace place_of_tokens(
+    const TensorParallel& parallel, int64_t batch, int64_t sequence);
 
 /// Of attention probabilities [batch, heads_r, queries, keys], the heads from
 /// `first_head` of all.
-DropoutPlace
-place_of_heads(int64_t first_head, int64_t queries, int64_t keys);
+DropoutPlace place_of_heads(int64_t first_head, int64_t queries, int64_t keys);
 
 /// x with some elements zero and the others divided by 1 - probability.
 ///
@@ -55,27 +54,21 @@ place_of_heads(int64_t first_head, int64_t queries, int64_t keys);
 /// Throws ConfigError for a probability outside [0, 1), keys that are no such
 /// numbers, or too few of them.
 torch::Tensor dropout(
-    const torch::Tensor& x,
-    const torch::Tensor& keys,
-    const DropoutSource& source,
-    const DropoutPlace& place = {});
+    const torch::Tensor& x, const torch::Tensor& keys,
+    const DropoutSource& source, const DropoutPlace& place = {});
 
 namespace detail {
 
 /// Which elements of a tensor like `x` are kept: bool, contiguous. On the CPU
 /// by a loop, elsewhere by keep_mask_by_operators.
 torch::Tensor keep_mask(
-    const torch::Tensor& x,
-    const torch::Tensor& keys,
-    const DropoutSource& source,
-    const DropoutPlace& place);
+    const torch::Tensor& x, const torch::Tensor& keys,
+    const DropoutSource& source, const DropoutPlace& place);
 
 /// The same bits by operators that every device has.
 torch::Tensor keep_mask_by_operators(
-    const torch::Tensor& x,
-    const torch::Tensor& keys,
-    const DropoutSource& source,
-    const DropoutPlace& place);
+    const torch::Tensor& x, const torch::Tensor& keys,
+    const DropoutSource& source, const DropoutPlace& place);
 
 }  // namespace detail
 }  // namespace echelon

@@ -32,14 +32,10 @@ InitialValue first_value(const LinearShape& shape) {
 }  // namespace
 
 ColumnParallelLinear::ColumnParallelLinear(
-    const LinearShape& shape,
-    TensorParallel parallel,
-    std::string label,
+    const LinearShape& shape, TensorParallel parallel, std::string label,
     bool gather_output)
     : ColumnParallelLinear(
-          shape,
-          parallel,
-          std::move(label),
+          shape, parallel, std::move(label),
           even_shard({shape.out}, 0, parallel.rank(), parallel.size()),
           /*shared=*/false) {
   gather_output_ = gather_output;
@@ -47,11 +43,8 @@ ColumnParallelLinear::ColumnParallelLinear(
 }
 
 ColumnParallelLinear::ColumnParallelLinear(
-    const LinearShape& shape,
-    TensorParallel parallel,
-    std::string label,
-    const Shard& outputs,
-    bool shared)
+    const LinearShape& shape, TensorParallel parallel, std::string label,
+    const Shard& outputs, bool shared)
     : weight(register_shard(
           "weight",
           {matrix_shard(shape, true, outputs), shared, first_value(shape)})),
@@ -74,22 +67,16 @@ ColumnParallelLinear::forward(const torch::Tensor& x, int64_t tokens) {
 }
 
 RowParallelLinear::RowParallelLinear(
-    const LinearShape& shape,
-    TensorParallel parallel,
-    std::string label,
+    const LinearShape& shape, TensorParallel parallel, std::string label,
     bool scatter_input)
     : RowParallelLinear(
-          shape,
-          parallel,
-          std::move(label),
+          shape, parallel, std::move(label),
           even_shard({shape.in}, 0, parallel.rank(), parallel.size())) {
   scatter_input_ = scatter_input;
 }
 
 RowParallelLinear::RowParallelLinear(
-    const LinearShape& shape,
-    TensorParallel parallel,
-    std::string label,
+    const LinearShape& shape, TensorParallel parallel, std::string label,
     const Shard& inputs)
     : weight(register_shard(
           "weight",
@@ -99,20 +86,17 @@ RowParallelLinear::RowParallelLinear(
       label_(std::move(label)) {
   if (!shape.bias) return;
   bias = register_shard(
-      "bias",
-      {replicated({shape.out}, parallel_.rank()),
-       parallel_.cuts_tokens(),
-       first_value(shape)});
+      "bias", {replicated({shape.out}, parallel_.rank()),
+               parallel_.cuts_tokens(), first_value(shape)});
 }
 
 torch::Tensor RowParallelLinear::forward(const torch::Tensor& x) {
-  const auto part = scatter_input_ ? scatter_to(
-                                         x,
-                                         parallel_.group,
-                                         -1,
-                                         even_split(shape_.in, parallel_.size()),
-                                         label_ + " input gradient")
-                                   : x;
+  const auto part =
+      scatter_input_
+          ? scatter_to(
+                x, parallel_.group, -1, even_split(shape_.in, parallel_.size()),
+                label_ + " input gradient")
+          : x;
   return row_linear(part, weight, bias, shape_.layout, parallel_, label_);
 }
 

@@ -26,10 +26,11 @@ struct LinearWeights {
   torch::Tensor bias;
 };
 
-/// x times each of the local weights: the beginning of a tensor-parallel region.
+/// x times each of the local weights: the beginning of a tensor-parallel
+/// region.
 ///
-///   x        replicated: [..., in]; with cut tokens: this rank's [tokens_r, in]
-///   tokens   how many there are on all ranks; read when they are cut
+///   x        replicated: [..., in]; with cut tokens: this rank's [tokens_r,
+///   in] tokens   how many there are on all ranks; read when they are cut
 ///   returns  per weight [..., out_r], of all tokens ([tokens, out_r] when they
 ///            were cut)
 ///
@@ -45,14 +46,12 @@ struct LinearWeights {
 /// All ranks of the group call, and agree on what requires gradients: a rank
 /// alone that skips a collective hangs the others. ConfigError for an input
 /// whose rows are not this rank's. Backward cannot be differentiated again
-/// (Error), unless the group has one rank. A weight may be used again elsewhere.
-/// Source: Shoeybi et al., 2019, section 3; Korthikanti et al., 2022, section 4.
+/// (Error), unless the group has one rank. A weight may be used again
+/// elsewhere. Source: Shoeybi et al., 2019, section 3; Korthikanti et al.,
+/// 2022, section 4.
 std::vector<torch::Tensor> column_linear(
-    const torch::Tensor& x,
-    const std::vector<LinearWeights>& weights,
-    WeightLayout layout,
-    const TensorParallel& parallel,
-    int64_t tokens,
+    const torch::Tensor& x, const std::vector<LinearWeights>& weights,
+    WeightLayout layout, const TensorParallel& parallel, int64_t tokens,
     const std::string& label);
 
 /// The end of a region: the sum over the ranks of x_r times the local weight,
@@ -63,17 +62,14 @@ std::vector<torch::Tensor> column_linear(
 ///            part of a sum
 ///   returns  [..., out]; with cut tokens this rank's [tokens_r, out]
 ///
-/// Forward: all-reduce, or reduce-scatter, in options.overlap_chunks pieces, each
-/// on its way while the next is multiplied. Backward: nothing, or all-gather.
-/// Collectives: "<label> sum"; "<label> scatter", "<label> gather". Otherwise as
-/// column_linear.
+/// Forward: all-reduce, or reduce-scatter, in options.overlap_chunks pieces,
+/// each on its way while the next is multiplied. Backward: nothing, or
+/// all-gather. Collectives: "<label> sum"; "<label> scatter", "<label> gather".
+/// Otherwise as column_linear.
 torch::Tensor row_linear(
-    const torch::Tensor& x,
-    const torch::Tensor& weight,
-    const torch::Tensor& bias,
-    WeightLayout layout,
-    const TensorParallel& parallel,
-    const std::string& label);
+    const torch::Tensor& x, const torch::Tensor& weight,
+    const torch::Tensor& bias, WeightLayout layout,
+    const TensorParallel& parallel, const std::string& label);
 
 struct LinearShape {
   int64_t in = 1;
@@ -89,20 +85,15 @@ class ColumnParallelLinear : public ShardedModule {
   /// An even part of the outputs. `gather_output`: forward returns all of them,
   /// on every rank ("<label> gather").
   ColumnParallelLinear(
-      const LinearShape& shape,
-      TensorParallel parallel,
-      std::string label,
+      const LinearShape& shape, TensorParallel parallel, std::string label,
       bool gather_output = false);
   /// Other parts: `outputs` says which are here and owned (Shard::pieces and
   /// owned; shape and dim are not read). `shared`, the same on every rank:
   /// whether any output lies on several ranks. Its gradient there is a part of
   /// a sum, which SharedGradients takes.
   ColumnParallelLinear(
-      const LinearShape& shape,
-      TensorParallel parallel,
-      std::string label,
-      const Shard& outputs,
-      bool shared);
+      const LinearShape& shape, TensorParallel parallel, std::string label,
+      const Shard& outputs, bool shared);
 
   /// `tokens`: on all ranks; needed when they are cut.
   torch::Tensor forward(const torch::Tensor& x, int64_t tokens = 0);
@@ -127,15 +118,11 @@ class RowParallelLinear : public ShardedModule {
   /// uses this rank's part; backward gathers their gradient ("<label> input
   /// gradient").
   RowParallelLinear(
-      const LinearShape& shape,
-      TensorParallel parallel,
-      std::string label,
+      const LinearShape& shape, TensorParallel parallel, std::string label,
       bool scatter_input = false);
   /// Other parts: `inputs` as `outputs` above. Each input lies on one rank.
   RowParallelLinear(
-      const LinearShape& shape,
-      TensorParallel parallel,
-      std::string label,
+      const LinearShape& shape, TensorParallel parallel, std::string label,
       const Shard& inputs);
 
   torch::Tensor forward(const torch::Tensor& x);

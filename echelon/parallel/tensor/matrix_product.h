@@ -36,9 +36,7 @@ inline int64_t outputs_of(const torch::Tensor& weight, WeightLayout layout) {
 
 /// y [rows, out] <- x [rows, in] times the weight, plus the bias if defined.
 inline void product_out(
-    torch::Tensor y,
-    const torch::Tensor& x,
-    const LinearWeights& weights,
+    torch::Tensor y, const torch::Tensor& x, const LinearWeights& weights,
     WeightLayout layout) {
   const auto weight = in_by_out(weights.weight, layout);
   if (weights.bias.defined()) {
@@ -50,11 +48,8 @@ inline void product_out(
 
 /// x [rows, in] <- the gradient of x (`add`: += ), from that of y.
 inline void input_gradient_out(
-    torch::Tensor x,
-    const torch::Tensor& y,
-    const torch::Tensor& weight,
-    WeightLayout layout,
-    bool add) {
+    torch::Tensor x, const torch::Tensor& y, const torch::Tensor& weight,
+    WeightLayout layout, bool add) {
   const auto back = in_by_out(weight, layout).t();
   if (add) {
     x.addmm_(y, back);

@@ -18,11 +18,12 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Elements of a piece that stays in a core's cache from one operator to the next.
+// Elements of a piece that stays in a core's cache from one operator to the
+// next.
 constexpr int64_t kPiece = int64_t{1} << 14;
 
-// Calls `compute` with the same piece of each tensor, piece after piece; with all of
-// them where there is no cache to care for.
+// Calls `compute` with the same piece of each tensor, piece after piece; with
+// all of them where there is no cache to care for.
 void in_pieces(
     const std::vector<Tensor>& tensors,
     const std::function<void(const std::vector<Tensor>&)>& compute) {
@@ -35,8 +36,7 @@ void in_pieces(
         for (int64_t at = begin; at < end; at += kPiece) {
           std::vector<Tensor> pieces;
           for (const auto& tensor : flat) {
-            pieces.push_back(
-                tensor.narrow(0, at, std::min(kPiece, end - at)));
+            pieces.push_back(tensor.narrow(0, at, std::min(kPiece, end - at)));
           }
           compute(pieces);
         }
@@ -44,14 +44,14 @@ void in_pieces(
 }
 
 bool fits_pieces(const Tensor& a, const Tensor& b) {
-  return a.is_contiguous() && b.is_contiguous() &&
-         a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
+  return a.is_contiguous() && b.is_contiguous() && a.sizes() == b.sizes() &&
+         a.scalar_type() == b.scalar_type();
 }
 
 class SiluTimes : public torch::autograd::Function<SiluTimes> {
  public:
-  static Tensor forward(
-      AutogradContext* context, const Tensor& gate, const Tensor& up) {
+  static Tensor
+  forward(AutogradContext* context, const Tensor& gate, const Tensor& up) {
     context->save_for_backward({gate, up});
     if (!fits_pieces(gate, up)) return at::silu(gate).mul_(up);
     auto result = at::empty_like(gate);
@@ -99,25 +99,21 @@ Tensor silu_times(const Tensor& gate, const Tensor& up) {
 GeluMlp::GeluMlp(
     const MlpShape& shape, TensorParallel parallel, std::string label)
     : in_(register_module(
-          "c_fc",
-          std::make_shared<ColumnParallelLinear>(
-              LinearShape{
-                  .in = shape.hidden,
-                  .out = shape.intermediate,
-                  .bias = shape.bias,
-                  .layout = WeightLayout::in_out},
-              parallel,
-              label + ".c_fc"))),
+          "c_fc", std::make_shared<ColumnParallelLinear>(
+                      LinearShape{
+                          .in = shape.hidden,
+                          .out = shape.intermediate,
+                          .bias = shape.bias,
+                          .layout = WeightLayout::in_out},
+                      parallel, label + ".c_fc"))),
       out_(register_module(
-          "c_proj",
-          std::make_shared<RowParallelLinear>(
-              LinearShape{
-                  .in = shape.intermediate,
-                  .out = shape.hidden,
-                  .bias = shape.bias,
-                  .layout = WeightLayout::in_out},
-              parallel,
-              label + ".c_proj"))) {}
+          "c_proj", std::make_shared<RowParallelLinear>(
+                        LinearShape{
+                            .in = shape.intermediate,
+                            .out = shape.hidden,
+                            .bias = shape.bias,
+                            .layout = WeightLayout::in_out},
+                        parallel, label + ".c_proj"))) {}
 
 Tensor GeluMlp::forward(const Tensor& x, int64_t tokens) {
   return out_->forward(at::gelu(in_->forward(x, tokens), "tanh"));
@@ -130,19 +126,18 @@ GatedMlp::GatedMlp(
       .in = shape.hidden, .out = shape.intermediate, .bias = shape.bias};
   const auto add = [&](const std::string& name) {
     return register_module(
-        name,
-        std::make_shared<ColumnParallelLinear>(
-            in, parallel_, label_ + "." + name));
+        name, std::make_shared<ColumnParallelLinear>(
+                  in, parallel_, label_ + "." + name));
   };
   gate_ = add("gate_proj");
   up_ = add("up_proj");
   down_ = register_module(
-      "down_proj",
-      std::make_shared<RowParallelLinear>(
-          LinearShape{
-              .in = shape.intermediate, .out = shape.hidden, .bias = shape.bias},
-          parallel_,
-          label_ + ".down_proj"));
+      "down_proj", std::make_shared<RowParallelLinear>(
+                       LinearShape{
+                           .in = shape.intermediate,
+                           .out = shape.hidden,
+                           .bias = shape.bias},
+                       parallel_, label_ + ".down_proj"));
 }
 
 Tensor GatedMlp::forward(const Tensor& x, int64_t tokens) {

@@ -1,5 +1,5 @@
-// The two-layer perceptron of a transformer block, its inner features cut over a
-// tensor-parallel group: one communication at the beginning, one at the end.
+// The two-layer perceptron of a transformer block, its inner features cut over
+// a tensor-parallel group: one communication at the beginning, one at the end.
 //
 // Sources: Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3;
 // SwiGLU: Shazeer, "GLU Variants Improve Transformer", 2020, arXiv:2002.05202.

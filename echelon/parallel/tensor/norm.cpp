@@ -26,9 +26,7 @@ whole(int64_t hidden, const TensorParallel& parallel, double first_value) {
 class RmsNorm : public torch::autograd::Function<RmsNorm> {
  public:
   static Tensor forward(
-      AutogradContext* context,
-      const Tensor& x,
-      const Tensor& weight,
+      AutogradContext* context, const Tensor& x, const Tensor& weight,
       double eps) {
     const auto rows = x.reshape({-1, x.size(-1)});
     auto y = torch::empty_like(rows, torch::MemoryFormat::Contiguous);
@@ -87,16 +85,14 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
   }
 };
 
-// Of low precision on CPUs, whose kernels take parameters in float32 and then keep
-// the statistics in it, but sum the parameters' gradients in the dtype of x.
+// Of low precision on CPUs, whose kernels take parameters in float32 and then
+// keep the statistics in it, but sum the parameters' gradients in the dtype of
+// x.
 class LowLayerNorm : public torch::autograd::Function<LowLayerNorm> {
  public:
   static Tensor forward(
-      AutogradContext* context,
-      const Tensor& x,
-      const Tensor& weight,
-      const Tensor& bias,
-      double eps) {
+      AutogradContext* context, const Tensor& x, const Tensor& weight,
+      const Tensor& bias, double eps) {
     const auto [y, mean, scale] = at::native_layer_norm(
         x, {x.size(-1)}, for_sums(weight), for_sums(bias), eps);
     context->save_for_backward({x, weight, bias, mean, scale});
@@ -111,8 +107,8 @@ class LowLayerNorm : public torch::autograd::Function<LowLayerNorm> {
     Tensor for_x;
     if (context->needs_input_grad(0)) {
       for_x = std::get<0>(at::native_layer_norm_backward(
-          gradients[0], x, {x.size(-1)}, saved[3], saved[4],
-          for_sums(saved[1]), for_sums(saved[2]), {true, false, false}));
+          gradients[0], x, {x.size(-1)}, saved[3], saved[4], for_sums(saved[1]),
+          for_sums(saved[2]), {true, false, false}));
     }
     auto for_weight = torch::zeros_like(saved[1], saved[3].options());
     auto for_bias = torch::zeros_like(for_weight);
@@ -137,8 +133,7 @@ class LowLayerNorm : public torch::autograd::Function<LowLayerNorm> {
 
 }  // namespace
 
-LayerNorm::LayerNorm(
-    int64_t hidden, double eps, const TensorParallel& parallel)
+LayerNorm::LayerNorm(int64_t hidden, double eps, const TensorParallel& parallel)
     : weight(register_shard("weight", whole(hidden, parallel, 1))),
       bias(register_shard("bias", whole(hidden, parallel, 0))),
       hidden_(hidden),

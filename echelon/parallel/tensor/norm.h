@@ -1,6 +1,7 @@
-// Norms over the features of each token. When tokens are cut each rank normalises
-// its own; the parameters are whole on every rank, and their gradients then are
-// this rank's part of a sum (parallel/tensor/shared_gradients.h).
+// Norms over the features of each token. When tokens are cut each rank
+// normalises its own; the parameters are whole on every rank, and their
+// gradients then are this rank's part of a sum
+// (parallel/tensor/shared_gradients.h).
 #pragma once
 
 #include <torch/types.h>

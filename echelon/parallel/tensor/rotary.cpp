@@ -38,9 +38,7 @@ Tensor stretched(const Tensor& frequencies, const RotaryOptions& options) {
 }
 
 RotaryTable make_table(
-    const RotaryOptions& options,
-    int64_t head_size,
-    int64_t count,
+    const RotaryOptions& options, int64_t head_size, int64_t count,
     const torch::TensorOptions& like) {
   const torch::NoGradGuard no_grad;
   const c10::InferenceMode no_inference(false);
@@ -74,12 +72,8 @@ RotaryTable rows(const RotaryTable& table, int64_t first, int64_t count) {
 
 // out = a cos + b sin * sign, of which out, a and b may be of low precision.
 void turn_half(
-    Tensor out,
-    const Tensor& a,
-    const Tensor& b,
-    const Tensor& cos,
-    const Tensor& sin,
-    int sign) {
+    Tensor out, const Tensor& a, const Tensor& b, const Tensor& cos,
+    const Tensor& sin, int sign) {
   if (is_low_precision(a.scalar_type())) {
     out.copy_(at::mul(a, cos).addcmul_(for_sums(b), sin, sign));
   } else {
@@ -88,7 +82,8 @@ void turn_half(
   }
 }
 
-// (a, b) -> (a cos - b sin, b cos + a sin), in few passes; `sign` -1 turns back.
+// (a, b) -> (a cos - b sin, b cos + a sin), in few passes; `sign` -1 turns
+// back.
 Tensor
 turned(const Tensor& x, const Tensor& cosine, const Tensor& sine, int sign) {
   const int64_t half = x.size(-1) / 2;
@@ -105,11 +100,8 @@ turned(const Tensor& x, const Tensor& cosine, const Tensor& sine, int sign) {
 class Rotate : public torch::autograd::Function<Rotate> {
  public:
   static Tensor forward(
-      AutogradContext* context,
-      const Tensor& x,
-      const Tensor& cosine,
-      const Tensor& sine,
-      int64_t sign) {
+      AutogradContext* context, const Tensor& x, const Tensor& cosine,
+      const Tensor& sine, int64_t sign) {
     context->save_for_backward({cosine, sine});
     context->saved_data["sign"] = sign;
     return turned(x, cosine, sine, static_cast<int>(sign));
@@ -120,8 +112,8 @@ class Rotate : public torch::autograd::Function<Rotate> {
     const auto saved = context->get_saved_variables();
     const int64_t sign = context->saved_data["sign"].toInt();
     return {
-        Rotate::apply(gradients[0], saved[0], saved[1], -sign),
-        Tensor(), Tensor(), Tensor()};
+        Rotate::apply(gradients[0], saved[0], saved[1], -sign), Tensor(),
+        Tensor(), Tensor()};
   }
 };
 
@@ -141,11 +133,8 @@ Tensor rotary_frequencies(const RotaryOptions& options, int64_t head_size) {
 }
 
 RotaryTable rotary_table(
-    const RotaryOptions& options,
-    int64_t head_size,
-    int64_t first,
-    int64_t count,
-    const torch::TensorOptions& like) {
+    const RotaryOptions& options, int64_t head_size, int64_t first,
+    int64_t count, const torch::TensorOptions& like) {
   if (like.device().is_meta()) {
     const auto table = at::empty(
         {count, head_size / 2},
@@ -165,8 +154,8 @@ RotaryTable rotary_table(
   RotaryTable& table = tables().by_key[key];
   const int64_t have = table.cosine.defined() ? table.cosine.size(0) : 0;
   if (have < first + count) {
-    table = make_table(
-        options, head_size, std::max(first + count, 2 * have), like);
+    table =
+        make_table(options, head_size, std::max(first + count, 2 * have), like);
   }
   return rows(table, first, count);
 }

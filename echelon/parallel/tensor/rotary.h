@@ -17,7 +17,8 @@ struct RotaryOptions {
   /// Frequencies stretched for longer texts, as Llama 3.1 has them (rope_type
   /// "llama3" of a Hugging Face config.json); factor 0: not stretched. Pairs
   /// that turn less than low_freq_factor times within original_positions are
-  /// slowed by `factor`, those above high_freq_factor not, between them smoothly.
+  /// slowed by `factor`, those above high_freq_factor not, between them
+  /// smoothly.
   double factor = 0;
   double low_freq_factor = 1;
   double high_freq_factor = 4;
@@ -41,13 +42,11 @@ struct RotaryTable {
 /// Tables are kept for as long as the process lives, one per options, size,
 /// device and dtype: views of the longest one asked for. Thread-safe.
 RotaryTable rotary_table(
-    const RotaryOptions& options,
-    int64_t head_size,
-    int64_t first,
-    int64_t count,
-    const torch::TensorOptions& like);
+    const RotaryOptions& options, int64_t head_size, int64_t first,
+    int64_t count, const torch::TensorOptions& like);
 
-/// Turns each head of each position. float16 and bfloat16 are turned in float32.
+/// Turns each head of each position. float16 and bfloat16 are turned in
+/// float32.
 ///
 ///   x        [batch, positions, heads, head_size], any strides
 ///   returns  a new tensor, contiguous

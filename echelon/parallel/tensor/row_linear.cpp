@@ -6,12 +6,12 @@
 #include <optional>
 #include <utility>
 
-#include "echelon/profiling/operator_scope.h"
 #include "echelon/parallel/tensor/autocast_inputs.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/matrix_product.h"
 #include "echelon/parallel/tensor/once.h"
 #include "echelon/parallel/tensor/token_rows.h"
+#include "echelon/profiling/operator_scope.h"
 
 namespace echelon {
 namespace {
@@ -35,8 +35,7 @@ reduced_product(const Tensor& x, const Tensor& weight, const LinearCall& call) {
     detail::product_out(
         part, x.slice(0, range.begin, range.end), {weight, {}}, call.layout);
     works.push_back(call.parallel.group.all_reduce(
-        part,
-        ReduceOp::sum,
+        part, ReduceOp::sum,
         {.label = call.label + " sum", .async = c + 1 < chunks}));
   }
   for (const auto& work : works) work.wait();
@@ -48,11 +47,8 @@ Tensor scattered_product(
   const detail::TokenChunks chunks(
       x.size(0), call.parallel, call.parallel.options.overlap_chunks);
   detail::TokenReduceScatter scatter(
-      detail::outputs_of(weight, call.layout),
-      x.options(),
-      chunks,
-      call.parallel,
-      call.label + " scatter");
+      detail::outputs_of(weight, call.layout), x.options(), chunks,
+      call.parallel, call.label + " scatter");
   const auto multiply = [&](const Tensor& to, const IndexRange& range) {
     detail::product_out(
         to, x.slice(0, range.begin, range.end), {weight, {}}, call.layout);
@@ -74,9 +70,7 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
  public:
   // `flat`: the weight, and the bias if there is one.
   static Tensor forward(
-      AutogradContext* context,
-      const Tensor& x,
-      at::TensorList flat,
+      AutogradContext* context, const Tensor& x, at::TensorList flat,
       const c10::intrusive_ptr<LinearCall>& call) {
     context->save_for_backward({x, flat[0]});
     context->saved_data["call"] = c10::IValue::make_capsule(call);
@@ -120,10 +114,7 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
       const auto to = detail::as_rows(results[0]);
       if (!gather || chunks.plain()) {
         detail::input_gradient_out(
-            to,
-            gather ? gather->whole() : gradient,
-            weight,
-            call.layout,
+            to, gather ? gather->whole() : gradient, weight, call.layout,
             false);
       } else {
         write_chunks(to, *gather, chunks, weight, call.layout);
@@ -139,20 +130,15 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
 
  private:
   static void write_chunks(
-      const Tensor& to,
-      detail::TokenGather& gather,
-      const detail::TokenChunks& chunks,
-      const Tensor& weight,
+      const Tensor& to, detail::TokenGather& gather,
+      const detail::TokenChunks& chunks, const Tensor& weight,
       WeightLayout layout) {
     for (int64_t c = 0; c < chunks.count(); ++c) {
       for (int rank = 0; rank < chunks.ranks(); ++rank) {
         const auto range = chunks.rows(rank, c);
         detail::input_gradient_out(
-            to.slice(0, range.begin, range.end),
-            gather.rows(rank, c),
-            weight,
-            layout,
-            false);
+            to.slice(0, range.begin, range.end), gather.rows(rank, c), weight,
+            layout, false);
       }
     }
   }
@@ -161,11 +147,8 @@ class RowLinear : public torch::autograd::Function<RowLinear> {
 }  // namespace
 
 Tensor row_linear(
-    const Tensor& x,
-    const Tensor& weight,
-    const Tensor& bias,
-    WeightLayout layout,
-    const TensorParallel& parallel,
+    const Tensor& x, const Tensor& weight, const Tensor& bias,
+    WeightLayout layout, const TensorParallel& parallel,
     const std::string& label) {
   if (parallel.size() == 1) {
     return at::linear(x, detail::in_by_out(weight, layout).t(), bias);

@@ -42,7 +42,9 @@ SharedGradients::SharedGradients(
   }
 }
 
-void SharedGradients::finish() { sum(shared_); }
+void SharedGradients::finish() {
+  sum(shared_);
+}
 
 void SharedGradients::finish(const std::vector<torch::Tensor>& parameters) {
   std::set<const void*> asked;

@@ -11,9 +11,7 @@ namespace {
 using torch::Tensor;
 
 [[noreturn]] void refuse(
-    const Tensor& ids,
-    const Tensor& wrong,
-    int64_t vocabulary,
+    const Tensor& ids, const Tensor& wrong, int64_t vocabulary,
     const std::string& place) {
   const int64_t first =
       wrong.flatten().to(torch::kUInt8).argmax().item<int64_t>();
@@ -36,9 +34,7 @@ Tensor in_range(const Tensor& ids, const IndexRange& range) {
 }
 
 void check_ids(
-    const Tensor& ids,
-    int64_t vocabulary,
-    const std::string& place,
+    const Tensor& ids, int64_t vocabulary, const std::string& place,
     std::optional<int64_t> ignored) {
   if (ids.is_meta() || ids.numel() == 0) return;
   const torch::NoGradGuard no_grad;

@@ -1,4 +1,5 @@
-// Ids of tokens, checked against a vocabulary. For the .cpp files of this folder.
+// Ids of tokens, checked against a vocabulary. For the .cpp files of this
+// folder.
 #pragma once
 
 #include <torch/types.h>
@@ -11,13 +12,11 @@
 
 namespace echelon::detail {
 
-/// Throws DataError for the first of `ids` that is not in [0, vocabulary) and not
-/// `ignored`: "[place] token 7 of sample 2 is 50300, …" (ids are [batch,
+/// Throws DataError for the first of `ids` that is not in [0, vocabulary) and
+/// not `ignored`: "[place] token 7 of sample 2 is 50300, …" (ids are [batch,
 /// sequence]; else by index). On a GPU an assertion on the device, no wait.
 void check_ids(
-    const torch::Tensor& ids,
-    int64_t vocabulary,
-    const std::string& place,
+    const torch::Tensor& ids, int64_t vocabulary, const std::string& place,
     std::optional<int64_t> ignored = std::nullopt);
 
 /// Ids as rows of a table that holds `range`, of those outside `otherwise`.

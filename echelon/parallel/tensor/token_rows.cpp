@@ -13,8 +13,7 @@ TokenChunks::TokenChunks(
     : tokens_(tokens),
       ranks_(parallel.size()),
       chunks_(std::clamp<int64_t>(
-          chunks,
-          1,
+          chunks, 1,
           std::max<int64_t>(1, even_range(tokens, 0, ranks_).size()))) {}
 
 IndexRange TokenChunks::rows(int rank, int64_t chunk) const {
@@ -24,10 +23,8 @@ IndexRange TokenChunks::rows(int rank, int64_t chunk) const {
 }
 
 TokenGather::TokenGather(
-    const Tensor& mine,
-    const TokenChunks& chunks,
-    const TensorParallel& parallel,
-    const std::string& label)
+    const Tensor& mine, const TokenChunks& chunks,
+    const TensorParallel& parallel, const std::string& label)
     : chunks_(chunks) {
   const auto from = mine.contiguous();
   const int64_t width = from.size(1);
@@ -71,10 +68,8 @@ Tensor TokenGather::whole() {
 }
 
 TokenReduceScatter::TokenReduceScatter(
-    int64_t width,
-    const torch::TensorOptions& options,
-    const TokenChunks& chunks,
-    const TensorParallel& parallel,
+    int64_t width, const torch::TensorOptions& options,
+    const TokenChunks& chunks, const TensorParallel& parallel,
     const std::string& label)
     : chunks_(chunks), parallel_(parallel), label_(label), width_(width) {
   output_ =
@@ -108,9 +103,7 @@ void TokenReduceScatter::start(int64_t chunk) {
     }
   }
   works_.push_back(parallel_.group.reduce_scatter(
-      results_.back(),
-      buffer,
-      ReduceOp::sum,
+      results_.back(), buffer, ReduceOp::sum,
       {.label = label_, .async = true}));
 }
 
@@ -127,17 +120,14 @@ Tensor TokenReduceScatter::finish() {
 }
 
 Tensor gather_tokens(
-    const Tensor& mine,
-    int64_t tokens,
-    const TensorParallel& parallel,
+    const Tensor& mine, int64_t tokens, const TensorParallel& parallel,
     const std::string& label) {
   const TokenChunks chunks(tokens, parallel, 1);
   return TokenGather(mine, chunks, parallel, label).whole();
 }
 
 Tensor scatter_tokens(
-    const Tensor& all,
-    const TensorParallel& parallel,
+    const Tensor& all, const TensorParallel& parallel,
     const std::string& label) {
   const TokenChunks chunks(all.size(0), parallel, 1);
   if (chunks.plain()) {

@@ -46,10 +46,8 @@ class TokenGather {
  public:
   /// `mine` [tokens_r, width].
   TokenGather(
-      const torch::Tensor& mine,
-      const TokenChunks& chunks,
-      const TensorParallel& parallel,
-      const std::string& label);
+      const torch::Tensor& mine, const TokenChunks& chunks,
+      const TensorParallel& parallel, const std::string& label);
 
   /// The rows of chunk c of a rank; waits for chunk c.
   torch::Tensor rows(int rank, int64_t chunk);
@@ -62,15 +60,13 @@ class TokenGather {
   std::vector<Work> works_;
 };
 
-/// Sums rows and leaves each rank its own. The caller fills rows(rank, c) of all
-/// ranks, then calls start(c), for each chunk in order.
+/// Sums rows and leaves each rank its own. The caller fills rows(rank, c) of
+/// all ranks, then calls start(c), for each chunk in order.
 class TokenReduceScatter {
  public:
   TokenReduceScatter(
-      int64_t width,
-      const torch::TensorOptions& options,
-      const TokenChunks& chunks,
-      const TensorParallel& parallel,
+      int64_t width, const torch::TensorOptions& options,
+      const TokenChunks& chunks, const TensorParallel& parallel,
       const std::string& label);
 
   /// Where to write; uninitialised.
@@ -94,15 +90,12 @@ class TokenReduceScatter {
 
 /// The same at once: all rows of `mine` [tokens_r, width].
 torch::Tensor gather_tokens(
-    const torch::Tensor& mine,
-    int64_t tokens,
-    const TensorParallel& parallel,
+    const torch::Tensor& mine, int64_t tokens, const TensorParallel& parallel,
     const std::string& label);
 
 /// And this rank's rows of the sum of `all` [tokens, width].
 torch::Tensor scatter_tokens(
-    const torch::Tensor& all,
-    const TensorParallel& parallel,
+    const torch::Tensor& all, const TensorParallel& parallel,
     const std::string& label);
 
 }  // namespace echelon::detail

@@ -66,8 +66,7 @@ local_sums(const Tensor& rows, const Tensor& targets, const IndexRange& range) {
 
 // [n, rows] of each rank -> [ranks, n, rows].
 Tensor of_all_ranks(
-    const Tensor& mine,
-    const TensorParallel& parallel,
+    const Tensor& mine, const TensorParallel& parallel,
     const std::string& label) {
   const auto all = torch::empty(
       {parallel.size(), mine.size(0), mine.size(1)}, mine.options());
@@ -91,9 +90,7 @@ std::pair<Tensor, Tensor> over_ranks(const Tensor& sums, const Loss& loss) {
 class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
  public:
   static Tensor forward(
-      AutogradContext* context,
-      const Tensor& logits,
-      const Tensor& targets,
+      AutogradContext* context, const Tensor& logits, const Tensor& targets,
       const c10::intrusive_ptr<Loss>& loss) {
     const auto range = loss->parallel.part_of(loss->vocabulary);
     const auto rows = logits.reshape({targets.numel(), range.size()});
@@ -145,9 +142,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
 };
 
 void check_logits(
-    const char* function,
-    const Tensor& logits,
-    int64_t vocabulary,
+    const char* function, const Tensor& logits, int64_t vocabulary,
     const TensorParallel& parallel) {
   const int64_t here = parallel.part_of(vocabulary).size();
   if (logits.dim() > 0 && logits.size(-1) == here) return;
@@ -162,11 +157,8 @@ void check_logits(
 }  // namespace
 
 Tensor vocab_cross_entropy(
-    const Tensor& logits,
-    const Tensor& targets,
-    int64_t vocabulary,
-    const TensorParallel& parallel,
-    int64_t ignore_index,
+    const Tensor& logits, const Tensor& targets, int64_t vocabulary,
+    const TensorParallel& parallel, int64_t ignore_index,
     const std::string& label) {
   check_logits("vocab_cross_entropy", logits, vocabulary, parallel);
   if (targets.sizes() != logits.sizes().slice(0, logits.dim() - 1)) {
@@ -186,9 +178,7 @@ Tensor vocab_cross_entropy(
 }
 
 Tensor vocab_argmax(
-    const Tensor& logits,
-    int64_t vocabulary,
-    const TensorParallel& parallel,
+    const Tensor& logits, int64_t vocabulary, const TensorParallel& parallel,
     const std::string& label) {
   check_logits("vocab_argmax", logits, vocabulary, parallel);
   const torch::NoGradGuard no_grad;

@@ -7,10 +7,10 @@
 
 #include "echelon/error.h"
 #include "echelon/layers/low_precision.h"
-#include "echelon/profiling/operator_scope.h"
 #include "echelon/parallel/tensor/once.h"
 #include "echelon/parallel/tensor/token_ids.h"
 #include "echelon/parallel/tensor/token_rows.h"
+#include "echelon/profiling/operator_scope.h"
 
 namespace echelon {
 namespace {
@@ -25,12 +25,10 @@ struct Lookup : torch::CustomClassHolder {
   std::string label;
 };
 
-// The gradient of a table of `rows` rows. CPUs add each token's to its row in the
-// gradient's dtype, where the sum of a frequent one stagnates.
+// The gradient of a table of `rows` rows. CPUs add each token's to its row in
+// the gradient's dtype, where the sum of a frequent one stagnates.
 Tensor gradient_of_rows(
-    const Tensor& gradient,
-    const Tensor& ids,
-    int64_t rows,
+    const Tensor& gradient, const Tensor& ids, int64_t rows,
     int64_t padding = -1) {
   return at::embedding_dense_backward(
              for_sums(gradient), ids, rows, padding,
@@ -41,8 +39,8 @@ Tensor gradient_of_rows(
 // at::embedding, but for its gradient.
 class Rows : public torch::autograd::Function<Rows> {
  public:
-  static Tensor forward(
-      AutogradContext* context, const Tensor& weight, const Tensor& ids) {
+  static Tensor
+  forward(AutogradContext* context, const Tensor& weight, const Tensor& ids) {
     context->save_for_backward({ids});
     context->saved_data["rows"] = weight.size(0);
     return at::embedding(weight, ids);
@@ -68,9 +66,7 @@ Tensor rows_of_table(const Tensor& weight, const Tensor& ids) {
 class CutLookup : public torch::autograd::Function<CutLookup> {
  public:
   static Tensor forward(
-      AutogradContext* context,
-      const Tensor& weight,
-      const Tensor& ids,
+      AutogradContext* context, const Tensor& weight, const Tensor& ids,
       const c10::intrusive_ptr<Lookup>& lookup) {
     const auto& parallel = lookup->parallel;
     const auto range = parallel.part_of(lookup->vocabulary);
@@ -88,8 +84,8 @@ class CutLookup : public torch::autograd::Function<CutLookup> {
       return variable_list{all};
     })[0];
     return parallel.cuts_tokens()
-        ? sum
-        : sum.view({ids.size(0), ids.size(1), weight.size(1)});
+               ? sum
+               : sum.view({ids.size(0), ids.size(1), weight.size(1)});
   }
 
   static variable_list
@@ -108,8 +104,7 @@ class CutLookup : public torch::autograd::Function<CutLookup> {
     // One row more, of the ids that are elsewhere.
     const auto all = gradient_of_rows(
         gradient.reshape({ids.numel(), gradient.size(-1)}),
-        detail::local_ids(ids, range, rows).flatten(),
-        rows + 1,
+        detail::local_ids(ids, range, rows).flatten(), rows + 1,
         /*padding=*/rows);
     return {all.narrow(0, 0, rows), Tensor(), Tensor()};
   }
@@ -131,14 +126,12 @@ class CutLookup : public torch::autograd::Function<CutLookup> {
 }  // namespace
 
 VocabParallelEmbedding::VocabParallelEmbedding(
-    int64_t vocabulary,
-    int64_t hidden,
-    TensorParallel parallel,
+    int64_t vocabulary, int64_t hidden, TensorParallel parallel,
     std::string label)
     : weight(register_shard(
           "weight",
           {even_shard(
-              {vocabulary, hidden}, 0, parallel.rank(), parallel.size()),
+               {vocabulary, hidden}, 0, parallel.rank(), parallel.size()),
            false, InitialValue::normal_of(1)})),
       vocabulary_(vocabulary),
       parallel_(std::move(parallel)),
@@ -162,9 +155,8 @@ Tensor VocabParallelEmbedding::forward(const Tensor& ids) {
 PositionEmbedding::PositionEmbedding(
     int64_t positions, int64_t hidden, TensorParallel parallel)
     : weight(register_shard(
-          "weight",
-          {replicated({positions, hidden}, parallel.rank()),
-           parallel.cuts_tokens(), InitialValue::normal_of(1)})),
+          "weight", {replicated({positions, hidden}, parallel.rank()),
+                     parallel.cuts_tokens(), InitialValue::normal_of(1)})),
       parallel_(std::move(parallel)) {}
 
 Tensor PositionEmbedding::forward(const Tensor& x, const Tensor& like) {

@@ -1,4 +1,5 @@
-// Embeddings of tokens whose table is cut along the vocabulary, and of positions.
+// Embeddings of tokens whose table is cut along the vocabulary, and of
+// positions.
 #pragma once
 
 #include <torch/types.h>
@@ -16,9 +17,7 @@ namespace echelon {
 class VocabParallelEmbedding : public ShardedModule {
  public:
   VocabParallelEmbedding(
-      int64_t vocabulary,
-      int64_t hidden,
-      TensorParallel parallel,
+      int64_t vocabulary, int64_t hidden, TensorParallel parallel,
       std::string label);
 
   /// ids [batch, sequence], int32 or int64, the same on every rank ->
@@ -43,14 +42,13 @@ class VocabParallelEmbedding : public ShardedModule {
 /// gradient is this rank's part of a sum when tokens are cut.
 class PositionEmbedding : public ShardedModule {
  public:
-  PositionEmbedding(
-      int64_t positions, int64_t hidden, TensorParallel parallel);
+  PositionEmbedding(int64_t positions, int64_t hidden, TensorParallel parallel);
 
   /// x plus the weight of each token's position in its sample.
   ///
-  ///   x        [batch, sequence, hidden], or with cut tokens [tokens_r, hidden]
-  ///   like     any tensor [batch, sequence, …]: how the tokens are laid
-  ///   returns  as x
+  ///   x        [batch, sequence, hidden], or with cut tokens [tokens_r,
+  ///   hidden] like     any tensor [batch, sequence, …]: how the tokens are
+  ///   laid returns  as x
   ///
   /// ConfigError when the sequence is longer than the positions.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& like);

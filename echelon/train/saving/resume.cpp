@@ -48,11 +48,11 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// Of lines "key = value", those that are not in `then`: "PLACE key = value, then
-// another". A key may be there twice: its first line is compared with the first.
+// Of lines "key = value", those that are not in `then`: "PLACE key = value,
+// then another". A key may be there twice: its first line is compared with the
+// first.
 std::vector<std::string> changes(
-    const std::string& place,
-    std::vector<std::string> now,
+    const std::string& place, std::vector<std::string> now,
     std::vector<std::string> then) {
   std::erase_if(now, [&](const auto& line) {
     const auto same = std::find(then.begin(), then.end(), line);
@@ -62,10 +62,9 @@ std::vector<std::string> changes(
   });
   std::vector<std::string> words;
   for (const auto& line : now) {
-    const auto before =
-        std::find_if(then.begin(), then.end(), [&](const auto& other) {
-          return key_of(other) == key_of(line);
-        });
+    const auto before = std::find_if(
+        then.begin(), then.end(),
+        [&](const auto& other) { return key_of(other) == key_of(line); });
     const bool known = before != then.end();
     words.push_back(
         place + " " + line + ", then " +
@@ -167,10 +166,12 @@ std::vector<std::string> differences(
     if (then != now) lines.push_back(what + ": " + now + ", then " + then);
   };
   differ("layout", to_string(job.layout), manifest.layout);
-  differ("ranks", std::to_string(job.layout.num_ranks()),
-         std::to_string(manifest.ranks));
-  differ("steps of the learning rate's schedule", std::to_string(total_steps),
-         std::to_string(manifest.total_steps));
+  differ(
+      "ranks", std::to_string(job.layout.num_ranks()),
+      std::to_string(manifest.ranks));
+  differ(
+      "steps of the learning rate's schedule", std::to_string(total_steps),
+      std::to_string(manifest.total_steps));
   const auto add = [&](std::vector<std::string> more) {
     for (auto& line : more) lines.push_back(std::move(line));
   };
@@ -193,12 +194,8 @@ std::vector<std::string> differences(
 }
 
 Resumed resume(
-    const Resume& from,
-    const Job& job,
-    TrainingState& state,
-    const ModelSource& source,
-    World& world,
-    const MeshGroups& groups,
+    const Resume& from, const Job& job, TrainingState& state,
+    const ModelSource& source, World& world, const MeshGroups& groups,
     const std::string& samples) {
   std::string last;
   std::vector<CheckpointPlace> damaged;
@@ -218,8 +215,7 @@ Resumed resume(
       }
     }
     if (damage.empty()) {
-      check_same_samples(
-          reader->manifest(), job, samples, place.path.string());
+      check_same_samples(reader->manifest(), job, samples, place.path.string());
       check_state(reader->manifest(), source, state.optimizer());
       try {
         auto lines = load_state(state, *reader, source, world, groups);

@@ -1,10 +1,10 @@
 // Which elements of which tensors are this rank's to write or to fill.
 //
 // Three rules, one after the other, say who writes an element of a parameter:
-// pipeline ranks by the tensor's first name; tensor-parallel ranks by what they own,
-// or, of tensors that all of them have, by equal parts of these tensors' elements;
-// replicas by equal parts of what is left. The optimizer's state goes with its
-// parameter.
+// pipeline ranks by the tensor's first name; tensor-parallel ranks by what they
+// own, or, of tensors that all of them have, by equal parts of these tensors'
+// elements; replicas by equal parts of what is left. The optimizer's state goes
+// with its parameter.
 #include <ATen/Context.h>
 #include <torch/types.h>
 
@@ -43,8 +43,7 @@ class OptimizerState {
     std::map<std::string, std::vector<Kind>> kinds;
     for (const auto& [name, tensor] : optimizer.state()) {
       const size_t slash = name.rfind('/');
-      kinds[name.substr(0, slash)].push_back(
-          {name.substr(slash + 1), tensor});
+      kinds[name.substr(0, slash)].push_back({name.substr(slash + 1), tensor});
     }
     for (const auto& group : optimizer.groups()) {
       for (const auto& [name, parameter] : group.parameters) {
@@ -93,7 +92,8 @@ class Shapes {
     const auto found = shapes_.find(source_.first_name(name));
     if (found != shapes_.end()) return *found->second;
     throw Error(
-        "\"" + name + "\" is on this rank and not in the list of the model's "
+        "\"" + name +
+        "\" is on this rank and not in the list of the model's "
         "parameters; give the list of layers that the model was built from");
   }
 
@@ -131,12 +131,9 @@ const std::vector<PlacedBox>& one_number() {
 
 // A parameter's value and the optimizer's state of it, in `boxes`.
 void add_parameter(
-    std::vector<StatePart>& all,
-    const ParameterPart& part,
-    const ModelSource& source,
-    const std::vector<int64_t>& shape,
-    const OptimizerState& states,
-    const std::vector<PlacedBox>& boxes) {
+    std::vector<StatePart>& all, const ParameterPart& part,
+    const ModelSource& source, const std::vector<int64_t>& shape,
+    const OptimizerState& states, const std::vector<PlacedBox>& boxes) {
   if (boxes.empty()) return;
   const std::string& name = source.first_name(part.name);
   const Tensor value = part.value.detach();
@@ -156,15 +153,13 @@ void add_parameter(
   }
 }
 
-// The part's share of the elements that all tensor-parallel ranks have, which are
-// numbered through all parameters.
+// The part's share of the elements that all tensor-parallel ranks have, which
+// are numbered through all parameters.
 class SharedByTensorRanks {
  public:
   SharedByTensorRanks(
-      const std::vector<ParameterPart>& parts,
-      const Shapes& shapes,
-      const ModelSource& source,
-      const Group& group) {
+      const std::vector<ParameterPart>& parts, const Shapes& shapes,
+      const ModelSource& source, const Group& group) {
     int64_t all = 0;
     for (const auto& part : parts) {
       if (is_shared(part, source)) all += numel(shapes.of(part.name));
@@ -197,7 +192,8 @@ class SharedByTensorRanks {
   int64_t at_ = 0;
 };
 
-// Of `parts`, the same on all ranks of a group, an equal number of bytes for each.
+// Of `parts`, the same on all ranks of a group, an equal number of bytes for
+// each.
 std::vector<StatePart>
 share_out(std::vector<StatePart> parts, const Group& group) {
   if (group.size() == 1) return parts;
@@ -243,8 +239,7 @@ void drop_numbers_of_others(std::vector<StatePart>& parts, size_t begin) {
 
 // The parameters of this pipeline rank, with their state.
 std::vector<StatePart> parameters_to_save(
-    const TrainingState& state,
-    const ModelSource& source,
+    const TrainingState& state, const ModelSource& source,
     const MeshGroups& groups) {
   const Shapes shapes(source);
   const OptimizerState states(state.optimizer());
@@ -268,8 +263,7 @@ std::vector<StatePart> parameters_to_save(
 }
 
 std::vector<StatePart> buffers_to_save(
-    const TrainingState& state,
-    const ModelSource& source,
+    const TrainingState& state, const ModelSource& source,
     const MeshGroups& groups) {
   std::vector<StatePart> all;
   if (groups.data().rank() > 0) return all;
@@ -306,9 +300,7 @@ random_sources(const World& world, const MeshGroups& groups) {
 }
 
 std::vector<StatePart> parts_to_save(
-    const TrainingState& state,
-    const ModelSource& source,
-    const World& world,
+    const TrainingState& state, const ModelSource& source, const World& world,
     const MeshGroups& groups) {
   auto all = parameters_to_save(state, source, groups);
   append(all, buffers_to_save(state, source, groups));

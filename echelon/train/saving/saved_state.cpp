@@ -76,8 +76,7 @@ std::string difference(const SavedTensor& saved, const Expected& here) {
 }  // namespace
 
 void check_state(
-    const CheckpointManifest& manifest,
-    const ModelSource& source,
+    const CheckpointManifest& manifest, const ModelSource& source,
     const Optimizer& optimizer) {
   const auto expected = expected_of(source, optimizer);
   std::map<std::string, const SavedTensor*> saved;
@@ -129,7 +128,8 @@ class Filling {
   void add(const StatePart& part) {
     const SavedTensor& saved = *saved_.at(part.name);
     if (is_number(part)) {
-      numbers_.push_back({part.name, part.tensor, torch::zeros({}, torch::kFloat64)});
+      numbers_.push_back(
+          {part.name, part.tensor, torch::zeros({}, torch::kFloat64)});
       return stage(saved, part.boxes.front(), numbers_.back().value);
     }
     const Tensor to = part.tensor.contiguous();
@@ -180,7 +180,8 @@ class Filling {
     const int64_t numel = placed.box.numel();
     const int64_t most = kStagedBytes / width;
     for (int64_t at = 0; at < numel; at += most) {
-      for (const auto& piece : cut({placed}, {at, std::min(at + most, numel)})) {
+      for (const auto& piece :
+           cut({placed}, {at, std::min(at + most, numel)})) {
         stage(
             saved, piece,
             to.as_strided(
@@ -191,8 +192,8 @@ class Filling {
   }
 
   // To be converted, or to go to a device.
-  void stage(
-      const SavedTensor& saved, const PlacedBox& placed, const Tensor& to) {
+  void
+  stage(const SavedTensor& saved, const PlacedBox& placed, const Tensor& to) {
     const Tensor memory = torch::empty(
         placed.box.sizes, torch::dtype(dtype_from_safetensors(saved.dtype))
                               .pinned_memory(!to.is_cpu()));
@@ -224,15 +225,15 @@ class Filling {
         return one->value.item<double>();
       };
       const auto [least, most] = std::minmax_element(
-          same.begin(), same.end(), [&](const auto* a, const auto* b) {
-            return value(a) < value(b);
-          });
+          same.begin(), same.end(),
+          [&](const auto* a, const auto* b) { return value(a) < value(b); });
       Tensor(same.front()->tensor).fill_(value(*most));
       if (value(*least) == value(*most)) continue;
       std::ostringstream line;
-      line << "\"" << (*least)->name << "\" was " << value(*least) << " and \""
-           << (*most)->name << "\" " << value(*most)
-           << "; here they lie in one flat shard, which goes on with the larger";
+      line
+          << "\"" << (*least)->name << "\" was " << value(*least) << " and \""
+          << (*most)->name << "\" " << value(*most)
+          << "; here they lie in one flat shard, which goes on with the larger";
       lines.push_back(line.str());
     }
     return lines;
@@ -265,7 +266,8 @@ std::vector<std::string> load_random(
     if (saved == nullptr || saved->shape != bytes.sizes().vec() ||
         saved->dtype != "U8") {
       lines.push_back(
-          "\"" + name + "\" is not in the checkpoint, or of another kind of "
+          "\"" + name +
+          "\" is not in the checkpoint, or of another kind of "
           "generator: it starts from the seed");
       continue;
     }
@@ -285,8 +287,7 @@ std::string replaced(std::string text, char from, char to) {
 
 // Those of all ranks of the mesh, the lowest rank's first, each once.
 std::vector<std::string> gather_all(
-    std::vector<std::string> lines,
-    const MeshGroups& groups,
+    std::vector<std::string> lines, const MeshGroups& groups,
     torch::Device device) {
   for (auto& line : lines) line = replaced(line, '\n', '\r');
   const AxisOrder& order = groups.mesh().layout().order;
@@ -310,15 +311,13 @@ std::vector<std::string> gather_all(
 }  // namespace
 
 std::vector<std::string> load_state(
-    TrainingState& state,
-    CheckpointReader& reader,
-    const ModelSource& source,
-    const World& world,
-    const MeshGroups& groups) {
+    TrainingState& state, CheckpointReader& reader, const ModelSource& source,
+    const World& world, const MeshGroups& groups) {
   const torch::NoGradGuard no_grad;
   const std::string failed = "!";
   std::vector<std::string> lines;
-  // What a step left under way has ended on every rank before anything is written.
+  // What a step left under way has ended on every rank before anything is
+  // written.
   state.model().before_load();
   world.group().barrier();
   try {

@@ -1,16 +1,17 @@
-// What a rank saves of its training, and filling it from a checkpoint of any layout.
+// What a rank saves of its training, and filling it from a checkpoint of any
+// layout.
 //
-//   StateSnapshot snapshot;                       // one for all saves of a rank
-//   snapshot.take(parts_to_save(state, source, world, groups));
+//   StateSnapshot snapshot;                       // one for all saves of a
+//   rank snapshot.take(parts_to_save(state, source, world, groups));
 //   write_rank_file(folder, rank_file_name(rank), snapshot.slices());
 //
 //   CheckpointReader reader(folder);
 //   for (const auto& line : load_state(state, reader, source, world, groups)) …
 //
-// Names are those of the whole model, tied parameters by the first of theirs; the
-// optimizer's state is "PARAMETER/exp_avg" and alike, of the parameter's shape, and
-// "PARAMETER/step", one number; random state is "random/cpu/RANK" and, with a GPU,
-// "random/cuda/RANK".
+// Names are those of the whole model, tied parameters by the first of theirs;
+// the optimizer's state is "PARAMETER/exp_avg" and alike, of the parameter's
+// shape, and "PARAMETER/step", one number; random state is "random/cpu/RANK"
+// and, with a GPU, "random/cuda/RANK".
 #pragma once
 
 #include <torch/types.h>
@@ -19,10 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "echelon/checkpoint/format/box.h"
-#include "echelon/checkpoint/format/manifest.h"
 #include "echelon/checkpoint/files/rank_file.h"
 #include "echelon/checkpoint/files/reader.h"
+#include "echelon/checkpoint/format/box.h"
+#include "echelon/checkpoint/format/manifest.h"
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/train/strategies/step.h"
 
@@ -39,11 +40,12 @@ struct StatePart {
   std::vector<PlacedBox> boxes;  // none that are empty
 };
 
-/// What this rank writes: with those of the other ranks each element of the model
-/// once. Ranks that have the same share the work, each an equal number of bytes;
-/// which of them writes what does not depend on values.
+/// What this rank writes: with those of the other ranks each element of the
+/// model once. Ranks that have the same share the work, each an equal number of
+/// bytes; which of them writes what does not depend on values.
 ///
-///   parameters, optimizer's state   of parts that overlap between tensor-parallel
+///   parameters, optimizer's state   of parts that overlap between
+///   tensor-parallel
 ///                                   ranks, those that own them write them
 ///   buffers   the first data-parallel rank writes them: others may have added
 ///             statistics of their own samples, which the next forward replaces
@@ -51,14 +53,12 @@ struct StatePart {
 ///
 /// No rank communicates. State of parameters that are not trained is left out.
 std::vector<StatePart> parts_to_save(
-    const TrainingState& state,
-    const ModelSource& source,
-    const World& world,
+    const TrainingState& state, const ModelSource& source, const World& world,
     const MeshGroups& groups);
 
-/// All that this rank has, random state left out, in the model's order. Parameters
-/// of one flat shard share their "step"; parameters that are tied across pipeline
-/// stages, or within one rank, all come by their first name.
+/// All that this rank has, random state left out, in the model's order.
+/// Parameters of one flat shard share their "step"; parameters that are tied
+/// across pipeline stages, or within one rank, all come by their first name.
 std::vector<StatePart>
 parts_to_load(const TrainingState& state, const ModelSource& source);
 
@@ -66,20 +66,21 @@ parts_to_load(const TrainingState& state, const ModelSource& source);
 /// again, or the live values.
 class StateSnapshot {
  public:
-  /// Copies, into pinned memory where a part is on a GPU, and waits until that is
-  /// done: training may go on then. What the last take() gave is overwritten.
-  /// Throws Error when the host has not so much memory, with the bytes.
+  /// Copies, into pinned memory where a part is on a GPU, and waits until that
+  /// is done: training may go on then. What the last take() gave is
+  /// overwritten. Throws Error when the host has not so much memory, with the
+  /// bytes.
   void take(const std::vector<StatePart>& parts);
 
   /// take() in two halves, between which forward and backward may run, but no
-  /// update: begin() copies what such a pass changes (buffers, random state) and what
-  /// lies on a GPU; finish(), on any thread, what the host's memory has of parameters
-  /// and the optimizer's state. begin() throws as take().
+  /// update: begin() copies what such a pass changes (buffers, random state)
+  /// and what lies on a GPU; finish(), on any thread, what the host's memory
+  /// has of parameters and the optimizer's state. begin() throws as take().
   void begin(const std::vector<StatePart>& parts);
   void finish();
 
-  /// For who waits until it is written, and changes nothing meanwhile: as take(),
-  /// but what lies in the host's memory as it is written is not copied.
+  /// For who waits until it is written, and changes nothing meanwhile: as
+  /// take(), but what lies in the host's memory as it is written is not copied.
   void refer_to(const std::vector<StatePart>& parts);
 
   /// Of the last call; what they point to lives until the next.
@@ -105,32 +106,29 @@ class StateSnapshot {
   int64_t bytes_ = 0;
 };
 
-/// Compares names, kinds, shapes and dtypes of parameters, buffers and the state of
-/// `optimizer` with a manifest's. Throws CheckpointError that lists every one that
-/// is missing, unexpected, or other than here. Floating-point dtypes may differ:
-/// values are converted. Random state is no concern, nor state that this optimizer
-/// does not keep.
+/// Compares names, kinds, shapes and dtypes of parameters, buffers and the
+/// state of `optimizer` with a manifest's. Throws CheckpointError that lists
+/// every one that is missing, unexpected, or other than here. Floating-point
+/// dtypes may differ: values are converted. Random state is no concern, nor
+/// state that this optimizer does not keep.
 void check_state(
-    const CheckpointManifest& manifest,
-    const ModelSource& source,
+    const CheckpointManifest& manifest, const ModelSource& source,
     const Optimizer& optimizer);
 
 /// Fills this rank's parts, reading only what it needs, and lets the model see
-/// them; the checkpoint may be of any layout. Every rank of `groups` calls it, and
-/// between steps.
+/// them; the checkpoint may be of any layout. Every rank of `groups` calls it,
+/// and between steps.
 ///
-/// Returns, the same on all ranks, what could not be taken over as it was saved, a
-/// line each: random state of another number of ranks, parameters of one flat shard
-/// that were updated another number of times each (the largest counts).
+/// Returns, the same on all ranks, what could not be taken over as it was
+/// saved, a line each: random state of another number of ranks, parameters of
+/// one flat shard that were updated another number of times each (the largest
+/// counts).
 ///
-/// Throws CheckpointError on every rank when it fails on one: what check_state says,
-/// or what the reader found. The state is a mixture then, to be filled from another
-/// checkpoint or given up.
+/// Throws CheckpointError on every rank when it fails on one: what check_state
+/// says, or what the reader found. The state is a mixture then, to be filled
+/// from another checkpoint or given up.
 std::vector<std::string> load_state(
-    TrainingState& state,
-    CheckpointReader& reader,
-    const ModelSource& source,
-    const World& world,
-    const MeshGroups& groups);
+    TrainingState& state, CheckpointReader& reader, const ModelSource& source,
+    const World& world, const MeshGroups& groups);
 
 }  // namespace echelon

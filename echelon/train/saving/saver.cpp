@@ -31,7 +31,9 @@ void answer(int signals) {
   }
 }
 
-void on_save_signal(int) { save_signals.fetch_add(1); }
+void on_save_signal(int) {
+  save_signals.fetch_add(1);
+}
 
 KeepRule keep_rule(const CheckpointOptions& options) {
   KeepRule rule{.newest = options.keep};
@@ -44,8 +46,9 @@ KeepRule keep_rule(const CheckpointOptions& options) {
 std::string first_of(const std::vector<std::string>& lines) {
   for (size_t rank = 0; rank < lines.size(); ++rank) {
     if (lines[rank].empty()) continue;
-    return lines.size() == 1 ? lines[rank]
-                             : "rank " + std::to_string(rank) + ": " + lines[rank];
+    return lines.size() == 1
+               ? lines[rank]
+               : "rank " + std::to_string(rank) + ": " + lines[rank];
   }
   return {};
 }
@@ -61,17 +64,14 @@ struct Saver::Background {
 
   std::thread thread;
   std::atomic<bool> done{true};
-  std::atomic<bool> copied{true};  // so that the state may change
-  std::string error;  // read when done
+  std::atomic<bool> copied{true};        // so that the state may change
+  std::string error;                     // read when done
   std::unique_ptr<CheckpointLock> lock;  // rank 0's
 };
 
 Saver::Saver(
-    const Job& job,
-    const ModelSource& source,
-    World& world,
-    const MeshGroups& groups,
-    const std::filesystem::path& folder,
+    const Job& job, const ModelSource& source, World& world,
+    const MeshGroups& groups, const std::filesystem::path& folder,
     Recorder* recorder)
     : job_(job),
       source_(source),
@@ -108,7 +108,8 @@ void Saver::require_shared_folder() {
     if (blind[rank].empty()) continue;
     throw ConfigError(
         "[train] run: rank " + std::to_string(rank) + " does not see in its " +
-        blind[rank] + " what rank 0 wrote; checkpoints need a folder that all "
+        blind[rank] +
+        " what rank 0 wrote; checkpoints need a folder that all "
         "hosts share: name one, or have none ([checkpoint] at_end = false, "
         "every_steps = 0, every_minutes = 0)");
   }
@@ -162,8 +163,7 @@ bool Saver::due(int64_t step, const SaverNews& all) const {
 }
 
 void Saver::after_step(
-    TrainingState& state, const CheckpointManifest& now,
-    const SaverNews& all) {
+    TrainingState& state, const CheckpointManifest& now, const SaverNews& all) {
   proceed(all);
   if (!due(now.step, all)) return;
   const auto started = std::chrono::steady_clock::now();
@@ -190,8 +190,7 @@ void Saver::before_update() {
   stopped_seconds_ += stopped.count();
 }
 
-void Saver::save_and_wait(
-    TrainingState& state, const CheckpointManifest& now) {
+void Saver::save_and_wait(TrainingState& state, const CheckpointManifest& now) {
   then_ = Then::one_more;
   wait();
   failure_.clear();
@@ -240,9 +239,9 @@ void Saver::begin(
         SavedLossScale{scale.scale, scale.good_steps, scale.overflows};
   }
   const std::string failed = copy(state, beside);
-  auto bytes = torch::tensor(
-      {static_cast<double>(snapshot_.bytes())}, torch::kFloat64)
-                   .to(world_.device());
+  auto bytes =
+      torch::tensor({static_cast<double>(snapshot_.bytes())}, torch::kFloat64)
+          .to(world_.device());
   world_.group().all_reduce(
       bytes, ReduceOp::sum, {.label = "checkpoint bytes"});
   phase_ = Phase::copying;
@@ -300,9 +299,12 @@ void Saver::proceed(const SaverNews& all) {
   background_->join();
   if (all.failed > 0) return conclude(true);
   switch (phase_) {
-    case Phase::copying: return write();
-    case Phase::writing: return commit();
-    default: return conclude(false);
+    case Phase::copying:
+      return write();
+    case Phase::writing:
+      return commit();
+    default:
+      return conclude(false);
   }
 }
 
@@ -328,10 +330,11 @@ void Saver::fail() {
         ". that failed in a row ([checkpoint] attempts)");
   }
   if (!first()) return;
-  const std::string next = then_ == Then::one_more
-      ? "a last one is tried now"
-      : "training goes on, the next interval tries again (" + count + " of " +
-          std::to_string(attempts) + ")";
+  const std::string next =
+      then_ == Then::one_more
+          ? "a last one is tried now"
+          : "training goes on, the next interval tries again (" + count +
+                " of " + std::to_string(attempts) + ")";
   std::fprintf(stderr, "warning: %s; %s\n", failure_.c_str(), next.c_str());
 }
 

@@ -8,11 +8,11 @@
 //     saver.after_step(state, what_is_known, sums);
 //   at the end: saver.save_and_wait(…) or saver.wait()
 //
-// A checkpoint goes through three phases, one at a time: every rank copies its state
-// (unless training waits for it) while rank 0 makes the folder; every rank writes its
-// file; rank 0 commits. All of it beside training, of which the update alone waits
-// for the copy. Ranks learn how the others are doing by `news`, with the sums that a
-// step has anyway.
+// A checkpoint goes through three phases, one at a time: every rank copies its
+// state (unless training waits for it) while rank 0 makes the folder; every
+// rank writes its file; rank 0 commits. All of it beside training, of which the
+// update alone waits for the copy. Ranks learn how the others are doing by
+// `news`, with the sums that a step has anyway.
 #pragma once
 
 #include <chrono>
@@ -24,8 +24,8 @@
 
 #include "echelon/checkpoint/format/manifest.h"
 #include "echelon/comm/mesh_groups.h"
-#include "echelon/timeline/recorder.h"
 #include "echelon/job/job.h"
+#include "echelon/timeline/recorder.h"
 #include "echelon/train/saving/saved_state.h"
 #include "echelon/train/strategies/step.h"
 
@@ -41,14 +41,11 @@ struct SaverNews {
 class Saver {
  public:
   /// Every rank of the world makes one. Rank 0 takes the folder's lock. Throws
-  /// CheckpointError that names its owner, and ConfigError when not all ranks see
-  /// the folder. What is given outlives it.
+  /// CheckpointError that names its owner, and ConfigError when not all ranks
+  /// see the folder. What is given outlives it.
   Saver(
-      const Job& job,
-      const ModelSource& source,
-      World& world,
-      const MeshGroups& groups,
-      const std::filesystem::path& folder,
+      const Job& job, const ModelSource& source, World& world,
+      const MeshGroups& groups, const std::filesystem::path& folder,
       Recorder* recorder);
   /// Waits for the writing thread; what is not committed is lost.
   ~Saver();
@@ -58,22 +55,23 @@ class Saver {
   /// Training goes on from this checkpoint of the folder: its step is saved.
   void goes_on_from(int64_t step, const std::filesystem::path& path);
 
-  /// Of this rank, for the sums of a step. What it tells of a request is answered by
-  /// the next checkpoint; one that comes later is told the next time.
+  /// Of this rank, for the sums of a step. What it tells of a request is
+  /// answered by the next checkpoint; one that comes later is told the next
+  /// time.
   SaverNews news();
 
-  /// Before anything changes parameters or the optimizer's state: returns when this
-  /// rank's copy of them is made. No rank communicates.
+  /// Before anything changes parameters or the optimizer's state: returns when
+  /// this rank's copy of them is made. No rank communicates.
   void before_update();
 
   /// Whether after_step would begin a checkpoint.
   bool due(int64_t step, const SaverNews& all) const;
 
   /// After a step's update. `all`: the news of all ranks, summed. `now`: the
-  /// manifest's fields that say where training is (step, position, metrics, loss
-  /// scale). Begins a checkpoint when one is due, waiting for the one before.
-  /// Failures are warned of. Every rank of the world calls. Throws CheckpointError
-  /// when too many failed in a row.
+  /// manifest's fields that say where training is (step, position, metrics,
+  /// loss scale). Begins a checkpoint when one is due, waiting for the one
+  /// before. Failures are warned of. Every rank of the world calls. Throws
+  /// CheckpointError when too many failed in a row.
   void after_step(
       TrainingState& state, const CheckpointManifest& now,
       const SaverNews& all);

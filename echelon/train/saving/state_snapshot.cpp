@@ -49,8 +49,10 @@ Tensor host_memory(int64_t bytes, bool pinned) {
     const std::string text = error.what_without_backtrace();
     throw Error(
         "[checkpoint] a copy of this rank's state takes " +
-        std::to_string(bytes) + " bytes of the host's memory, which are not "
-        "there (" + text.substr(0, text.find('\n')) +
+        std::to_string(bytes) +
+        " bytes of the host's memory, which are not "
+        "there (" +
+        text.substr(0, text.find('\n')) +
         "); with more ranks each has less to write");
   }
 }
@@ -88,8 +90,7 @@ void StateSnapshot::finish() {
   later_.clear();
 }
 
-void StateSnapshot::fill(
-    const std::vector<StatePart>& parts, HostMemory how) {
+void StateSnapshot::fill(const std::vector<StatePart>& parts, HostMemory how) {
   const torch::NoGradGuard no_grad;
   const auto lies_ready = [](const StatePart& part, const PlacedBox& placed) {
     return part.tensor.is_cpu() && part.tensor.is_contiguous() &&
@@ -99,8 +100,8 @@ void StateSnapshot::fill(
     return how == HostMemory::referred_to && lies_ready(part, placed);
   };
   const auto waits = [&](const StatePart& part, const PlacedBox& placed) {
-    const bool updated = part.kind == SavedKind::parameter ||
-                         part.kind == SavedKind::optimizer;
+    const bool updated =
+        part.kind == SavedKind::parameter || part.kind == SavedKind::optimizer;
     return how == HostMemory::copied_later && updated &&
            lies_ready(part, placed);
   };
@@ -126,9 +127,9 @@ void StateSnapshot::fill(
   for (const auto& part : parts) {
     const Tensor from = part.tensor.contiguous();
     const std::string dtype = dtype_to_safetensors(from.scalar_type());
-    const auto* values = from.is_cpu()
-        ? static_cast<const std::byte*>(from.const_data_ptr())
-        : nullptr;
+    const auto* values =
+        from.is_cpu() ? static_cast<const std::byte*>(from.const_data_ptr())
+                      : nullptr;
     for (const auto& placed : part.boxes) {
       const int64_t bytes = bytes_of(part, placed);
       const int64_t begin =
@@ -156,7 +157,8 @@ void StateSnapshot::fill(
     }
   }
   for (const auto& device : devices) {
-    c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+    c10::impl::VirtualGuardImpl(device.type())
+        .synchronizeDevice(device.index());
   }
 }
 

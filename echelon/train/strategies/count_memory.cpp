@@ -8,12 +8,12 @@
 #include "echelon/comm/nccl/cuda.h"
 #include "echelon/comm/trace/unsent_calls.h"
 #include "echelon/error.h"
+#include "echelon/job/pipeline_schedule.h"
+#include "echelon/layers/ties.h"
 #include "echelon/layout/partition.h"
 #include "echelon/memory/layer_memory.h"
-#include "echelon/layers/ties.h"
 #include "echelon/train/strategies/loss_layer.h"
 #include "echelon/train/strategies/model_cut.h"
-#include "echelon/job/pipeline_schedule.h"
 
 namespace echelon {
 namespace {
@@ -58,8 +58,8 @@ Calls summed(const std::vector<UnsentCall>& calls) {
       return sum.operation == one.operation && sum.axis == one.axis;
     });
     if (found == sums.end()) {
-      found = sums.insert(
-          found, {one.operation, one.axis, "within layers", 0, 0});
+      found =
+          sums.insert(found, {one.operation, one.axis, "within layers", 0, 0});
     }
     ++found->count;
     found->bytes += one.bytes;
@@ -74,10 +74,8 @@ struct Counted {
 };
 
 Counted count(
-    const LayerList& layers,
-    const std::vector<TensorSpec>& inputs,
-    torch::Dtype compute,
-    torch::DeviceType device) {
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+    torch::Dtype compute, torch::DeviceType device) {
   Counted counted;
   UnsentCalls calls;
   const CountOptions options{
@@ -118,8 +116,7 @@ PlannedLayer planned(const LayerCost& cost) {
 
 // A tied parameter lies once on each stage, with the first of its layers there.
 void join_ties(
-    MemoryModel& model,
-    const LayerList& layers,
+    MemoryModel& model, const LayerList& layers,
     const std::vector<LayerCost>& costs) {
   const auto stage_of = [&](size_t layer) {
     size_t stage = 0;
@@ -152,22 +149,20 @@ void join_ties(
     model.ties.push_back(tie);
   }
   for (auto& layer : model.layers) {
-    std::erase_if(layer.parameters, [](const auto& one) {
-      return one.numel == 0;
-    });
+    std::erase_if(
+        layer.parameters, [](const auto& one) { return one.numel == 0; });
   }
 }
 
 std::vector<size_t> boundaries_of(
-    const Job& job,
-    const Schedule& schedule,
-    std::vector<LayerCost> costs,
+    const Job& job, const Schedule& schedule, std::vector<LayerCost> costs,
     std::vector<std::string>& notes) {
   costs.pop_back();  // the loss is no layer of the list
   if (job.layout.pp == 1) return {0, costs.size()};
   if (job.model.balance == "measured" && job.model.cut.empty()) {
     notes.push_back(
-        "[model] balance = \"measured\" is not measured here: stages are cut by "
+        "[model] balance = \"measured\" is not measured here: stages are cut "
+        "by "
         "counted operations");
   }
   return stage_boundaries(job, schedule, costs);
@@ -236,8 +231,7 @@ MemoryModel count_memory(const Job& job, const ModelSource& source) {
       }
       layer.backward_calls[choice] = counted.backward.at(layer.name);
       layer.again_flops[choice] = std::max(
-          0.0,
-          counted.costs[i].backward_flops - plain.costs[i].backward_flops);
+          0.0, counted.costs[i].backward_flops - plain.costs[i].backward_flops);
       if (choice == 0) layer.forward_calls = counted.forward.at(layer.name);
     }
   };

@@ -4,10 +4,10 @@
 #include <set>
 
 #include "echelon/comm/group.h"
+#include "echelon/job/pipeline_schedule.h"
 #include "echelon/layers/ties.h"
 #include "echelon/train/strategies/loss_layer.h"
 #include "echelon/train/strategies/model_cut.h"
-#include "echelon/job/pipeline_schedule.h"
 
 namespace echelon {
 namespace {
@@ -45,8 +45,8 @@ void summarise(
   if (largest == nullptr) return;
   layer.inner = largest->k;
   layer.columns = largest->n;
-  layer.rows =
-      static_cast<double>(largest->m) * static_cast<double>(largest->count) / samples;
+  layer.rows = static_cast<double>(largest->m) *
+               static_cast<double>(largest->count) / samples;
 }
 
 CountedLayer layer_of(
@@ -74,8 +74,8 @@ CountedLayer layer_of(
   for (const auto& one : cost.parameter_specs) {
     if (!one.requires_grad) continue;
     // Two are read and one is written.
-    const auto numel = static_cast<double>(
-        c10::multiply_integers(one.tensor.shape));
+    const auto numel =
+        static_cast<double>(c10::multiply_integers(one.tensor.shape));
     layer.backward.push_back(
         {.name = "add",
          .bytes = 3 * numel * element_bytes,
@@ -86,9 +86,7 @@ CountedLayer layer_of(
 }
 
 ModelShape shape_of(
-    const CountedOperators& all,
-    int64_t samples,
-    torch::Dtype dtype,
+    const CountedOperators& all, int64_t samples, torch::Dtype dtype,
     const std::string& name) {
   ModelShape model{.name = name};
   const auto element_bytes = static_cast<double>(c10::elementSize(dtype));
@@ -102,7 +100,8 @@ ModelShape shape_of(
 int64_t samples_of_microbatch(const Job& job) {
   const int64_t ranks = job.layout.data_degree();
   int64_t samples = (job.train.batch + ranks - 1) / ranks;
-  for (const int64_t own : job.train.rank_batch) samples = std::max(samples, own);
+  for (const int64_t own : job.train.rank_batch)
+    samples = std::max(samples, own);
   const int64_t passes =
       job.layout.pp > 1 ? microbatches_of(job) : job.train.accumulate;
   return std::max<int64_t>(1, (samples + passes - 1) / passes);
@@ -123,7 +122,8 @@ void set_stages(
 
 // A tied parameter is the first of its layers', on each stage.
 void join_ties(
-    ModelShape& model, const LayerList& layers, const std::vector<LayerCost>& costs) {
+    ModelShape& model, const LayerList& layers,
+    const std::vector<LayerCost>& costs) {
   for (const auto& group : tied_groups(layers)) {
     std::set<int64_t> stages;
     for (size_t i = 0; i < group.layers.size(); ++i) {
@@ -131,8 +131,8 @@ void join_ties(
       if (stages.insert(layer.stage).second) continue;
       for (const auto& one : costs[group.layers[i]].parameter_specs) {
         if (layer.name + "." + one.name != group.names[i]) continue;
-        layer.parameters -= static_cast<double>(
-            c10::multiply_integers(one.tensor.shape));
+        layer.parameters -=
+            static_cast<double>(c10::multiply_integers(one.tensor.shape));
       }
     }
   }
@@ -144,7 +144,8 @@ ModelShape counted_shape(const Job& job, const ModelSource& source) {
   const TensorParallel parallel = {
       Group::silent("tp", 0, static_cast<int>(job.layout.tp)), job.tensor};
   const int64_t samples = samples_of_microbatch(job);
-  const auto layers = with_loss(source.cut(parallel), source, parallel, samples);
+  const auto layers =
+      with_loss(source.cut(parallel), source, parallel, samples);
   const auto dtype = compute_dtype(job);
   const auto counted = count_operators(
       layers, input_specs(job, source, samples), {.dtype = dtype});
@@ -163,13 +164,10 @@ ModelShape counted_shape(const Job& job) {
 }
 
 ModelShape counted_shape(
-    const LayerList& layers,
-    const std::vector<TensorSpec>& inputs,
-    int64_t samples,
-    const std::string& name) {
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+    int64_t samples, const std::string& name) {
   return shape_of(
-      count_operators(layers, inputs), samples,
-      inputs.front().dtype, name);
+      count_operators(layers, inputs), samples, inputs.front().dtype, name);
 }
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// The whole list of layers on every rank; each layer whole, or cut over the ranks
-// of a tensor-parallel group.
+// The whole list of layers on every rank; each layer whole, or cut over the
+// ranks of a tensor-parallel group.
 #include "echelon/text/units.h"
 #include "echelon/train/strategies/in_process_model.h"
 #include "echelon/train/strategies/rank_layers.h"
@@ -17,10 +17,8 @@ std::shared_ptr<Network> build(const Job& job, const ModelPlace& place) {
 class WholeListModel : public InProcessModel<Network> {
  public:
   WholeListModel(
-      const Job& job,
-      const ModelPlace& place,
-      const std::shared_ptr<Network>& network,
-      torch::Device device)
+      const Job& job, const ModelPlace& place,
+      const std::shared_ptr<Network>& network, torch::Device device)
       : InProcessModel(job, place, network, device, device, place.recorder) {
     if (job.layout.tp == 1) return;
     const int64_t all = place.source.num_parameters();

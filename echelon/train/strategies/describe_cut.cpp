@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "echelon/counting/meta_mode.h"
+#include "echelon/job/pipeline_schedule.h"
 #include "echelon/layers/sharded_module.h"
 #include "echelon/train/strategies/objective.h"
-#include "echelon/job/pipeline_schedule.h"
 
 namespace echelon {
 namespace {
@@ -24,9 +24,7 @@ int64_t tokens_of(const Job& job, const ModelSource& source) {
 
 Shard shard_of(
     const std::map<std::string, ParameterShard>& shards,
-    const std::string& name,
-    const torch::Tensor& tensor,
-    int rank) {
+    const std::string& name, const torch::Tensor& tensor, int rank) {
   const auto found = shards.find(name);
   return found == shards.end() ? replicated(tensor.sizes().vec(), rank)
                                : found->second.shard;
@@ -55,8 +53,7 @@ TensorCut describe_cut(const Job& job, const ModelSource& source) {
         if (rank == 0) {
           const std::string name = layers[i].name + "." + item.key();
           parameters.push_back(
-              {.name = item.key(),
-               .tied = source.first_names.count(name) > 0});
+              {.name = item.key(), .tied = source.first_names.count(name) > 0});
         }
         parameters[at++].parts.push_back(
             shard_of(shards, item.key(), item.value(), rank));

@@ -14,8 +14,9 @@
 
 namespace echelon {
 
-/// `Net` is a torch::nn::Module that maps inputs to scores, on whatever devices:
-/// Network or PlacedNetwork. Networks of a tensor-parallel group hold parts.
+/// `Net` is a torch::nn::Module that maps inputs to scores, on whatever
+/// devices: Network or PlacedNetwork. Networks of a tensor-parallel group hold
+/// parts.
 template <class Net>
 class InProcessModel : public ParallelModel {
  public:
@@ -23,12 +24,8 @@ class InProcessModel : public ParallelModel {
   /// forward and backward on the track "compute"; null when the network records
   /// its own.
   InProcessModel(
-      const Job& job,
-      const ModelPlace& place,
-      std::shared_ptr<Net> network,
-      torch::Device first,
-      torch::Device last,
-      Recorder* recorder)
+      const Job& job, const ModelPlace& place, std::shared_ptr<Net> network,
+      torch::Device first, torch::Device last, Recorder* recorder)
       : accumulate_(job.train.accumulate),
         dtype_(dtype_of(job.model.dtype)),
         first_(first),
@@ -36,18 +33,18 @@ class InProcessModel : public ParallelModel {
         recorder_(recorder),
         layers_(place.source.layers.names()),
         tensor_(tensor_parallel(job, place.groups)),
-        objective_(objective_for(
-            place.source.sample, place.source.classes, tensor_)),
+        objective_(
+            objective_for(place.source.sample, place.source.classes, tensor_)),
         network_(std::move(network)),
         counted_(parameter_parts(*network_), tensor_.rank()),
         shared_(*network_, tensor_),
-        parallel_(
-            network_, place.groups.data(), data_parallel_options(job)) {}
+        parallel_(network_, place.groups.data(), data_parallel_options(job)) {}
 
   Score forward_backward(const Batch& raw, bool count_units) override {
     const Batch batch = placed(raw);
-    const double scale = loss_scale(
-        *objective_, batch, parallel_.group(), count_units) * gradient_scale_;
+    const double scale =
+        loss_scale(*objective_, batch, parallel_.group(), count_units) *
+        gradient_scale_;
     const Passes passes{
         .objective = *objective_,
         .count = accumulate_,
@@ -56,9 +53,8 @@ class InProcessModel : public ParallelModel {
           if (last) return nullptr;
           return std::shared_ptr<NoSync>(new NoSync(parallel_.no_sync()));
         },
-        .forward = [&](const Tensors& inputs) {
-          return parallel_.forward(inputs);
-        }};
+        .forward =
+            [&](const Tensors& inputs) { return parallel_.forward(inputs); }};
     const Score score = passes.run(batch, scale);
     shared_.finish();
     return counted_here() ? score : Score{};

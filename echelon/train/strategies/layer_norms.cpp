@@ -23,8 +23,8 @@ struct List {
 };
 
 // The layer with the longest name that `name` begins with.
-int64_t layer_of(
-    const std::map<std::string, int64_t>& index, const std::string& name) {
+int64_t
+layer_of(const std::map<std::string, int64_t>& index, const std::string& name) {
   for (size_t end = name.rfind('.'); end != std::string::npos && end > 0;
        end = name.rfind('.', end - 1)) {
     const auto found = index.find(name.substr(0, end));
@@ -56,8 +56,9 @@ std::vector<double> layer_norms(
   const auto add = [&](const Tensor& gradient, size_t part) {
     if (!gradient.defined() || gradient.numel() == 0) return;
     const auto device = gradient.device();
-    auto& list = lists[{static_cast<int>(device.type()), device.index(),
-                        gradient.scalar_type()}];
+    auto& list = lists[{
+        static_cast<int>(device.type()), device.index(),
+        gradient.scalar_type()}];
     list.gradients.push_back(gradient);
     list.layers.push_back(layer_of(index, parts[part].name));
   };
@@ -68,8 +69,8 @@ std::vector<double> layer_norms(
   } else {
     for (size_t i = 0; i < parts.size(); ++i) add(parts[i].gradient, i);
   }
-  auto sums = torch::zeros(
-      {static_cast<int64_t>(layers.size())}, torch::kFloat64);
+  auto sums =
+      torch::zeros({static_cast<int64_t>(layers.size())}, torch::kFloat64);
   for (const auto& [_, list] : lists) add_squares(list, sums);
   if (shared && shared->sum) shared->sum(sums);
   const auto norms = sums.to(torch::kCPU).sqrt_();

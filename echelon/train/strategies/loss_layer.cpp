@@ -14,10 +14,8 @@ with_samples(int64_t samples, const std::vector<int64_t>& shape) {
 }
 
 LayerList with_loss(
-    const LayerList& layers,
-    const ModelSource& source,
-    const TensorParallel& parallel,
-    int64_t samples) {
+    const LayerList& layers, const ModelSource& source,
+    const TensorParallel& parallel, int64_t samples) {
   LayerList all;
   for (const auto& layer : layers.layers()) all.add_definition(layer);
   for (const auto& tie : layers.ties()) all.tie(tie.first, tie.second);
@@ -27,11 +25,10 @@ LayerList with_loss(
       with_samples(samples, source.sample.target_shape),
       torch::dtype(source.sample.target_dtype).device(torch::kMeta));
   all.add_definition({"loss", [objective, targets] {
-                        return BuiltLayer{
-                            nullptr, [=](const Tensors& outputs) {
-                              return Tensors{
-                                  objective->loss_sum(outputs, targets)};
-                            }};
+                        return BuiltLayer{nullptr, [=](const Tensors& outputs) {
+                                            return Tensors{objective->loss_sum(
+                                                outputs, targets)};
+                                          }};
                       }});
   return all;
 }

@@ -32,8 +32,8 @@ std::vector<double> agree(std::vector<double> values, World& world) {
   return values;
 }
 
-Tensors random_tensors(
-    const std::vector<TensorSpec>& specs, torch::Device device) {
+Tensors
+random_tensors(const std::vector<TensorSpec>& specs, torch::Device device) {
   Tensors tensors;
   for (const auto& spec : specs) {
     const auto options = torch::dtype(spec.dtype).device(device);
@@ -95,8 +95,8 @@ memory_of_ranks(const Job& job, const Schedule& schedule, World& world) {
 std::vector<int64_t>
 limits_of(const Schedule& schedule, const std::vector<double>& ranks) {
   std::vector<int64_t> limits;
-  for (size_t stage = 0; !ranks.empty() && stage < schedule.rank_of_stage.size();
-       ++stage) {
+  for (size_t stage = 0;
+       !ranks.empty() && stage < schedule.rank_of_stage.size(); ++stage) {
     const int32_t rank = schedule.rank_of_stage[stage];
     const auto sharers = static_cast<double>(schedule.stages_of(rank).size());
     limits.push_back(
@@ -108,8 +108,8 @@ limits_of(const Schedule& schedule, const std::vector<double>& ranks) {
 // Parameters, gradients and optimizer state of a rank of dp_shard.
 int64_t shard_bytes(const Job& job, const LayerCost& cost) {
   const int64_t whole = cost.parameter_bytes;
-  const int64_t all = state_bytes(
-      cost, job.optimizer.name, job.optimizer.momentum > 0);
+  const int64_t all =
+      state_bytes(cost, job.optimizer.name, job.optimizer.momentum > 0);
   if (job.layout.dp_shard == 1) return all;
   const int64_t state = all - cost.buffer_bytes - 2 * whole;
   const auto share = [&](int64_t bytes) {
@@ -122,15 +122,12 @@ int64_t shard_bytes(const Job& job, const LayerCost& cost) {
 }
 
 SliceMemory memory_of(
-    const Job& job,
-    const std::vector<LayerCost>& costs,
-    const Schedule& schedule,
-    const std::vector<double>& memory_of_ranks) {
+    const Job& job, const std::vector<LayerCost>& costs,
+    const Schedule& schedule, const std::vector<double>& memory_of_ranks) {
   SliceMemory memory{.limits = limits_of(schedule, memory_of_ranks)};
   for (const auto& cost : costs) {
     memory.bytes.push_back(shard_bytes(job, cost));
-    memory.stored_bytes.push_back(
-        cost.activation_bytes + cost.repeated_bytes);
+    memory.stored_bytes.push_back(cost.activation_bytes + cost.repeated_bytes);
     memory.names.push_back(cost.name);
   }
   for (const int32_t stored : stored_activations(schedule).stages) {
@@ -140,11 +137,8 @@ SliceMemory memory_of(
 }
 
 std::vector<size_t> boundaries_of(
-    const Job& job,
-    const std::vector<std::string>& names,
-    const std::vector<double>& work,
-    size_t slices,
-    const SliceMemory& memory) {
+    const Job& job, const std::vector<std::string>& names,
+    const std::vector<double>& work, size_t slices, const SliceMemory& memory) {
   if (!job.model.cut.empty()) {
     auto boundaries = cut_at(names, job.model.cut, slices);
     check_fits(boundaries, memory);
@@ -155,11 +149,8 @@ std::vector<size_t> boundaries_of(
 }
 
 std::vector<std::string> describe_stages(
-    const ModelCut& cut,
-    const std::vector<double>& work,
-    const SliceMemory& memory,
-    const Schedule& schedule,
-    int64_t tp) {
+    const ModelCut& cut, const std::vector<double>& work,
+    const SliceMemory& memory, const Schedule& schedule, int64_t tp) {
   double total = 0;
   for (const double one : work) total += one;
   const auto bytes = slice_bytes(cut.boundaries, memory);
@@ -196,24 +187,20 @@ int64_t state_bytes(
 }
 
 std::vector<size_t> stage_boundaries(
-    const Job& job,
-    const Schedule& schedule,
+    const Job& job, const Schedule& schedule,
     const std::vector<LayerCost>& costs) {
   std::vector<std::string> names;
   for (const auto& cost : costs) names.push_back(cost.name);
   const std::vector<double> ranks(
       job.model.device_bytes.begin(), job.model.device_bytes.end());
   return boundaries_of(
-      job, names, flops_of(costs),
-      static_cast<size_t>(schedule.num_stages()),
+      job, names, flops_of(costs), static_cast<size_t>(schedule.num_stages()),
       memory_of(job, costs, schedule, ranks));
 }
 
 std::vector<std::string> measured_cut(
-    const LayerList& layers,
-    const std::vector<TensorSpec>& inputs,
-    size_t slices,
-    World& world) {
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
+    size_t slices, World& world) {
   std::vector<double> seconds;
   if (world.rank() == 0) seconds = time_layers(layers, inputs, world.device());
   const auto cut = balance(agree(std::move(seconds), world), slices);
@@ -223,8 +210,7 @@ std::vector<std::string> measured_cut(
 }
 
 std::vector<double> time_layers(
-    const LayerList& layers,
-    const std::vector<TensorSpec>& inputs,
+    const LayerList& layers, const std::vector<TensorSpec>& inputs,
     torch::Device device) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> seconds;
@@ -257,8 +243,7 @@ ModelCut cut_into_stages(
   // more, and all cut at the same layers.
   const LayerList layers = place.source.cut(
       {Group::silent("tp", 0, static_cast<int>(job.layout.tp)), job.tensor});
-  const int64_t pieces =
-      job.layout.data_degree() * schedule.num_microbatches;
+  const int64_t pieces = job.layout.data_degree() * schedule.num_microbatches;
   const auto inputs = input_specs(
       job, place.source, std::max<int64_t>(1, job.train.batch / pieces));
 
@@ -269,8 +254,8 @@ ModelCut cut_into_stages(
   const SliceMemory memory = memory_of(
       job, cut.costs, schedule, memory_of_ranks(job, schedule, place.world));
   const auto work = job.model.balance == "measured"
-      ? measured_costs(job, place, inputs)
-      : flops_of(cut.costs);
+                        ? measured_costs(job, place, inputs)
+                        : flops_of(cut.costs);
   cut.boundaries = boundaries_of(job, cut.layers, work, slices, memory);
   cut.lines = describe_stages(cut, work, memory, schedule, job.layout.tp);
   return cut;

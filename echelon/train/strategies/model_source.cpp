@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "echelon/error.h"
 #include "echelon/architecture/language_model.h"
-#include "echelon/models/make_network.h"
 #include "echelon/counting/meta_mode.h"
+#include "echelon/error.h"
+#include "echelon/job/pipeline_schedule.h"
 #include "echelon/layers/ties.h"
+#include "echelon/models/make_network.h"
 #include "echelon/models/weights.h"
 #include "echelon/train/strategies/objective.h"
-#include "echelon/job/pipeline_schedule.h"
 
 namespace echelon {
 namespace {
@@ -157,8 +157,8 @@ ModelSource model_source(
   for (const auto& tie : find_ties(source.layers, build_on_meta)) {
     source.layers.tie(tie.first, tie.second);
   }
-  source.cut = [given, dtype, whole = source.layers](
-                   const TensorParallel& parallel) {
+  source.cut = [given, dtype,
+                whole = source.layers](const TensorParallel& parallel) {
     if (parallel.size() == 1) return whole;
     return with_ties_of(whole, in_dtype(given(parallel), dtype));
   };

@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "echelon/data/dataset.h"
-#include "echelon/counting/layer_cost.h"
-#include "echelon/layers/layer_list.h"
 #include "echelon/architecture/parameter_list.h"
-#include "echelon/parallel/tensor/tensor_parallel.h"
+#include "echelon/counting/layer_cost.h"
+#include "echelon/data/dataset.h"
 #include "echelon/job/job.h"
+#include "echelon/layers/layer_list.h"
+#include "echelon/parallel/tensor/tensor_parallel.h"
 
 namespace echelon {
 
@@ -46,29 +46,32 @@ struct ModelSource {
 
 /// The model that job.model names.
 ModelSource model_source(const Job& job, const SampleSpec& sample);
-/// A user's own list, whose first layer takes [batch, *sample.input_shape] (then
-/// what else the data has: Batch::more) and whose last returns the scores. Ties
-/// that were not declared are found.
+/// A user's own list, whose first layer takes [batch, *sample.input_shape]
+/// (then what else the data has: Batch::more) and whose last returns the
+/// scores. Ties that were not declared are found.
 ///
 /// Cut lists have the same layers and names as the whole one; ConfigError when
-/// they have not. Nothing is built whole for them: cut parameters have the first
-/// values that their shards say (sharded_module.h), in one part or in many.
+/// they have not. Nothing is built whole for them: cut parameters have the
+/// first values that their shards say (sharded_module.h), in one part or in
+/// many.
 ModelSource model_source(
     const Job& job, const LayerFactory& layers, const SampleSpec& sample);
 /// A list that cannot be cut: ConfigError when it is asked to.
 LayerFactory whole_layers(const LayerList& layers);
 
-/// Whether ranks have to ask each other how many units a batch of this data has.
+/// Whether ranks have to ask each other how many units a batch of this data
+/// has.
 bool counts_units(const Dataset& dataset);
 
-/// Whether the model's layers draw random masks ([model] dropout above 0, and the
-/// data is text): then batches have keys.
+/// Whether the model's layers draw random masks ([model] dropout above 0, and
+/// the data is text): then batches have keys.
 bool draws_masks(const Job& job, const SampleSpec& sample);
 
 /// Of forward and backward: [precision] compute, or [model] dtype.
 torch::Dtype compute_dtype(const Job& job);
 
-/// A batch of so many samples, as the model's first layer takes it in job.layout.
+/// A batch of so many samples, as the model's first layer takes it in
+/// job.layout.
 std::vector<TensorSpec>
 input_specs(const Job& job, const ModelSource& source, int64_t samples);
 

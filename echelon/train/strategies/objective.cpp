@@ -36,10 +36,8 @@ Batch on_device(const Batch& batch, torch::Device device, torch::Dtype dtype) {
 class Classification : public Objective {
  public:
   bool counts_tokens() const override { return false; }
-  Batch prepared(
-      const Batch& batch,
-      torch::Device device,
-      torch::Dtype dtype) const override {
+  Batch prepared(const Batch& batch, torch::Device device, torch::Dtype dtype)
+      const override {
     return on_device(batch, device, dtype);
   }
   int64_t count(const torch::Tensor& targets) const override {
@@ -51,8 +49,7 @@ class Classification : public Objective {
   torch::Tensor loss_sum(
       const Tensors& outputs, const torch::Tensor& targets) const override {
     return F::cross_entropy(
-        for_sums(only_one(outputs)),
-        targets,
+        for_sums(only_one(outputs)), targets,
         F::CrossEntropyFuncOptions().reduction(torch::kSum));
   }
   int64_t count_correct(
@@ -123,13 +120,12 @@ Score& Score::operator+=(const Score& other) {
 }
 
 void Objective::add_loss(
-    Score& score,
-    const torch::Tensor& loss_sum,
+    Score& score, const torch::Tensor& loss_sum,
     const torch::Tensor& targets) const {
-  score += {
-      .loss_sum = loss_sum.item<double>(),
-      .count = count(targets),
-      .samples = targets.size(0)};
+  score +=
+      {.loss_sum = loss_sum.item<double>(),
+       .count = count(targets),
+       .samples = targets.size(0)};
 }
 
 void Objective::evaluate(
@@ -176,9 +172,7 @@ Batch piece_of(const Batch& batch, int64_t begin, int64_t length) {
 }
 
 double loss_scale(
-    const Objective& objective,
-    const Batch& batch,
-    const Group& data,
+    const Objective& objective, const Batch& batch, const Group& data,
     bool count_units) {
   int64_t units = 0;
   if (!count_units) {

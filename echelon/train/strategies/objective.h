@@ -2,7 +2,8 @@
 // which answers are right.
 //
 //   classification   a sample has one answer (or one per pixel); units: samples
-//   next token       a sample is a text, and every token but the ignored ones has
+//   next token       a sample is a text, and every token but the ignored ones
+//   has
 //                    an answer, the word that follows; units: tokens
 //
 // The loss of a step is the sum over all units of the global batch, divided by
@@ -63,14 +64,11 @@ class Objective {
 
   /// Adds the loss of one piece of a batch.
   void add_loss(
-      Score& score,
-      const torch::Tensor& loss_sum,
+      Score& score, const torch::Tensor& loss_sum,
       const torch::Tensor& targets) const;
   /// Adds the loss and the right answers of one piece of a batch.
   void evaluate(
-      Score& score,
-      const Tensors& outputs,
-      const torch::Tensor& targets) const;
+      Score& score, const Tensors& outputs, const torch::Tensor& targets) const;
 };
 
 /// Cross-entropy of the classes' scores [n, classes, …], targets [n, …].
@@ -94,10 +92,10 @@ Tensors inputs_of(const Batch& batch);
 /// Samples [begin, begin + length) of a batch that is prepared.
 Batch piece_of(const Batch& batch, int64_t begin, int64_t length);
 
-/// What the loss sum of any piece of `batch`, this rank's part of a global batch,
-/// is multiplied with, so that data parallelism, which divides the sum of the
-/// ranks' gradients by their number, gives those of the mean over all units: each
-/// unit weighs the same, on whichever rank it is.
+/// What the loss sum of any piece of `batch`, this rank's part of a global
+/// batch, is multiplied with, so that data parallelism, which divides the sum
+/// of the ranks' gradients by their number, gives those of the mean over all
+/// units: each unit weighs the same, on whichever rank it is.
 ///
 ///   data         the ranks with the other parts
 ///   count_units  ask them how many units they have (one small all-reduce);
@@ -106,9 +104,7 @@ Batch piece_of(const Batch& batch, int64_t begin, int64_t length);
 ///
 /// Throws DataError when there is no unit at all.
 double loss_scale(
-    const Objective& objective,
-    const Batch& batch,
-    const Group& data,
+    const Objective& objective, const Batch& batch, const Group& data,
     bool count_units);
 
 }  // namespace echelon

@@ -14,8 +14,7 @@ BucketHook hook_of(const TrainOptions& options) {
   if (options.compress == "bf16") return bf16_hook();
   if (options.compress == "fp16") return fp16_hook();
   if (options.compress == "powersgd") {
-    return powersgd_hook(
-        {.rank = options.powersgd_rank, .seed = options.seed});
+    return powersgd_hook({.rank = options.powersgd_rank, .seed = options.seed});
   }
   return all_reduce_hook();
 }
@@ -60,8 +59,7 @@ std::vector<ParameterPart> buffer_parts(const torch::nn::Module& module) {
   return parts_of(module.named_buffers(), shards_of(module));
 }
 
-SumOverRanks
-sum_over(const std::vector<Group>& groups, torch::Device device) {
+SumOverRanks sum_over(const std::vector<Group>& groups, torch::Device device) {
   return [groups, device](torch::Tensor& number) {
     auto sum = number.to(device);
     for (const auto& group : groups) {
@@ -73,8 +71,7 @@ sum_over(const std::vector<Group>& groups, torch::Device device) {
 
 std::optional<NonFinite> earliest(
     const std::optional<NonFinite>& found,
-    const std::vector<std::string>& layers,
-    const Group& group,
+    const std::vector<std::string>& layers, const Group& group,
     torch::Device device) {
   if (group.size() == 1) return found;
   std::vector<std::string> lines;
@@ -97,8 +94,7 @@ std::optional<NonFinite> earliest(
   return first;
 }
 
-void announce(
-    const ModelPlace& place, const std::vector<std::string>& lines) {
+void announce(const ModelPlace& place, const std::vector<std::string>& lines) {
   if (!place.announce) return;
   for (const auto& line : lines) place.announce(line);
 }

@@ -14,12 +14,12 @@
 
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/data/dataset.h"
+#include "echelon/job/job.h"
 #include "echelon/layers/network.h"
 #include "echelon/optim/clip.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/data/distributed_data_parallel.h"
 #include "echelon/timeline/recorder.h"
-#include "echelon/job/job.h"
 #include "echelon/train/strategies/model_source.h"
 #include "echelon/train/strategies/objective.h"
 #include "echelon/train/strategies/parameter_part.h"
@@ -27,11 +27,11 @@
 namespace echelon {
 
 /// Ranks with the same samples (those that hold parts of one copy of the model)
-/// call everything together, with the same batches. Each sample's loss is counted
-/// on one of them alone: sum a Score over the world.
+/// call everything together, with the same batches. Each sample's loss is
+/// counted on one of them alone: sum a Score over the world.
 ///
-/// What is minimised is the objective's loss (objective.h), summed over the units
-/// of all ranks and divided by their number, whatever the layout.
+/// What is minimised is the objective's loss (objective.h), summed over the
+/// units of all ranks and divided by their number, whatever the layout.
 class ParallelModel {
  public:
   virtual ~ParallelModel() = default;
@@ -51,8 +51,8 @@ class ParallelModel {
   /// the same on all ranks with these samples.
   virtual std::optional<NonFinite> find_nonfinite(const Batch& batch) = 0;
 
-  /// What of each parameter this rank updates, as it is now, each tensor once, in
-  /// one order. One that is tied to an earlier layer of another rank of the
+  /// What of each parameter this rank updates, as it is now, each tensor once,
+  /// in one order. One that is tied to an earlier layer of another rank of the
   /// pipeline has its own name here.
   virtual std::vector<ParameterPart> parts() const = 0;
   /// The buffers that live here, without gradients.
@@ -67,8 +67,8 @@ class ParallelModel {
   /// After each update: forward sees the new values. `updated`: false when the
   /// step was skipped.
   virtual void after_update(bool updated) {}
-  /// Before values are written into parts(): returns when nothing of this rank that
-  /// runs beside reads or writes them. Other ranks may still be reading.
+  /// Before values are written into parts(): returns when nothing of this rank
+  /// that runs beside reads or writes them. Other ranks may still be reading.
   virtual void before_load() {}
   /// After values were written into parts() and buffers(), on every rank and
   /// between steps: forward sees them.
@@ -92,43 +92,40 @@ class ParallelModel {
 struct ModelPlace {
   const ModelSource& source;
   World& world;
-  const MeshGroups& groups;  // of the job's layout
+  const MeshGroups& groups;      // of the job's layout
   Recorder* recorder = nullptr;  // gets the spans of forward and backward
   /// Told how the model will be cut, a line per part, before anything is built.
   std::function<void(const std::string& line)> announce = nullptr;
 };
 
 /// Builds what job.layout asks for. Every rank of the world calls (the ranks of
-/// place.groups alone when the layout is one device). Throws what the model, its
-/// weights and the strategy's constructor throw. What `place` refers to outlives
-/// the result.
+/// place.groups alone when the layout is one device). Throws what the model,
+/// its weights and the strategy's constructor throw. What `place` refers to
+/// outlives the result.
 std::unique_ptr<ParallelModel>
 make_parallel_model(const Job& job, const ModelPlace& place);
 
 /// The ranks that compute each layer together.
 TensorParallel tensor_parallel(const Job& job, const MeshGroups& groups);
 
-/// Parts that are no more cut than tensor parallelism does, of the parameters or
-/// buffers of a module.
+/// Parts that are no more cut than tensor parallelism does, of the parameters
+/// or buffers of a module.
 std::vector<ParameterPart> parameter_parts(const torch::nn::Module& module);
 std::vector<ParameterPart> buffer_parts(const torch::nn::Module& module);
 
-/// Sums a number over each of the groups, one after the other; they communicate on
-/// `device`, wherever the number is.
-SumOverRanks
-sum_over(const std::vector<Group>& groups, torch::Device device);
+/// Sums a number over each of the groups, one after the other; they communicate
+/// on `device`, wherever the number is.
+SumOverRanks sum_over(const std::vector<Group>& groups, torch::Device device);
 
-/// Of the findings of a group's ranks the one in the earliest of `layers`. Every
-/// rank of the group calls this and gets the same.
+/// Of the findings of a group's ranks the one in the earliest of `layers`.
+/// Every rank of the group calls this and gets the same.
 std::optional<NonFinite> earliest(
     const std::optional<NonFinite>& found,
-    const std::vector<std::string>& layers,
-    const Group& group,
+    const std::vector<std::string>& layers, const Group& group,
     torch::Device device);
 
 /// Tells place.announce, where there is one.
-void announce(
-    const ModelPlace& place, const std::vector<std::string>& lines);
+void announce(const ModelPlace& place, const std::vector<std::string>& lines);
 
 /// One constructor per strategy; make_parallel_model chooses.
 std::unique_ptr<ParallelModel>

@@ -18,7 +18,8 @@ int64_t product(const std::vector<int64_t>& sizes, size_t begin, size_t end) {
   return product;
 }
 
-// Where in `shard.pieces`, laid one after the other, the indices of `owned` are.
+// Where in `shard.pieces`, laid one after the other, the indices of `owned`
+// are.
 IndexRange place_of(const IndexRange& owned, const Shard& shard) {
   int64_t at = 0;
   for (const auto& piece : shard.pieces) {
@@ -90,15 +91,13 @@ int64_t size_of(const std::vector<IndexRange>& pieces) {
 }  // namespace
 
 torch::Tensor part_of(const torch::Tensor& whole, const ParameterPart& part) {
-  torch::Tensor local =
-      part.shard ? slice_of(whole, part.shard->shard) : whole;
+  torch::Tensor local = part.shard ? slice_of(whole, part.shard->shard) : whole;
   if (!part.range) return local;
   return local.reshape(-1).narrow(0, part.range->begin, part.range->size());
 }
 
 void copy_to_whole(
-    torch::Tensor whole,
-    const torch::Tensor& values,
+    torch::Tensor whole, const torch::Tensor& values,
     const ParameterPart& part) {
   const torch::NoGradGuard no_grad;
   if (!part.range) {
@@ -107,8 +106,7 @@ void copy_to_whole(
     return;
   }
   // What of the local part is elsewhere stays as it is in the whole.
-  torch::Tensor local =
-      part.shard ? slice_of(whole, part.shard->shard) : whole;
+  torch::Tensor local = part.shard ? slice_of(whole, part.shard->shard) : whole;
   const torch::Tensor flat = local.contiguous().view(-1);
   flat.narrow(0, part.range->begin, part.range->size()).copy_(values);
   if (part.shard) {
@@ -119,8 +117,7 @@ void copy_to_whole(
 }
 
 CountedParts::CountedParts(
-    const std::vector<ParameterPart>& parts,
-    int tensor_rank,
+    const std::vector<ParameterPart>& parts, int tensor_rank,
     const std::set<std::string>& leave_out) {
   for (const auto& part : parts) {
     const int64_t size = part.value.numel();
@@ -135,8 +132,7 @@ CountedParts::CountedParts(
     }
     counted.all = size_of(counted.pieces) == size;
     if (!counted.all && counted.pieces.size() > kManyPieces) {
-      counted.indices =
-          indices_of(counted.pieces).to(part.value.device());
+      counted.indices = indices_of(counted.pieces).to(part.value.device());
     }
     counted_.push_back(std::move(counted));
   }

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "echelon/layout/shard.h"
 #include "echelon/layers/sharded_module.h"
+#include "echelon/layout/shard.h"
 #include "echelon/optim/clip.h"
 
 namespace echelon {
@@ -24,20 +24,20 @@ struct ParameterPart {
   /// [range.size()] elements of either.
   torch::Tensor value;
   torch::Tensor gradient;  // the same of the gradient; undefined: none yet
-  std::optional<ParameterShard> shard;  // none: tensor-parallel ranks have it all
+  std::optional<ParameterShard>
+      shard;  // none: tensor-parallel ranks have it all
   /// Of the elements, in row-major order, of the tensor or of its
   /// tensor-parallel part; may be empty. None: all of them.
   std::optional<IndexRange> range;
 };
 
-/// What of `whole`, a tensor of the whole one's shape, the part is: of the shape
-/// of part.value.
+/// What of `whole`, a tensor of the whole one's shape, the part is: of the
+/// shape of part.value.
 torch::Tensor part_of(const torch::Tensor& whole, const ParameterPart& part);
 
 /// Copies `values`, of the shape of part.value, to their place in `whole`.
 void copy_to_whole(
-    torch::Tensor whole,
-    const torch::Tensor& values,
+    torch::Tensor whole, const torch::Tensor& values,
     const ParameterPart& part);
 
 /// Which elements of its parts a rank counts: with those of the other ranks of
@@ -51,8 +51,7 @@ class CountedParts {
   ///                all of its ranks have
   ///   leave_out    parameters that another rank of the pipeline counts
   CountedParts(
-      const std::vector<ParameterPart>& parts,
-      int tensor_rank,
+      const std::vector<ParameterPart>& parts, int tensor_rank,
       const std::set<std::string>& leave_out = {});
 
   /// Of gradients[i], that of parts[i], the counted elements; nothing of

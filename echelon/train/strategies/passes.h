@@ -1,5 +1,5 @@
-// The passes of one optimizer step over a rank's part of a global batch, one piece
-// of it after the other.
+// The passes of one optimizer step over a rank's part of a global batch, one
+// piece of it after the other.
 #pragma once
 
 #include <torch/types.h>
@@ -14,8 +14,8 @@ namespace echelon {
 
 struct Passes {
   const Objective& objective;
-  int64_t count = 1;            // pieces
-  Recorder* recorder = nullptr; // gets spans "forward" and "backward"
+  int64_t count = 1;             // pieces
+  Recorder* recorder = nullptr;  // gets spans "forward" and "backward"
 
   /// What surrounds a piece's forward and backward while it lives; may be null.
   std::function<std::shared_ptr<void>(bool last)> around = nullptr;
@@ -28,8 +28,8 @@ struct Passes {
   Score run(const Batch& batch, double scale) const;
 };
 
-/// `inputs` of one sample of zeros, for a rank that has none while others, which
-/// gather parameters with it, do.
+/// `inputs` of one sample of zeros, for a rank that has none while others,
+/// which gather parameters with it, do.
 Tensors stand_in(const Tensors& inputs);
 
 }  // namespace echelon

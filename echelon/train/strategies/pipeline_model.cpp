@@ -1,9 +1,10 @@
-// The list of layers cut over the ranks of a pipeline; each stage data parallel,
-// with its parameters whole or cut over the ranks of dp_shard.
+// The list of layers cut over the ranks of a pipeline; each stage data
+// parallel, with its parameters whole or cut over the ranks of dp_shard.
 #include <algorithm>
 #include <map>
 
 #include "echelon/error.h"
+#include "echelon/job/pipeline_schedule.h"
 #include "echelon/layers/ties.h"
 #include "echelon/parallel/pipeline/pipeline.h"
 #include "echelon/parallel/pipeline/tied_parameters.h"
@@ -12,7 +13,6 @@
 #include "echelon/train/strategies/model_cut.h"
 #include "echelon/train/strategies/parallel_model.h"
 #include "echelon/train/strategies/passes.h"
-#include "echelon/job/pipeline_schedule.h"
 #include "echelon/train/strategies/rank_layers.h"
 
 namespace echelon {
@@ -27,8 +27,8 @@ bool all_finite(const Tensors& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), is_finite);
 }
 
-/// Looks at what layers compute, while it is asked to. Goes around each layer's own
-/// forward, where its parameters are.
+/// Looks at what layers compute, while it is asked to. Goes around each layer's
+/// own forward, where its parameters are.
 class Probe {
  public:
   void begin() { active_ = true, found_.reset(); }
@@ -37,8 +37,8 @@ class Probe {
     return found_;
   }
 
-  static LayerForward around(
-      std::shared_ptr<Probe> probe, const Layer& layer, bool first) {
+  static LayerForward
+  around(std::shared_ptr<Probe> probe, const Layer& layer, bool first) {
     return [probe, layer, first](const Tensors& inputs) {
       Tensors outputs = layer.forward(inputs);
       probe->look(layer, inputs, outputs, first);
@@ -48,9 +48,7 @@ class Probe {
 
  private:
   void look(
-      const Layer& layer,
-      const Tensors& inputs,
-      const Tensors& outputs,
+      const Layer& layer, const Tensors& inputs, const Tensors& outputs,
       bool first) {
     if (!active_ || found_) return;
     if (first && !all_finite(inputs)) {
@@ -120,9 +118,9 @@ class PipelineModel : public ParallelModel {
   // What the first stage takes; nothing on ranks without it.
   std::vector<Tensors> inputs(const std::vector<Batch>& microbatches) const;
 
-  const Group group_;    // the pipeline
-  const Group data_;     // the ranks with this rank's stages and other samples
-  const Group shard_;    // of these, those that share out the parameters
+  const Group group_;  // the pipeline
+  const Group data_;   // the ranks with this rank's stages and other samples
+  const Group shard_;  // of these, those that share out the parameters
   const TensorParallel tensor_;  // those that compute these layers with it
   torch::Device device_;
   torch::Dtype dtype_;
@@ -149,8 +147,8 @@ PipelineModel::PipelineModel(const Job& job, const ModelPlace& place)
       dtype_(compute_dtype(job)),
       schedule_(pipeline_schedule(job)),
       stages_(schedule_.stages_of(group_.rank())),
-      objective_(objective_for(
-          place.source.sample, place.source.classes, tensor_)),
+      objective_(
+          objective_for(place.source.sample, place.source.classes, tensor_)),
       list_(place.source.cut(tensor_)),
       cut_(announced(cut_into_stages(job, place, schedule_), place)),
       gather_once_(gathers_once(job, place.source)),
@@ -176,8 +174,8 @@ RankLayersOptions PipelineModel::layers_options(const Job& job) {
   }
   options.ties = ties_across(list_, cut_.boundaries);
   options.gather_once = gather_once_;
-  options.in_flight = stored_activations(schedule_)
-                          .ranks.at(static_cast<size_t>(group_.rank()));
+  options.in_flight = stored_activations(schedule_).ranks.at(
+      static_cast<size_t>(group_.rank()));
   options.innermost = [probe = probe_](const Layer& layer, size_t index) {
     return Probe::around(probe, layer, index == 0);
   };
@@ -229,8 +227,8 @@ void PipelineModel::tie_shards(const std::vector<Tie>& ties) {
     }
     parameters.push_back(std::move(own));
   }
-  tied_shards_ = std::make_unique<TiedParameters>(
-      group_, ties, parameters, device_);
+  tied_shards_ =
+      std::make_unique<TiedParameters>(group_, ties, parameters, device_);
   tied_shards_->check_equal();
 }
 
@@ -259,7 +257,8 @@ void PipelineModel::before_gradients(int32_t stage, bool last) {
     return;
   }
   if (layers_.units_of(slice).empty()) return;
-  // Gathered for the whole step: gradients wait for the last microbatch as well.
+  // Gathered for the whole step: gradients wait for the last microbatch as
+  // well.
   if (gather_once_ && !last) return;
   units->begin_backward({.last = last, .units = layers_.units_of(slice)});
 }
@@ -278,8 +277,7 @@ std::vector<Batch> PipelineModel::microbatches(const Batch& batch) const {
   std::vector<Batch> pieces;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t begin = size * i / count;
-    pieces.push_back(
-        piece_of(batch, begin, size * (i + 1) / count - begin));
+    pieces.push_back(piece_of(batch, begin, size * (i + 1) / count - begin));
   }
   return pieces;
 }
@@ -344,8 +342,8 @@ std::optional<NonFinite> PipelineModel::find_nonfinite(const Batch& raw) {
   pipeline_->evaluate(inputs(microbatches(batch)));
   const auto found = probe_->end();
   return earliest(
-      earliest(found, cut_.layers, tensor_.group, device_), cut_.layers,
-      group_, device_);
+      earliest(found, cut_.layers, tensor_.group, device_), cut_.layers, group_,
+      device_);
 }
 
 std::optional<SharedOutGradients> PipelineModel::shared_out_gradients() const {

@@ -46,9 +46,9 @@ LayerList wrapped(const Job& job, const ModelSource& source) {
       layer_memory(job, source, {{0, source.layers.size()}}, /*in_flight=*/1);
   if (!memory) return source.layers;
   return with_forwards(
-      source.layers, [memory = *memory](
-                         size_t number, const std::string& name,
-                         const BuiltLayer& layer) {
+      source.layers,
+      [memory = *memory](
+          size_t number, const std::string& name, const BuiltLayer& layer) {
         return memory.wrap(number, name, layer.forward, layer.module);
       });
 }
@@ -56,14 +56,10 @@ LayerList wrapped(const Job& job, const ModelSource& source) {
 class PlacedModel : public InProcessModel<PlacedNetwork> {
  public:
   PlacedModel(
-      const Job& job,
-      const ModelPlace& place,
+      const Job& job, const ModelPlace& place,
       std::shared_ptr<PlacedNetwork> network)
       : InProcessModel(
-            job,
-            place,
-            network,
-            network->placement().devices.front().device,
+            job, place, network, network->placement().devices.front().device,
             network->placement().devices.back().device,
             /*recorder=*/nullptr),
         lines_(placement::describe(network->placement())) {}

@@ -15,8 +15,8 @@ std::optional<torch::Dtype> low_dtype(const std::string& name) {
   return std::nullopt;  // same
 }
 
-ShardedUnitsOptions units_options(
-    const Job& job, const RankLayersOptions& options) {
+ShardedUnitsOptions
+units_options(const Job& job, const RankLayersOptions& options) {
   ShardedUnitsOptions result;
   result.shard = job.shard;
   result.gather_once = options.gather_once;
@@ -36,10 +36,8 @@ ShardedUnitsOptions units_options(
 }  // namespace
 
 std::optional<LayerMemory> layer_memory(
-    const Job& job,
-    const ModelSource& source,
-    const std::vector<std::pair<size_t, size_t>>& slices,
-    int64_t in_flight) {
+    const Job& job, const ModelSource& source,
+    const std::vector<std::pair<size_t, size_t>>& slices, int64_t in_flight) {
   if (job.memory.recompute == "none" && job.memory.activations == "keep") {
     return std::nullopt;
   }
@@ -54,15 +52,14 @@ std::optional<LayerMemory> layer_memory(
           costs.begin() + static_cast<std::ptrdiff_t>(end));
     }
   } else {
-    for (const auto& [begin, end] : slices) own.resize(own.size() + end - begin);
+    for (const auto& [begin, end] : slices)
+      own.resize(own.size() + end - begin);
   }
   return LayerMemory(job.memory, plan_recompute(job.memory, own, in_flight));
 }
 
 RankLayers::RankLayers(
-    const Job& job,
-    const ModelPlace& place,
-    const LayerList& layers,
+    const Job& job, const ModelPlace& place, const LayerList& layers,
     RankLayersOptions options)
     : job_(job),
       device_(place.world.device()),
@@ -86,8 +83,7 @@ void RankLayers::make_units(const RankLayersOptions& options) {
       for (auto& shared : shared_) shared.finish(tensors);
     };
   }
-  units_ =
-      std::make_unique<ShardedUnits>(shard_, replicate_, std::move(all));
+  units_ = std::make_unique<ShardedUnits>(shard_, replicate_, std::move(all));
 }
 
 void RankLayers::build(const RankLayersOptions& options) {
@@ -99,9 +95,8 @@ void RankLayers::build(const RankLayersOptions& options) {
     slice_units_.emplace_back();
     layer_units_.emplace_back();
     networks_.push_back(build_network(
-        layers_, begin, end, job_.train.seed, [&](NewLayer& layer) {
-          prepare(layer, slice, options);
-        }));
+        layers_, begin, end, job_.train.seed,
+        [&](NewLayer& layer) { prepare(layer, slice, options); }));
     auto& network = *networks_.back();
     network.train();
     shards_.merge(shards_of(network));
@@ -152,8 +147,7 @@ void RankLayers::cut(NewLayer& layer, size_t slice) {
     }
   }
   if (!units.empty()) {
-    layer.layer.forward =
-        units_->wrap(units, std::move(layer.layer.forward));
+    layer.layer.forward = units_->wrap(units, std::move(layer.layer.forward));
   }
   layer_units_[slice].push_back(std::move(units));
 }

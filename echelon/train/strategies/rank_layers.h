@@ -1,7 +1,7 @@
 // The slices of a job's model that a rank has, built layer by layer: each layer
-// gets its values, dtype and device, is cut over the ranks of dp_shard and wrapped
-// as [memory] says before the next one is built, so that no rank ever holds more
-// of the model than what it keeps and one layer.
+// gets its values, dtype and device, is cut over the ranks of dp_shard and
+// wrapped as [memory] says before the next one is built, so that no rank ever
+// holds more of the model than what it keeps and one layer.
 #pragma once
 
 #include <torch/types.h>
@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "echelon/memory/layer_memory.h"
 #include "echelon/layers/network.h"
+#include "echelon/memory/layer_memory.h"
 #include "echelon/models/weights.h"
 #include "echelon/optim/optimizer.h"
 #include "echelon/parallel/data/sync_batch_norm.h"
@@ -35,18 +35,16 @@ struct RankLayersOptions {
   std::vector<Tie> ties;
   /// Gathered parameters stay to the end of the step.
   bool gather_once = false;
-  /// Goes around a layer's own forward, inside of everything else: what it calls
-  /// finds the parameters gathered. Null: nothing.
+  /// Goes around a layer's own forward, inside of everything else: what it
+  /// calls finds the parameters gathered. Null: nothing.
   std::function<LayerForward(const Layer& layer, size_t index)> innermost;
 };
 
 /// Where each layer computes again, and what it keeps where, for the layers of
 /// `slices`; nothing when [memory] asks for nothing.
 std::optional<LayerMemory> layer_memory(
-    const Job& job,
-    const ModelSource& source,
-    const std::vector<std::pair<size_t, size_t>>& slices,
-    int64_t in_flight);
+    const Job& job, const ModelSource& source,
+    const std::vector<std::pair<size_t, size_t>>& slices, int64_t in_flight);
 
 /// Every rank of the world makes one (the ranks of place.groups alone when the
 /// layout is one device).
@@ -54,9 +52,7 @@ class RankLayers {
  public:
   /// `layers`: as this rank's tensor-parallel group has them.
   RankLayers(
-      const Job& job,
-      const ModelPlace& place,
-      const LayerList& layers,
+      const Job& job, const ModelPlace& place, const LayerList& layers,
       RankLayersOptions options);
   RankLayers(const RankLayers&) = delete;
   RankLayers& operator=(const RankLayers&) = delete;
@@ -78,7 +74,8 @@ class RankLayers {
   /// buffers of the first one with this part of the model.
   void sync_buffers();
   /// Without units(), after the last backward: sums over tensor-parallel ranks
-  /// (shared_gradients.h). With them each unit's are summed before it is reduced.
+  /// (shared_gradients.h). With them each unit's are summed before it is
+  /// reduced.
   void finish_shared();
 
   std::vector<ParameterPart> parts() const;

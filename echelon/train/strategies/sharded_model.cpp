@@ -1,5 +1,6 @@
-// The whole list of layers on every rank, each layer cut over the ranks of dp_shard
-// (and, as in data_parallel_model.cpp, over those of a tensor-parallel group).
+// The whole list of layers on every rank, each layer cut over the ranks of
+// dp_shard (and, as in data_parallel_model.cpp, over those of a tensor-parallel
+// group).
 #include <string>
 
 #include "echelon/text/units.h"
@@ -22,8 +23,8 @@ class ShardedModel : public ParallelModel {
         tensor_(tensor_parallel(job, place.groups)),
         shard_(place.groups.along(Axis::dp_shard)),
         data_(place.groups.data()),
-        objective_(objective_for(
-            place.source.sample, place.source.classes, tensor_)),
+        objective_(
+            objective_for(place.source.sample, place.source.classes, tensor_)),
         layers_(
             job, place, place.source.cut(tensor_),
             {.slices = {{0, names_.size()}},
@@ -43,12 +44,10 @@ class ShardedModel : public ParallelModel {
         .objective = *objective_,
         .count = accumulate_,
         .recorder = recorder_,
-        .forward = [&](const Tensors& inputs) {
-          return network_->forward(inputs);
-        },
-        .before_backward = [&](bool last) {
-          units.begin_backward({.last = last});
-        }};
+        .forward =
+            [&](const Tensors& inputs) { return network_->forward(inputs); },
+        .before_backward =
+            [&](bool last) { units.begin_backward({.last = last}); }};
     const Score score = passes.run(batch, scale);
     units.finish();
     return counted_here() ? score : Score{};

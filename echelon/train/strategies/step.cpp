@@ -1,7 +1,7 @@
 #include "echelon/train/strategies/step.h"
 
-#include "echelon/profiling/memory_meter.h"
 #include "echelon/optim/clip.h"
+#include "echelon/profiling/memory_meter.h"
 #include "echelon/train/strategies/layer_norms.h"
 #include "echelon/train/strategies/model_source.h"
 
@@ -97,14 +97,12 @@ double TrainingState::norm() {
   const auto* parts = shared ? &*shared : nullptr;
   const auto parameters = optimizer_->parameters();
   return options_.clip_norm > 0
-      ? clip_gradients(parameters, options_.clip_norm, parts)
-      : gradient_norm(parameters, parts);
+             ? clip_gradients(parameters, options_.clip_norm, parts)
+             : gradient_norm(parameters, parts);
 }
 
 StepUpdate TrainingState::update(
-    int64_t step,
-    bool measure_norm,
-    Recorder* recorder,
+    int64_t step, bool measure_norm, Recorder* recorder,
     const std::vector<std::string>* layers) {
   ScopedSpan span(recorder, "compute", "optimizer", SpanKind::optimizer);
   StepUpdate result;

@@ -1,4 +1,5 @@
-// One optimizer step of a classifier: what the training loop and `verify` share.
+// One optimizer step of a classifier: what the training loop and `verify`
+// share.
 #pragma once
 
 #include <torch/types.h>
@@ -12,11 +13,11 @@
 #include "echelon/comm/mesh_groups.h"
 #include "echelon/data/dataset.h"
 #include "echelon/data/loader.h"
-#include "echelon/optim/optimizer.h"
+#include "echelon/job/job.h"
 #include "echelon/optim/learning_rate.h"
 #include "echelon/optim/loss_scaler.h"
+#include "echelon/optim/optimizer.h"
 #include "echelon/timeline/recorder.h"
-#include "echelon/job/job.h"
 #include "echelon/train/strategies/parallel_model.h"
 
 namespace echelon {
@@ -28,8 +29,8 @@ struct StepUpdate {
   bool updated = true;
   /// That the loss was multiplied by; none when it was not.
   std::optional<double> loss_scale;
-  /// Of each of the layers that were asked for, before clipping; empty in a step
-  /// that was skipped.
+  /// Of each of the layers that were asked for, before clipping; empty in a
+  /// step that was skipped.
   std::vector<double> layer_norms;
 };
 
@@ -38,8 +39,7 @@ class TrainingState {
  public:
   /// Every rank of the world calls. Loads [model] weights when set. Throws what
   /// the model, its weights, the strategy and the optimizer throw.
-  TrainingState(
-      const Job& job, const ModelPlace& place, int64_t total_steps);
+  TrainingState(const Job& job, const ModelPlace& place, int64_t total_steps);
 
   ParallelModel& model() { return *model_; }
   const ParallelModel& model() const { return *model_; }
@@ -51,12 +51,11 @@ class TrainingState {
 
   /// Divides gradients by the loss scale, clips (when asked to), sets the
   /// schedule's learning rate for `step` (from 0) and updates. Measuring the
-  /// norm costs a pass over the gradients, that of each of `layers` (null: none)
-  /// another. Throws NumericError when too many steps in a row were skipped.
+  /// norm costs a pass over the gradients, that of each of `layers` (null:
+  /// none) another. Throws NumericError when too many steps in a row were
+  /// skipped.
   StepUpdate update(
-      int64_t step,
-      bool measure_norm,
-      Recorder* recorder,
+      int64_t step, bool measure_norm, Recorder* recorder,
       const std::vector<std::string>* layers = nullptr);
 
  private:
@@ -70,8 +69,8 @@ class TrainingState {
   LossScaler scaler_;
 };
 
-/// This rank's part of the job's batches to train on; `groups` may be of another
-/// layout than the job's (one rank: all of each).
+/// This rank's part of the job's batches to train on; `groups` may be of
+/// another layout than the job's (one rank: all of each).
 LoaderOptions training_batches(
     const Job& job, const TrainingData& data, const MeshGroups& groups);
 

@@ -8,9 +8,9 @@
 
 #include "echelon/checkpoint/format/manifest.h"
 #include "tests/checkpoint/files/written_checkpoint.h"
+#include "tests/support/places.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
-#include "tests/support/places.h"
 
 namespace echelon {
 namespace checkpoint_format_test {
@@ -37,10 +37,8 @@ std::string block_of_document(const std::string& first_line) {
 
 template <typename Value>
 WholeTensor tensor_of(
-    const std::string& name,
-    const std::string& dtype,
-    const std::vector<int64_t>& shape,
-    const std::vector<Value>& values) {
+    const std::string& name, const std::string& dtype,
+    const std::vector<int64_t>& shape, const std::vector<Value>& values) {
   WholeTensor tensor{name, dtype, shape, {}};
   tensor.bytes.resize(values.size() * sizeof(Value));
   std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
@@ -53,9 +51,7 @@ CheckpointManifest write_example(const std::string& folder) {
       "fc.weight", "F32", {3, 4}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
   const auto step = tensor_of<float>("fc.weight/step", "F32", {}, {100});
   const auto random = tensor_of<uint8_t>(
-      "random/cpu/0",
-      "U8",
-      {16},
+      "random/cpu/0", "U8", {16},
       {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15});
   std::vector<RankSlices> ranks(2);
   ranks[0].add(weight, {{0, 0}, {1, 4}});
@@ -80,9 +76,8 @@ CheckpointManifest write_example(const std::string& folder) {
       .data = "digits: 1797 images",
       .metrics = {{"loss", 0.125}}};
   add_parts(
-      manifest,
-      {write_rank_file(folder, rank_file_name(0), ranks[0].slices),
-       write_rank_file(folder, rank_file_name(1), ranks[1].slices)});
+      manifest, {write_rank_file(folder, rank_file_name(0), ranks[0].slices),
+                 write_rank_file(folder, rank_file_name(1), ranks[1].slices)});
   write_manifest(folder, manifest);
   return manifest;
 }

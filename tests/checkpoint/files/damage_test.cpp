@@ -95,8 +95,7 @@ class Damaged : public testing::Test {
       for (const auto& tensor : tensors_) {
         std::vector<std::byte> bytes(tensor.bytes.size());
         reader.read(
-            *reader.manifest().find(tensor.name),
-            whole_box(tensor.shape),
+            *reader.manifest().find(tensor.name), whole_box(tensor.shape),
             bytes.data());
         EXPECT_TRUE(bytes == tensor.bytes) << tensor.name;
       }
@@ -163,8 +162,8 @@ TEST_F(Damaged, FlippedBitIsNamed) {
       damage.what,
       AllOf(
           HasSubstr(a_ + ": tensor \"large\", at byte 4194304, is damaged"),
-          HasSubstr("bytes 4194304 to " +
-                    std::to_string(manifest_.files[0].bytes)),
+          HasSubstr(
+              "bytes 4194304 to " + std::to_string(manifest_.files[0].bytes)),
           HasSubstr("the manifest says " + manifest_.files[0].blocks[1])));
   EXPECT_EQ(read_all(), damage.what);
   // What lies in other blocks is read all the same.
@@ -188,8 +187,9 @@ TEST_F(Damaged, HeaderIsNamed) {
   EXPECT_EQ(damage.offset, 0);
   EXPECT_THAT(
       damage.what,
-      AllOf(HasSubstr("is damaged"),
-            HasSubstr("it holds 2 parts of tensors, \"first\" and others")));
+      AllOf(
+          HasSubstr("is damaged"),
+          HasSubstr("it holds 2 parts of tensors, \"first\" and others")));
 }
 
 TEST_F(Damaged, ZeroedBlock) {
@@ -208,8 +208,9 @@ TEST_F(Damaged, Truncated) {
       damage.what,
       AllOf(
           HasSubstr("tensor \"large\", at byte 4194404, is cut off"),
-          HasSubstr("4194404 bytes long, the manifest says " +
-                    std::to_string(manifest_.files[0].bytes))));
+          HasSubstr(
+              "4194404 bytes long, the manifest says " +
+              std::to_string(manifest_.files[0].bytes))));
   std::filesystem::resize_file(file(a_), 0);
   EXPECT_EQ(only_damage().offset, 0);
   std::filesystem::resize_file(file(a_), manifest_.files[0].bytes);
@@ -223,8 +224,7 @@ TEST_F(Damaged, TruncatedWhileItIsRead) {
   EXPECT_THAT(
       error_text<CheckpointError>([&] {
         reader.read(
-            *reader.manifest().find("large"),
-            whole_box(tensors_[1].shape),
+            *reader.manifest().find("large"), whole_box(tensors_[1].shape),
             bytes.data());
       }),
       AllOf(HasSubstr(file(a_)), HasSubstr("is cut off")));
@@ -266,8 +266,7 @@ TEST_F(Damaged, Swapped) {
   const auto tensor = random_tensor("even", "F32", {4, 500'000}, random);
   std::vector<RankSlices> ranks(2);
   for (int64_t rank = 0; rank < 2; ++rank) {
-    ranks[static_cast<size_t>(rank)].add(
-        tensor, {{2 * rank, 0}, {2, 500'000}});
+    ranks[static_cast<size_t>(rank)].add(tensor, {{2 * rank, 0}, {2, 500'000}});
   }
   const auto manifest = write_checkpoint(folder.path(), ranks);
   ASSERT_EQ(manifest.files[0].bytes, manifest.files[1].bytes);
@@ -277,13 +276,13 @@ TEST_F(Damaged, Swapped) {
   const auto damages = verify_checkpoint(folder.path());
   ASSERT_EQ(damages.size(), 2);
   EXPECT_THAT(
-      damages[0].what,
-      AllOf(HasSubstr(a_ + ": tensor \"even\""),
-            HasSubstr("they are block 0 of " + b_)));
+      damages[0].what, AllOf(
+                           HasSubstr(a_ + ": tensor \"even\""),
+                           HasSubstr("they are block 0 of " + b_)));
   EXPECT_THAT(
-      damages[1].what,
-      AllOf(HasSubstr(b_ + ": tensor \"even\""),
-            HasSubstr("they are block 0 of " + a_)));
+      damages[1].what, AllOf(
+                           HasSubstr(b_ + ": tensor \"even\""),
+                           HasSubstr("they are block 0 of " + a_)));
 }
 
 TEST_F(Damaged, SwappedOfDifferentLengths) {
@@ -301,8 +300,7 @@ TEST_F(Damaged, Stale) {
   write(folder_.path("older"), 2);
   tensors_ = now;
   std::filesystem::copy_file(
-      folder_.path("older/" + a_),
-      file(a_),
+      folder_.path("older/" + a_), file(a_),
       std::filesystem::copy_options::overwrite_existing);
   const auto damages = verify();
   ASSERT_EQ(damages.size(), 2);
@@ -316,13 +314,14 @@ TEST_F(Damaged, Stale) {
 
 TEST_F(Damaged, HeaderThatContradictsTheManifest) {
   // Written by someone else: all checksums hold.
-  const auto with = [&](const std::function<void(CheckpointManifest&)>& change) {
-    CheckpointManifest changed = manifest_;
-    change(changed);
-    changed.content_hash = content_hash(changed);
-    write_manifest(folder_.path("step"), changed);
-    return only_damage().what;
-  };
+  const auto with =
+      [&](const std::function<void(CheckpointManifest&)>& change) {
+        CheckpointManifest changed = manifest_;
+        change(changed);
+        changed.content_hash = content_hash(changed);
+        write_manifest(folder_.path("step"), changed);
+        return only_damage().what;
+      };
   EXPECT_THAT(
       with([](auto& m) { m.tensors[1].slices[0].key = "big"; }),
       AllOf(HasSubstr("tensor \"large\""), HasSubstr("has no key \"big\"")));

@@ -29,10 +29,8 @@ struct Whole {
 
 template <typename T>
 Whole whole(
-    const std::string& name,
-    const std::string& dtype,
-    const std::vector<T>& values,
-    SavedKind kind = SavedKind::parameter) {
+    const std::string& name, const std::string& dtype,
+    const std::vector<T>& values, SavedKind kind = SavedKind::parameter) {
   Whole tensor{name, dtype, {static_cast<int64_t>(values.size())}, {}, kind};
   tensor.bytes.resize(values.size() * sizeof(T));
   std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());

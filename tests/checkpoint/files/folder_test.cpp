@@ -57,17 +57,10 @@ class Folder : public testing::Test {
 
 TEST_F(Folder, ListsWholeOnesTheNewestFirst) {
   for (const char* name :
-       {"step-00000001",
-        "step-00000100",
-        "step-123456789",
-        ".step-00000200.partial",
-        ".step-00000050.removed",
-        "damaged-step-00000150",
-        "step-300",
-        "step-0000000400",
-        "step-00000500x",
-        "step--0000001",
-        "step-99999999999999999999"}) {
+       {"step-00000001", "step-00000100", "step-123456789",
+        ".step-00000200.partial", ".step-00000050.removed",
+        "damaged-step-00000150", "step-300", "step-0000000400",
+        "step-00000500x", "step--0000001", "step-99999999999999999999"}) {
     pretend(name);
   }
   write("step-00000600/rank-00000.safetensors", "");
@@ -167,8 +160,7 @@ TEST_F(Folder, SaysWhatIsThereInPlaceOfACheckpoint) {
   EXPECT_THAT(
       error(temp_.write("a.pt", "")),
       AllOf(
-          HasSubstr("/a.pt: is a file"),
-          HasSubstr("is a pickle of torch.save"),
+          HasSubstr("/a.pt: is a file"), HasSubstr("is a pickle of torch.save"),
           HasSubstr("[model] weights")));
   pretend(".step-00000200.partial");
   EXPECT_THAT(
@@ -185,10 +177,9 @@ TEST_F(Folder, OneProcessWrites) {
     const std::string text =
         error_text<CheckpointError>([&] { CheckpointLock second(folder_); });
     EXPECT_THAT(
-        text,
-        StartsWith(
-            folder_.string() + ": process " + std::to_string(::getpid()) +
-            " on host "));
+        text, StartsWith(
+                  folder_.string() + ": process " + std::to_string(::getpid()) +
+                  " on host "));
     EXPECT_THAT(text, HasSubstr(" since 2"));
     EXPECT_THAT(text, HasSubstr("[train] run"));
   }
@@ -270,7 +261,8 @@ TEST_F(Folder, BeginRefusesWhatTheDiskHasNoRoomFor) {
       [&] { begin_checkpoint(folder_, 100, needed); });
   EXPECT_THAT(
       text,
-      HasSubstr("a checkpoint needs " + std::to_string(needed) + " bytes, but"));
+      HasSubstr(
+          "a checkpoint needs " + std::to_string(needed) + " bytes, but"));
   EXPECT_THAT(text, HasSubstr(" are free there"));
   EXPECT_THAT(entries(), IsEmpty());
 }
@@ -289,8 +281,7 @@ TEST_F(Folder, CommitMakesACheckpoint) {
   EXPECT_THAT(
       files,
       testing::UnorderedElementsAre(
-          "manifest.json", "rank-00000.safetensors",
-          "rank-00001.safetensors"));
+          "manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"));
   CheckpointReader reader(path.string());
   EXPECT_EQ(reader.manifest().step, 200);
   EXPECT_EQ(reader.manifest().ranks, 2);
@@ -299,8 +290,7 @@ TEST_F(Folder, CommitMakesACheckpoint) {
   ASSERT_NE(tensor, nullptr);
   std::vector<float> values(12);
   reader.read(
-      *tensor, whole_box({4, 3}),
-      reinterpret_cast<std::byte*>(values.data()));
+      *tensor, whole_box({4, 3}), reinterpret_cast<std::byte*>(values.data()));
   for (int64_t i = 0; i < 12; ++i) {
     EXPECT_EQ(values[static_cast<size_t>(i)], small_value(200, i));
   }

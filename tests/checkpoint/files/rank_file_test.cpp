@@ -79,9 +79,7 @@ TEST(RankFile, IsASafetensorsFileOfTheSlices) {
     EXPECT_EQ(info.dtype, rank.slices[i].dtype);
     const auto bytes = file.bytes(info);
     EXPECT_TRUE(std::equal(
-        bytes.begin(),
-        bytes.end(),
-        rank.memory[i].begin(),
+        bytes.begin(), bytes.end(), rank.memory[i].begin(),
         rank.memory[i].end()));
     EXPECT_EQ(
         reinterpret_cast<uintptr_t>(bytes.data()) %
@@ -108,9 +106,7 @@ TEST(RankFile, IsASafetensorsFileOfTheSlices) {
 TEST(RankFile, BlocksAreOfTheFile) {
   // Slices that end within, at and behind the ends of blocks.
   for (const int64_t numel :
-       {int64_t{1},
-        kChecksumBlockBytes - 200,
-        kChecksumBlockBytes,
+       {int64_t{1}, kChecksumBlockBytes - 200, kChecksumBlockBytes,
         2 * kChecksumBlockBytes + 1}) {
     SCOPED_TRACE(numel);
     TempFolder folder;
@@ -139,7 +135,8 @@ TEST(RankFile, NothingToWriteMakesAFile) {
   const RankPart part = write_rank_file(folder.path(), "f.safetensors", {});
   EXPECT_TRUE(part.tensors.empty());
   EXPECT_EQ(part.file.blocks.size(), 1);
-  EXPECT_TRUE(safetensors::File(folder.path("f.safetensors")).tensors().empty());
+  EXPECT_TRUE(
+      safetensors::File(folder.path("f.safetensors")).tensors().empty());
 }
 
 TEST(RankFile, KeysDiffer) {
@@ -178,16 +175,15 @@ TEST(RankFile, RefusesWrongSlices) {
     });
   };
   EXPECT_THAT(
-      refused([](auto& s) { s.box.offset = {1, 0}; }),
+      refused([](auto& s) {
+        s.box.offset = {1, 0};
+      }),
       AllOf(
           HasSubstr("f.safetensors: tensor \"a\""),
           HasSubstr("[1, 0] of [2, 3] is not inside of its shape [2, 3]")));
   for (const Box& box :
-       {Box{{0, -1}, {2, 3}},
-        Box{{0}, {6}},
-        Box{{INT64_MAX, 0}, {2, 3}},
-        Box{{0, 0}, {2, -3}},
-        Box{{0, 0}, {2}}}) {
+       {Box{{0, -1}, {2, 3}}, Box{{0}, {6}}, Box{{INT64_MAX, 0}, {2, 3}},
+        Box{{0, 0}, {2, -3}}, Box{{0, 0}, {2}}}) {
     EXPECT_THAT(
         refused([&](auto& s) { s.box = box; }), HasSubstr("is not inside"));
   }
@@ -216,9 +212,8 @@ TEST(RankFile, OverwritesNothing) {
   RankSlices rank;
   rank.add(a, whole_box(a.shape));
   const auto write = [&] {
-    return error_text<CheckpointError>([&] {
-      write_rank_file(folder.path(), "f.safetensors", rank.slices);
-    });
+    return error_text<CheckpointError>(
+        [&] { write_rank_file(folder.path(), "f.safetensors", rank.slices); });
   };
   folder.write("f.safetensors", "old");
   EXPECT_THAT(write(), AllOf(HasSubstr("f.safetensors"), HasSubstr("exists")));
@@ -227,8 +222,7 @@ TEST(RankFile, OverwritesNothing) {
   std::filesystem::rename(
       folder.path("f.safetensors"), folder.path("f.part.json"));
   EXPECT_THAT(write(), AllOf(HasSubstr("f.part.json"), HasSubstr("exists")));
-  EXPECT_EQ(
-      names_in(folder.path()), (std::vector<std::string>{"f.part.json"}));
+  EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"f.part.json"}));
 }
 
 /// Runs `body` in a child; returns what it returns.
@@ -320,8 +314,8 @@ TEST_F(RankFileErrors, DiskThatLosesIt) {
 TEST_F(RankFileErrors, NoPermission) {
   const std::string closed = folder_.make_folder("closed");
   std::filesystem::permissions(
-      closed, std::filesystem::perms::owner_read |
-                  std::filesystem::perms::owner_exec);
+      closed,
+      std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
   const int status = in_child([&] {
     if (::geteuid() == 0 &&
         (::chmod(folder_.path().c_str(), 0755) != 0 ||

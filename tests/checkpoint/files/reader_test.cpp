@@ -44,11 +44,8 @@ TEST(CheckpointReader, AnyBoxesFromAnyBoxes) {
           "t" + std::to_string(i), dtypes[i % dtypes.size()], shape, random));
     }
     write_random_checkpoint(
-        folder.path(),
-        tensors,
-        1 + random_below(random, 5),
-        1 + random_below(random, 12),
-        random);
+        folder.path(), tensors, 1 + random_below(random, 5),
+        1 + random_below(random, 12), random);
     CheckpointReader reader(folder.path());
     for (const auto& tensor : tensors) {
       const Box whole = whole_box(tensor.shape);
@@ -64,8 +61,7 @@ TEST(CheckpointReader, AnyBoxesFromAnyBoxes) {
 
 /// Reads boxes of all tensors by one call, each into strided memory.
 void expect_strided_reads(
-    CheckpointReader& reader,
-    const std::vector<WholeTensor>& tensors,
+    CheckpointReader& reader, const std::vector<WholeTensor>& tensors,
     Random& random) {
   struct Target {
     const WholeTensor* tensor;
@@ -96,27 +92,23 @@ void expect_strided_reads(
   std::vector<BoxRead> reads;
   for (auto& target : targets) {
     reads.push_back(
-        {reader.manifest().find(target.tensor->name),
-         target.box,
-         target.memory.data(),
-         target.strides});
+        {reader.manifest().find(target.tensor->name), target.box,
+         target.memory.data(), target.strides});
   }
   reader.read(reads);
   for (const auto& target : targets) {
     const size_t width = target.tensor->element_bytes();
     std::vector<std::byte> expected(target.memory.size(), std::byte{7});
-    each_element(
-        target.tensor->shape, target.box, [&](size_t i, size_t whole) {
-          int64_t rest = static_cast<int64_t>(i), at = 0;
-          for (size_t d = target.strides.size(); d-- > 0;) {
-            at += rest % target.box.sizes[d] * target.strides[d];
-            rest /= target.box.sizes[d];
-          }
-          std::memcpy(
-              expected.data() + static_cast<size_t>(at) * width,
-              target.tensor->bytes.data() + whole * width,
-              width);
-        });
+    each_element(target.tensor->shape, target.box, [&](size_t i, size_t whole) {
+      int64_t rest = static_cast<int64_t>(i), at = 0;
+      for (size_t d = target.strides.size(); d-- > 0;) {
+        at += rest % target.box.sizes[d] * target.strides[d];
+        rest /= target.box.sizes[d];
+      }
+      std::memcpy(
+          expected.data() + static_cast<size_t>(at) * width,
+          target.tensor->bytes.data() + whole * width, width);
+    });
     ASSERT_EQ(target.memory, expected) << target.tensor->name;
   }
 }
@@ -129,8 +121,7 @@ TEST(CheckpointReader, IntoStridedMemory) {
     std::vector<WholeTensor> tensors;
     for (int i = 0; i < 4; ++i) {
       tensors.push_back(random_tensor(
-          "t" + std::to_string(i),
-          i % 2 == 0 ? "F32" : "BF16",
+          "t" + std::to_string(i), i % 2 == 0 ? "F32" : "BF16",
           {1 + random_below(random, 6), 5, 1 + random_below(random, 9)},
           random));
     }
@@ -340,19 +331,17 @@ TEST(CheckpointReader, RefusesBoxesThatAreNotInside) {
   write_random_checkpoint(folder.path(), {a}, 1, 1, random);
   CheckpointReader reader(folder.path());
   for (const Box& box :
-       {Box{{0, 0}, {2, 4}},
-        Box{{0, -1}, {2, 3}},
-        Box{{1, 0}, {2, 3}},
-        Box{{0, 0}, {2, -1}},
-        Box{{INT64_MAX, 0}, {INT64_MAX, 1}},
+       {Box{{0, 0}, {2, 4}}, Box{{0, -1}, {2, 3}}, Box{{1, 0}, {2, 3}},
+        Box{{0, 0}, {2, -1}}, Box{{INT64_MAX, 0}, {INT64_MAX, 1}},
         Box{{0}, {2}}}) {
     EXPECT_THAT(
         error_text<ConfigError>([&] {
           std::byte to[64];
           reader.read(*reader.manifest().find("a"), box, to);
         }),
-        AllOf(HasSubstr("tensor \"a\" of shape [2, 3]"),
-              HasSubstr("not inside")));
+        AllOf(
+            HasSubstr("tensor \"a\" of shape [2, 3]"),
+            HasSubstr("not inside")));
   }
   EXPECT_THAT(
       error_text<ConfigError>([&] { CheckpointReader(folder.path(), -1); }),
@@ -370,8 +359,7 @@ TEST(CheckpointReader, RefusesWhatIsNoCheckpoint) {
   }
   folder.make_folder("manifest.json");
   EXPECT_THAT(
-      error_text<CheckpointError>(
-          [&] { verify_checkpoint(folder.path()); }),
+      error_text<CheckpointError>([&] { verify_checkpoint(folder.path()); }),
       HasSubstr("manifest.json cannot be read: Is a directory"));
 }
 

@@ -1,5 +1,5 @@
-// A save, killed at each of its system calls, and failed at each of them: what was
-// there before stays whole, and the next save succeeds.
+// A save, killed at each of its system calls, and failed at each of them: what
+// was there before stays whole, and the next save succeeds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -15,8 +15,8 @@
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/error.h"
 #include "tests/checkpoint/files/small_save.h"
-#include "tests/support/temp_folder.h"
 #include "tests/support/places.h"
+#include "tests/support/temp_folder.h"
 
 namespace echelon {
 namespace save_crash_test {
@@ -38,16 +38,16 @@ struct Call {
 // Calls that leave files as they are and do not fail because of a disk.
 bool is_memory(const std::string& name) {
   static const std::set<std::string> kNames = {
-      "brk",       "mmap",           "munmap",       "mprotect",
-      "mremap",    "madvise",        "futex",        "clock_gettime",
-      "getpid",    "rt_sigprocmask", "rt_sigaction", "set_robust_list",
-      "rseq",      "clone3",         "clone",        "sched_yield",
-      "exit_group", "exit",          "getrandom",    "access"};
+      "brk",        "mmap",           "munmap",       "mprotect",
+      "mremap",     "madvise",        "futex",        "clock_gettime",
+      "getpid",     "rt_sigprocmask", "rt_sigaction", "set_robust_list",
+      "rseq",       "clone3",         "clone",        "sched_yield",
+      "exit_group", "exit",           "getrandom",    "access"};
   return kNames.contains(name);
 }
 
-// The calls in a log of `strace -f` from save_writer's first mark, or from the log's
-// beginning, to its second.
+// The calls in a log of `strace -f` from save_writer's first mark, or from the
+// log's beginning, to its second.
 enum class From { mark, begin };
 std::vector<Call> calls_of_save(const fs::path& log, From from) {
   std::map<std::pair<std::string, std::string>, int> counts;
@@ -70,8 +70,8 @@ std::vector<Call> calls_of_save(const fs::path& log, From from) {
   return calls;
 }
 
-// Where synchronising costs nothing: what a process leaves behind when it ends does
-// not depend on the disk.
+// Where synchronising costs nothing: what a process leaves behind when it ends
+// does not depend on the disk.
 constexpr const char* kInMemory = "/dev/shm";
 // Kept over a restart of the machine, so a disk's.
 constexpr const char* kOnDisk = "/var/tmp";
@@ -108,11 +108,11 @@ class SaveCrash : public testing::Test {
   // save_writer of step 200 under strace; its exit code, 128 + signal.
   int strace(const std::string& options) {
     // The leak sanitizer does not work under a tracer.
-    const std::string line = "ASAN_OPTIONS=detect_leaks=0 strace -f -qq " +
-                             only_ + " " + options + " '" + test_program("save_writer") + "' '" +
-                             folder_.string() + "' 200 " +
-                             std::to_string(table_bytes_) + " 2>'" +
-                             temp_.path("error") + "'";
+    const std::string line =
+        "ASAN_OPTIONS=detect_leaks=0 strace -f -qq " + only_ + " " + options +
+        " '" + test_program("save_writer") + "' '" + folder_.string() +
+        "' 200 " + std::to_string(table_bytes_) + " 2>'" + temp_.path("error") +
+        "'";
     const int status = std::system(line.c_str());
     error_ = read_file(temp_.path("error"));
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -210,7 +210,8 @@ TEST_F(SaveCrash, KilledAtAnyCallItLeavesAllThatWasWhole) {
             << " kinds; the new checkpoint was there after " << after << "\n";
 }
 
-// A machine that loses power keeps what was synchronised: the order of the calls.
+// A machine that loses power keeps what was synchronised: the order of the
+// calls.
 TEST_F(SaveCrash, EverythingIsOnTheDiskBeforeItIsNamed) {
   reset();
   ASSERT_EQ(strace("-y -o '" + temp_.path("log") + "'"), 0) << error_;
@@ -269,12 +270,13 @@ TEST_F(SaveCrash, EverythingIsOnTheDiskBeforeItIsNamed) {
 // Without these there is no checkpoint; others, as the closing of what was only
 // read, may fail.
 const std::set<std::string> kMustSucceed = {
-    "write", "pwrite64", "fsync",  "fdatasync", "rename",
+    "write", "pwrite64", "fsync",     "fdatasync", "rename",
     "mkdir", "flock",    "ftruncate", "unlinkat"};
 
-class SaveError : public SaveCrash,
-                  public testing::WithParamInterface<
-                      std::pair<const char*, const char*>> {};
+class SaveError
+    : public SaveCrash,
+      public testing::WithParamInterface<std::pair<const char*, const char*>> {
+};
 
 TEST_P(SaveError, AtAnyCallIsToldAndLeavesNothing) {
   const auto [name, text] = GetParam();
@@ -309,8 +311,7 @@ TEST_P(SaveError, AtAnyCallIsToldAndLeavesNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Kinds,
-    SaveError,
+    Kinds, SaveError,
     testing::Values(
         std::pair("EIO", "Input/output error"),
         std::pair("ENOSPC", "No space left on device"),
@@ -319,8 +320,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 constexpr int64_t kTableBytes = 2 * kChecksumBlockBytes + (1 << 20);
 
-// A file of several blocks on a disk, written past the system's cache by a second
-// thread: the calls on that file.
+// A file of several blocks on a disk, written past the system's cache by a
+// second thread: the calls on that file.
 class LargeSaveCrash : public SaveCrash {
  protected:
   LargeSaveCrash() : SaveCrash(kOnDisk) {
@@ -346,9 +347,8 @@ class LargeSaveCrash : public SaveCrash {
   }
   int count_of(const std::string& name) const {
     return static_cast<int>(std::count_if(
-        calls_.begin(), calls_.end(), [&](const Call& call) {
-          return call.name == name;
-        }));
+        calls_.begin(), calls_.end(),
+        [&](const Call& call) { return call.name == name; }));
   }
   // An error that is told, and after which the next save is whole.
   void expect_told(const std::string& text) {

@@ -1,6 +1,6 @@
-// save_writer FOLDER STEP [BYTES]: saves a small checkpoint, with a table of BYTES, and
-// ends; 3 after a CheckpointError. What it does between the two marks is what a save
-// does.
+// save_writer FOLDER STEP [BYTES]: saves a small checkpoint, with a table of
+// BYTES, and ends; 3 after a CheckpointError. What it does between the two
+// marks is what a save does.
 #include <unistd.h>
 
 #include <cstdio>
@@ -35,8 +35,8 @@ int save(
 int main(int argc, char** argv) {
   if (argc != 3 && argc != 4) return 2;
   mark("mark: save begins");
-  const int code = save(
-      argv[1], std::atoll(argv[2]), argc == 4 ? std::atoll(argv[3]) : 0);
+  const int code =
+      save(argv[1], std::atoll(argv[2]), argc == 4 ? std::atoll(argv[3]) : 0);
   mark("mark: save ends");
   return code;
 }

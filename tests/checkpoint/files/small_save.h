@@ -1,5 +1,5 @@
-// A small checkpoint of two "ranks", each of which has half of a matrix; one has a
-// vector beside it and, where asked for, a table as large as is wanted.
+// A small checkpoint of two "ranks", each of which has half of a matrix; one
+// has a vector beside it and, where asked for, a table as large as is wanted.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,7 @@ small_manifest(int64_t step, std::map<std::string, double> metrics = {}) {
 }
 
 inline void write_small_rank(
-    const std::filesystem::path& partial,
-    int64_t step,
-    int64_t rank,
+    const std::filesystem::path& partial, int64_t step, int64_t rank,
     int64_t table_bytes = 0) {
   std::vector<float> weight, bias;
   for (int64_t i = 0; i < 6; ++i) {
@@ -74,16 +72,13 @@ inline void write_small_rank(
 
 /// The whole of a save, as rank 0 and its ranks do it.
 inline std::filesystem::path save_small(
-    const std::filesystem::path& folder,
-    int64_t step,
-    std::map<std::string, double> metrics = {},
-    int64_t table_bytes = 0) {
+    const std::filesystem::path& folder, int64_t step,
+    std::map<std::string, double> metrics = {}, int64_t table_bytes = 0) {
   const auto partial = begin_checkpoint(folder, step, 4096 + table_bytes);
   for (int64_t rank = 0; rank < 2; ++rank) {
     write_small_rank(partial, step, rank, table_bytes);
   }
-  return commit_checkpoint(
-      folder, small_manifest(step, std::move(metrics)), 2);
+  return commit_checkpoint(folder, small_manifest(step, std::move(metrics)), 2);
 }
 
 }  // namespace echelon

@@ -1,4 +1,5 @@
-// Checkpoints for tests: whole tensors of random bytes, cut at random among ranks.
+// Checkpoints for tests: whole tensors of random bytes, cut at random among
+// ranks.
 #pragma once
 
 #include <cstddef>
@@ -30,18 +31,15 @@ struct WholeTensor {
 };
 
 inline WholeTensor random_tensor(
-    const std::string& name,
-    const std::string& dtype,
-    const std::vector<int64_t>& shape,
-    Random& random) {
+    const std::string& name, const std::string& dtype,
+    const std::vector<int64_t>& shape, Random& random) {
   WholeTensor tensor{name, dtype, shape, {}};
   tensor.bytes.resize(
       static_cast<size_t>(whole_box(shape).numel()) * tensor.element_bytes());
   for (size_t i = 0; i < tensor.bytes.size(); i += 8) {
     const uint64_t number = random();
     std::memcpy(
-        tensor.bytes.data() + i,
-        &number,
+        tensor.bytes.data() + i, &number,
         std::min<size_t>(8, tensor.bytes.size() - i));
   }
   return tensor;
@@ -75,7 +73,8 @@ part_of(const WholeTensor& tensor, const Box& box) {
   return bytes;
 }
 
-/// `count` boxes at most that cover the box, made by cutting it again and again.
+/// `count` boxes at most that cover the box, made by cutting it again and
+/// again.
 inline std::vector<Box>
 random_cuts(const Box& box, int64_t count, Random& random) {
   std::vector<Box> boxes = {box};
@@ -99,8 +98,7 @@ random_cuts(const Box& box, int64_t count, Random& random) {
   return boxes;
 }
 
-inline Box
-random_box(const std::vector<int64_t>& shape, Random& random) {
+inline Box random_box(const std::vector<int64_t>& shape, Random& random) {
   Box box = whole_box(shape);
   for (size_t d = 0; d < shape.size(); ++d) {
     box.sizes[d] = 1 + random_below(random, shape[d]);
@@ -123,11 +121,7 @@ struct RankSlices {
   void add(const WholeTensor& tensor, const Box& box) {
     memory.push_back(part_of(tensor, box));
     slices.push_back(
-        {tensor.name,
-         SavedKind::parameter,
-         tensor.dtype,
-         tensor.shape,
-         box,
+        {tensor.name, SavedKind::parameter, tensor.dtype, tensor.shape, box,
          memory.back()});
   }
 };
@@ -139,8 +133,7 @@ inline CheckpointManifest write_checkpoint(
   std::vector<RankPart> parts;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     parts.push_back(write_rank_file(
-        folder,
-        rank_file_name(static_cast<int64_t>(rank)),
+        folder, rank_file_name(static_cast<int64_t>(rank)),
         ranks[rank].slices));
   }
   CheckpointManifest manifest;
@@ -155,18 +148,14 @@ inline CheckpointManifest write_checkpoint(
   return manifest;
 }
 
-/// The same of whole tensors: each is cut into up to `cuts` boxes, each of which
-/// a random rank has.
+/// The same of whole tensors: each is cut into up to `cuts` boxes, each of
+/// which a random rank has.
 inline CheckpointManifest write_random_checkpoint(
-    const std::string& folder,
-    const std::vector<WholeTensor>& tensors,
-    int64_t num_ranks,
-    int64_t cuts,
-    Random& random) {
+    const std::string& folder, const std::vector<WholeTensor>& tensors,
+    int64_t num_ranks, int64_t cuts, Random& random) {
   std::vector<RankSlices> ranks(static_cast<size_t>(num_ranks));
   for (const auto& tensor : tensors) {
-    for (const Box& box :
-         random_cuts(whole_box(tensor.shape), cuts, random)) {
+    for (const Box& box : random_cuts(whole_box(tensor.shape), cuts, random)) {
       ranks[static_cast<size_t>(random_below(random, num_ranks))].add(
           tensor, box);
     }

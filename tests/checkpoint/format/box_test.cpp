@@ -185,10 +185,7 @@ TEST(Box, OverlapIsWhatBothHave) {
     const auto in_b = elements(shape, b);
     std::vector<int64_t> both;
     std::set_intersection(
-        in_a.begin(),
-        in_a.end(),
-        in_b.begin(),
-        in_b.end(),
+        in_a.begin(), in_a.end(), in_b.begin(), in_b.end(),
         std::back_inserter(both));
     const auto found = overlap(a, b);
     EXPECT_EQ(found.has_value(), !both.empty());
@@ -393,12 +390,11 @@ TEST(Box, AWholeCoverHasNoGap) {
   // Five boxes that no straight cut separates.
   EXPECT_EQ(
       find_gap(
-          {3, 3},
-          {{{0, 0}, {1, 2}},
-           {{0, 2}, {2, 1}},
-           {{2, 1}, {1, 2}},
-           {{1, 0}, {2, 1}},
-           {{1, 1}, {1, 1}}}),
+          {3, 3}, {{{0, 0}, {1, 2}},
+                   {{0, 2}, {2, 1}},
+                   {{2, 1}, {1, 2}},
+                   {{1, 0}, {2, 1}},
+                   {{1, 1}, {1, 1}}}),
       "");
 }
 
@@ -437,9 +433,8 @@ TEST(Box, HolesAndOverlapsAreNamed) {
       ++overlaps;
     } else if (hole != count.end()) {
       EXPECT_EQ(
-          gap,
-          "nothing covers " +
-              index_of(static_cast<size_t>(hole - count.begin())));
+          gap, "nothing covers " +
+                   index_of(static_cast<size_t>(hole - count.begin())));
       ++holes;
     } else {
       EXPECT_EQ(gap, "");
@@ -451,11 +446,8 @@ TEST(Box, HolesAndOverlapsAreNamed) {
 
 TEST(Box, SlicesOutsideAreNamed) {
   for (const Box& outside :
-       {Box{{0}, {3}},
-        Box{{0, 0}, {3, 1}},
-        Box{{2, 1}, {1, 1}},
-        Box{{-1, 0}, {1, 1}},
-        Box{{0, 0}, {-1, 1}},
+       {Box{{0}, {3}}, Box{{0, 0}, {3, 1}}, Box{{2, 1}, {1, 1}},
+        Box{{-1, 0}, {1, 1}}, Box{{0, 0}, {-1, 1}},
         Box{{1, INT64_MAX}, {1, INT64_MAX}}}) {
     EXPECT_THAT(find_gap({2, 2}, {outside}), HasSubstr("not inside of [2, 2]"));
   }

@@ -32,10 +32,8 @@ ContentHash hash_all(
 }
 
 ContentHash hash_of_boxes(
-    const Shape& shape,
-    const std::vector<Box>& boxes,
-    const std::vector<std::byte>& bytes,
-    size_t width) {
+    const Shape& shape, const std::vector<Box>& boxes,
+    const std::vector<std::byte>& bytes, size_t width) {
   ContentHash sum{};
   for (const auto& box : boxes) {
     std::vector<std::byte> part(static_cast<size_t>(box.numel()) * width);
@@ -127,10 +125,8 @@ TEST(ContentHash, SwappedElementsShow) {
   for (size_t i = 0; i < values.size(); ++i) values[i] = float(i % 3) - 1;
   const auto hash = [&] {
     return hash_elements(
-        {10, 20},
-        whole_box({10, 20}),
-        reinterpret_cast<const std::byte*>(values.data()),
-        sizeof(float));
+        {10, 20}, whole_box({10, 20}),
+        reinterpret_cast<const std::byte*>(values.data()), sizeof(float));
   };
   std::set<uint64_t> first = {hash()[0]};
   std::set<uint64_t> second = {hash()[1]};
@@ -149,10 +145,8 @@ TEST(ContentHash, PairsOfChangedSignsShow) {
   std::vector<double> values(120, 0.5);
   const auto hash = [&] {
     return hash_elements(
-        {120},
-        whole_box({120}),
-        reinterpret_cast<const std::byte*>(values.data()),
-        sizeof(double));
+        {120}, whole_box({120}),
+        reinterpret_cast<const std::byte*>(values.data()), sizeof(double));
   };
   std::set<uint64_t> first = {hash()[0]};
   std::set<uint64_t> second = {hash()[1]};

@@ -19,14 +19,11 @@ namespace float_convert_test {
 
 template <class To, class From>
 std::vector<To> convert(
-    const std::string& from_dtype,
-    const std::vector<From>& from,
+    const std::string& from_dtype, const std::vector<From>& from,
     const std::string& to_dtype) {
   std::vector<To> to(from.size());
   convert_floats(
-      from_dtype,
-      std::as_bytes(std::span(from)).data(),
-      to_dtype,
+      from_dtype, std::as_bytes(std::span(from)).data(), to_dtype,
       std::as_writable_bytes(std::span(to)).data(),
       static_cast<int64_t>(from.size()));
   return to;
@@ -44,11 +41,11 @@ double value_of(const std::string& dtype, uint16_t bits) {
   const int bias = dtype == "F16" ? 15 : 127;
   const int fraction = bits & ((1 << fraction_bits) - 1);
   const int exponent = (bits & 0x7fff) >> fraction_bits;
-  const double magnitude =
-      exponent == 0
-          ? std::ldexp(fraction, 1 - bias - fraction_bits)
-          : std::ldexp(
-                fraction + (1 << fraction_bits), exponent - bias - fraction_bits);
+  const double magnitude = exponent == 0
+                               ? std::ldexp(fraction, 1 - bias - fraction_bits)
+                               : std::ldexp(
+                                     fraction + (1 << fraction_bits),
+                                     exponent - bias - fraction_bits);
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
@@ -91,8 +88,8 @@ TEST_P(SixteenBits, ComeBackFromWiderOnes) {
   }
 }
 
-// Between two neighbours: what lies in the middle goes to the even one, all else to
-// the nearer one.
+// Between two neighbours: what lies in the middle goes to the even one, all
+// else to the nearer one.
 TEST_P(SixteenBits, AreTheNearestAndOfTwoTheEven) {
   const std::string dtype = GetParam();
   std::vector<double> values;
@@ -125,8 +122,8 @@ TEST_P(SixteenBits, OfSinglesAsOfTheSameDoubles) {
     const auto value = std::bit_cast<float>(static_cast<uint32_t>(random()));
     if (!std::isnan(value)) singles.push_back(value);
     // Many that lie in the middle of two.
-    const auto middle = std::bit_cast<float>(
-        static_cast<uint32_t>(random()) & 0xffff8000);
+    const auto middle =
+        std::bit_cast<float>(static_cast<uint32_t>(random()) & 0xffff8000);
     if (!std::isnan(middle)) singles.push_back(middle);
   }
   const std::vector<double> doubles(singles.begin(), singles.end());
@@ -136,14 +133,13 @@ TEST_P(SixteenBits, OfSinglesAsOfTheSameDoubles) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    FloatConvert,
-    SixteenBits,
-    testing::Values("F16", "BF16"),
+    FloatConvert, SixteenBits, testing::Values("F16", "BF16"),
     [](const auto& info) { return std::string(info.param); });
 
 TEST(FloatConvert, RoundsOnceFromDoubles) {
   // By way of a float these would be middles, which go to the even neighbour.
-  const std::vector<double> values = {1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-11 + 0x1p-40};
+  const std::vector<double> values = {
+      1 + 0x1p-8 + 0x1p-40, 1 + 0x1p-11 + 0x1p-40};
   EXPECT_EQ(convert<uint16_t>("F64", values, "BF16")[0], 0x3f81);
   EXPECT_EQ(convert<uint16_t>("F64", values, "F16")[1], 0x3c01);
 }
@@ -154,17 +150,14 @@ TEST(FloatConvert, FindsTheFirstThatIsTooLarge) {
   std::vector<uint16_t> half(values.size());
   const auto run = [&](const char* dtype) {
     return convert_floats(
-        "F32",
-        std::as_bytes(std::span(values)).data(),
-        dtype,
+        "F32", std::as_bytes(std::span(values)).data(), dtype,
         std::as_writable_bytes(std::span(half)).data(),
         static_cast<int64_t>(values.size()));
   };
   EXPECT_EQ(run("F16"), 3);
   EXPECT_THAT(
-      half,
-      testing::ElementsAre(
-          0x3c00, 0x7c00, 0x7bff, 0x7c00, 0x7c00, testing::Gt(0x7c00)));
+      half, testing::ElementsAre(
+                0x3c00, 0x7c00, 0x7bff, 0x7c00, 0x7c00, testing::Gt(0x7c00)));
   EXPECT_EQ(run("BF16"), 6);
   values[0] = std::numeric_limits<float>::max();
   EXPECT_EQ(run("BF16"), 0);
@@ -174,11 +167,8 @@ TEST(FloatConvert, FindsTheFirstThatIsTooLarge) {
   std::vector<float> single(2);
   EXPECT_EQ(
       convert_floats(
-          "F64",
-          std::as_bytes(std::span(wide)).data(),
-          "F32",
-          std::as_writable_bytes(std::span(single)).data(),
-          2),
+          "F64", std::as_bytes(std::span(wide)).data(), "F32",
+          std::as_writable_bytes(std::span(single)).data(), 2),
       1);
 }
 

@@ -66,8 +66,11 @@ std::vector<float> floats(const safetensors::File& file, const char* name) {
 TEST(TensorStream, WritesTheSameFileWhateverTheMemory) {
   const TempFolder folder;
   const std::vector<TensorToWrite> tensors = {
-      {0, "x.a", "F32"}, {1, "none", "F32"}, {2, "one", "F32"},
-      {3, "count", "I64"}, {4, "b", "BF16"}};
+      {0, "x.a", "F32"},
+      {1, "none", "F32"},
+      {2, "one", "F32"},
+      {3, "count", "I64"},
+      {4, "b", "BF16"}};
   std::string first;
   for (const int64_t bytes : {1 << 20, 1000, 100, 16, 1}) {
     Numbers source;
@@ -76,7 +79,9 @@ TEST(TensorStream, WritesTheSameFileWhateverTheMemory) {
     if (first.empty()) first = read_file(path);
     EXPECT_EQ(read_file(path), first) << bytes;
     EXPECT_LE(source.most_bytes, std::max<int64_t>(bytes, 16));
-    if (bytes == 1 << 20) { EXPECT_EQ(source.reads, 1); }
+    if (bytes == 1 << 20) {
+      EXPECT_EQ(source.reads, 1);
+    }
   }
   const safetensors::File file(folder.path("16"));
   EXPECT_EQ(file.tensors().size(), 5u);
@@ -99,13 +104,15 @@ TEST(TensorStream, RefusesWhatDoesNotFitAndLeavesNothing) {
   const auto path = folder.path("x.safetensors");
   folder.write("x.safetensors", "older");
   EXPECT_EQ(
-      error_text<DataError>(
-          [&] { write_tensors(path, source, {{0, "a", "F16"}}, {}, 24); }),
+      error_text<DataError>([&] {
+        write_tensors(path, source, {{0, "a", "F16"}}, {}, 24);
+      }),
       "numbers: tensor \"a\": 70000 at [1, 2] is beyond what F16 can hold, "
       "65504; write a wider dtype (bfloat16 has the range of float32)");
   EXPECT_THAT(
-      error_text<ConfigError>(
-          [&] { write_tensors(path, source, {{3, "n", "F32"}}); }),
+      error_text<ConfigError>([&] {
+        write_tensors(path, source, {{3, "n", "F32"}});
+      }),
       HasSubstr("tensor \"n\": I64 is not converted to F32"));
   EXPECT_THAT(
       error_text<ConfigError>([&] {

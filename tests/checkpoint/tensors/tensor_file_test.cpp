@@ -19,21 +19,10 @@ std::vector<NamedTensor> every_dtype() {
   const auto base =
       torch::tensor({0.0, 1.0, 2.5, 100.0, 7.0, 1.0}).view({2, 3});
   for (const auto dtype :
-       {torch::kFloat32,
-        torch::kFloat64,
-        torch::kFloat16,
-        torch::kBFloat16,
-        torch::kInt64,
-        torch::kInt32,
-        torch::kInt16,
-        torch::kInt8,
-        torch::kUInt8,
-        torch::kUInt16,
-        torch::kUInt32,
-        torch::kUInt64,
-        torch::kBool,
-        torch::kFloat8_e4m3fn,
-        torch::kFloat8_e5m2}) {
+       {torch::kFloat32, torch::kFloat64, torch::kFloat16, torch::kBFloat16,
+        torch::kInt64, torch::kInt32, torch::kInt16, torch::kInt8,
+        torch::kUInt8, torch::kUInt16, torch::kUInt32, torch::kUInt64,
+        torch::kBool, torch::kFloat8_e4m3fn, torch::kFloat8_e5m2}) {
     tensors.emplace_back("t." + dtype_to_safetensors(dtype), base.to(dtype));
   }
   tensors.emplace_back("scalar", torch::tensor(3.25));

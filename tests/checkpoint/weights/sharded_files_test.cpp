@@ -28,8 +28,7 @@ std::string offsets_of(const Box& box) {
 
 // As DCP's HuggingFaceStorageWriter names files, one for each rank.
 std::string write_rank(
-    const TempFolder& folder,
-    int rank,
+    const TempFolder& folder, int rank,
     const std::vector<std::pair<const WholeTensor*, Box>>& parts) {
   std::vector<std::vector<std::byte>> memory;
   std::vector<safetensors::TensorBytes> tensors;
@@ -45,7 +44,8 @@ std::string write_rank(
       "-model-00001-of-00001.safetensors");
   safetensors::write(
       path, tensors,
-      {{"format", "pt"}, {"DCP_VERSION", "1.0"},
+      {{"format", "pt"},
+       {"DCP_VERSION", "1.0"},
        {"DCP_SHARDING_INFO", info + "}"}});
   return path;
 }
@@ -69,7 +69,9 @@ TEST(ShardedFiles, GivesAnyElementsOfTheWhole) {
   EXPECT_FALSE(has_sharded_files(folder.path()));
   write_rank(
       folder, 0,
-      {{&words, {{0, 0}, {4, 5}}}, {&half, {{0, 0}, {4, 1}}}, {&step, {}},
+      {{&words, {{0, 0}, {4, 5}}},
+       {&half, {{0, 0}, {4, 1}}},
+       {&step, {}},
        {&old, {{0}, {2}}}});
   write_rank(
       folder, 1, {{&words, {{4, 0}, {3, 5}}}, {&half, {{0, 1}, {4, 5}}}});
@@ -88,10 +90,9 @@ TEST(ShardedFiles, GivesAnyElementsOfTheWhole) {
       const int64_t count = 1 + random_below(random, facts.numel() - begin);
       std::vector<std::byte> bytes(static_cast<size_t>(count * width));
       source.read({{i, {begin, begin + count}, bytes.data()}});
-      const auto expected = std::span(whole[i]->bytes)
-                                .subspan(
-                                    static_cast<size_t>(begin * width),
-                                    bytes.size());
+      const auto expected =
+          std::span(whole[i]->bytes)
+              .subspan(static_cast<size_t>(begin * width), bytes.size());
       EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), expected.begin()))
           << facts.name << " from " << begin << ", " << count;
     }
@@ -107,8 +108,9 @@ TEST(ShardedFiles, WhatDoesNotFitTogetherIsNamed) {
     write_rank(folder, 2, {{&words, {{4, 0}, {2, 4}}}});
     EXPECT_THAT(
         refused(folder),
-        AllOf(StartsWith(folder.path() + ": tensor \"model.words\": nothing "),
-              HasSubstr("all ranks' files must be there")));
+        AllOf(
+            StartsWith(folder.path() + ": tensor \"model.words\": nothing "),
+            HasSubstr("all ranks' files must be there")));
     write_rank(folder, 1, {{&words, {{1, 0}, {3, 4}}}});
     EXPECT_THAT(refused(folder), HasSubstr("in two slices"));
     auto other = words;
@@ -125,12 +127,11 @@ TEST(ShardedFiles, WhatDoesNotFitTogetherIsNamed) {
     TempFolder folder;
     safetensors::write(
         folder.path("shard-00001.safetensors"),
-        {{"words", "F32", {6, 4}, words.bytes}},
-        {{"DCP_SHARDING_INFO", info}});
+        {{"words", "F32", {6, 4}, words.bytes}}, {{"DCP_SHARDING_INFO", info}});
     EXPECT_THAT(
-        refused(folder),
-        AllOf(HasSubstr("shard-00001.safetensors: "),
-              HasSubstr("DCP_SHARDING_INFO")))
+        refused(folder), AllOf(
+                             HasSubstr("shard-00001.safetensors: "),
+                             HasSubstr("DCP_SHARDING_INFO")))
         << info;
   }
   // Parts that reach so far that the whole has no size.
@@ -155,21 +156,27 @@ TEST(ForeignCheckpoint, IsRecognisedByItsFiles) {
   EXPECT_EQ(foreign_checkpoint("nowhere"), "");
   EXPECT_THAT(
       said({".metadata", "__0_0.distcp", "__1_0.distcp"}),
-      AllOf(HasSubstr("torch.distributed.checkpoint (DCP)"),
-            HasSubstr("are a pickle"), HasSubstr("dcp_to_torch '")));
+      AllOf(
+          HasSubstr("torch.distributed.checkpoint (DCP)"),
+          HasSubstr("are a pickle"), HasSubstr("dcp_to_torch '")));
   EXPECT_THAT(said({"__0_0.distcp"}), HasSubstr("(DCP)"));
-  const std::string megatron = "{\"sharded_backend\": \"torch_dist\", "
-                               "\"sharded_backend_version\": 1}";
+  const std::string megatron =
+      "{\"sharded_backend\": \"torch_dist\", "
+      "\"sharded_backend_version\": 1}";
   EXPECT_THAT(
-      said({"metadata.json", "common.pt", ".metadata", "__0_0.distcp"}, megatron),
+      said(
+          {"metadata.json", "common.pt", ".metadata", "__0_0.distcp"},
+          megatron),
       AllOf(HasSubstr("Megatron-LM"), HasSubstr("--megatron-path '")));
   EXPECT_THAT(
       said({"latest_checkpointed_iteration.txt"}), HasSubstr("Megatron-LM"));
-  EXPECT_THAT(said({"mp_rank_00/model_optim_rng.pt"}), HasSubstr("Megatron-LM"));
+  EXPECT_THAT(
+      said({"mp_rank_00/model_optim_rng.pt"}), HasSubstr("Megatron-LM"));
   EXPECT_THAT(
       said({"config.json", "pytorch_model.bin"}),
-      AllOf(HasSubstr("pytorch_model.bin is a pickle of torch.save"),
-            HasSubstr("weights_only=True")));
+      AllOf(
+          HasSubstr("pytorch_model.bin is a pickle of torch.save"),
+          HasSubstr("weights_only=True")));
   TempFolder folder;
   EXPECT_THAT(
       foreign_checkpoint(folder.write("a.pt", "")), HasSubstr("is a pickle"));

@@ -13,9 +13,10 @@ namespace echelon {
 namespace weights_file_test {
 
 std::vector<WholeTensor> some_tensors(Random& random) {
-  return {random_tensor("a", "F32", {5, 7, 3}, random),
-          random_tensor("b", "BF16", {11}, random),
-          random_tensor("c", "I64", {}, random)};
+  return {
+      random_tensor("a", "F32", {5, 7, 3}, random),
+      random_tensor("b", "BF16", {11}, random),
+      random_tensor("c", "I64", {}, random)};
 }
 
 TEST(CheckpointTensors, AnyElementsOfAnySlices) {
@@ -60,17 +61,17 @@ TEST(WeightsFile, IsTheSameWhateverTheMemory) {
       const auto& info = file.at(tensor.name);
       EXPECT_EQ(info.shape, tensor.shape);
       const auto found = file.bytes(info);
-      EXPECT_TRUE(
-          std::equal(found.begin(), found.end(), tensor.bytes.begin(),
-                     tensor.bytes.end()))
+      EXPECT_TRUE(std::equal(
+          found.begin(), found.end(), tensor.bytes.begin(), tensor.bytes.end()))
           << tensor.name << " by " << bytes;
     }
   }
   write_weights(reader, folder.path("one"), {"b"});
   EXPECT_EQ(safetensors::File(folder.path("one")).tensors().size(), 1u);
   EXPECT_THAT(
-      error_text<CheckpointError>(
-          [&] { write_weights(reader, folder.path("two"), {"b", "d"}); }),
+      error_text<CheckpointError>([&] {
+        write_weights(reader, folder.path("two"), {"b", "d"});
+      }),
       testing::HasSubstr("has no parameter or buffer \"d\""));
 }
 

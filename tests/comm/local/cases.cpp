@@ -20,16 +20,8 @@ using Tensors = std::vector<at::Tensor>;
   }
 
 const std::vector<at::ScalarType> kDtypes = {
-    at::kFloat,
-    at::kDouble,
-    at::kBFloat16,
-    at::kHalf,
-    at::kChar,
-    at::kByte,
-    at::kShort,
-    at::kInt,
-    at::kLong,
-    at::kBool};
+    at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kChar,
+    at::kByte,  at::kShort,  at::kInt,      at::kLong, at::kBool};
 
 constexpr int64_t kPeriod = 13;
 constexpr int64_t kMaxCount = (3 << 20) + 1;
@@ -59,10 +51,7 @@ at::Tensor values(int64_t count, at::ScalarType dtype, int rank) {
 // The reduction of values(count, dtype, first + r) over r, one period of it
 // computed here.
 at::Tensor reference(
-    int size,
-    int first,
-    int64_t count,
-    c10d::ReduceOp::RedOpType op,
+    int size, int first, int64_t count, c10d::ReduceOp::RedOpType op,
     at::ScalarType dtype) {
   Tensors inputs;
   for (int r = 0; r < size; ++r) {
@@ -121,9 +110,7 @@ void wait(const c10::intrusive_ptr<c10d::Work>& work) {
 }
 
 void reduce_all(
-    Backend& b,
-    at::ScalarType dtype,
-    c10d::ReduceOp::RedOpType op,
+    Backend& b, at::ScalarType dtype, c10d::ReduceOp::RedOpType op,
     int64_t count) {
   const int rank = b.getRank();
   const int size = b.getSize();
@@ -159,8 +146,7 @@ void reduce_all(
   wait(b._reduce_scatter_base(output, input, scatter));
   REQUIRE(
       at::equal(output, reference(size, rank, count, op, dtype)),
-      "reduce_scatter ",
-      where);
+      "reduce_scatter ", where);
 }
 
 }  // namespace
@@ -168,9 +154,7 @@ void reduce_all(
 void reductions(Backend& b) {
   for (const auto dtype : kDtypes) {
     for (const auto op :
-         {c10d::ReduceOp::SUM,
-          c10d::ReduceOp::AVG,
-          c10d::ReduceOp::MIN,
+         {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG, c10d::ReduceOp::MIN,
           c10d::ReduceOp::MAX}) {
       if (dtype == at::kBool && op == c10d::ReduceOp::AVG) {
         continue;
@@ -287,8 +271,7 @@ void lists(Backend& b) {
   };
 
   Tensors many = {
-      at_rank(rank, 6).clone().view({2, 3}),
-      at::empty({0}),
+      at_rank(rank, 6).clone().view({2, 3}), at::empty({0}),
       at_rank(rank, 70001).clone()};
   wait(b.allreduce_coalesced(many, {}));
   REQUIRE(at::equal(many[0], sum_of(6).view({2, 3})), "coalesced");
@@ -387,8 +370,7 @@ void messages(Backend& b) {
   for (int tag = 0; tag < 20; ++tag) {
     REQUIRE(
         at::equal(in[tag][0], values(count(tag), at::kFloat, previous + tag)),
-        "tag ",
-        tag);
+        "tag ", tag);
   }
   // A later receive completes while an earlier one waits for its message.
   Tensors late = {at::empty({8})};
@@ -448,8 +430,7 @@ namespace {
 
 // `call` must throw Mismatch with a text that names each call, on every rank.
 void expect_mismatch(
-    Backend& b,
-    const std::vector<std::string>& words,
+    Backend& b, const std::vector<std::string>& words,
     const std::function<c10::intrusive_ptr<c10d::Work>()>& call) {
   bool thrown = false;
   try {

@@ -1,6 +1,8 @@
 // The local backend between processes: the program starts itself once per rank.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -9,8 +11,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <c10/core/CPUAllocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <algorithm>
@@ -266,8 +266,7 @@ struct Reported : c10::MemoryReportingInfoBase {
 void reports_blocks(Me&) {
   const auto reported = std::make_shared<Reported>();
   auto before = at::ones({1 << 20});
-  const c10::DebugInfoGuard guard(
-      c10::DebugInfoKind::PROFILER_STATE, reported);
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, reported);
   void* data = nullptr;
   {
     const auto block = at::ones({1 << 20});
@@ -303,10 +302,7 @@ TEST(Rank, DISABLED_Process) {
     auto store =
         c10::make_intrusive<c10d::FileStore>(folder + "/store", me.size);
     me.host = join_processes(
-        store,
-        "test/0",
-        me.rank,
-        me.size,
+        store, "test/0", me.rank, me.size,
         {.share_tensors = share != 0,
          .timeout = std::chrono::milliseconds(join_ms)});
     me.world = me.group("world");
@@ -323,11 +319,8 @@ TEST(Rank, DISABLED_Process) {
 class Ranks {
  public:
   Ranks(
-      const std::string& role,
-      int size,
-      bool share = false,
-      std::vector<int> present = {},
-      std::chrono::milliseconds join = 60s)
+      const std::string& role, int size, bool share = false,
+      std::vector<int> present = {}, std::chrono::milliseconds join = 60s)
       : size_(size), pids_(size, 0), outputs_(size, -1), texts_(size) {
     char pattern[] = "/tmp/echelon-local-XXXXXX";
     folder_ = mkdtemp(pattern);
@@ -385,9 +378,7 @@ class Ranks {
 
  private:
   void start(
-      const std::string& role,
-      int r,
-      bool share,
+      const std::string& role, int r, bool share,
       std::chrono::milliseconds join) {
     int ends[2];
     ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
@@ -411,11 +402,7 @@ class Ranks {
     posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
     ASSERT_EQ(
         posix_spawn(
-            &pids_[r],
-            program,
-            &actions,
-            nullptr,
-            arguments,
+            &pids_[r], program, &actions, nullptr, arguments,
             environment.data()),
         0);
     posix_spawn_file_actions_destroy(&actions);
@@ -446,13 +433,11 @@ TEST_P(Processes, Values) {
   ranks.expect_done();
 }
 INSTANTIATE_TEST_SUITE_P(
-    Staged,
-    Processes,
+    Staged, Processes,
     ::testing::Combine(
         ::testing::Values(1, 2, 3, 4, 8), ::testing::Values(false)));
 INSTANTIATE_TEST_SUITE_P(
-    Shared,
-    Processes,
+    Shared, Processes,
     ::testing::Combine(::testing::Values(2, 3, 4), ::testing::Values(true)));
 
 TEST(Processes, ShareTensorsInPlace) {

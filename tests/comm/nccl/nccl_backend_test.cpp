@@ -14,8 +14,8 @@
 namespace echelon {
 namespace nccl_backend_test {
 
-using testing::HasSubstr;
 using std::chrono::seconds;
+using testing::HasSubstr;
 
 c10::intrusive_ptr<c10d::Backend> make_alone(int device_index) {
   return make_nccl_backend(
@@ -36,12 +36,11 @@ TEST(WithoutGpu, EveryCallSaysWhyAndWhatToUse) {
     GTEST_SKIP() << "this machine has a GPU";
   }
   for (const auto& call : std::vector<std::function<void()>>{
-           [] { make_alone(0); },
-           [] { set_cuda_device(0); },
-           [] { synchronize_cuda_stream(); },
-           [] { load_cuda(); }}) {
+           [] { make_alone(0); }, [] { set_cuda_device(0); },
+           [] { synchronize_cuda_stream(); }, [] { load_cuda(); }}) {
     const auto message = message_of(call);
-    EXPECT_THAT(message, HasSubstr("backend nccl: the CUDA driver reports no GPU"));
+    EXPECT_THAT(
+        message, HasSubstr("backend nccl: the CUDA driver reports no GPU"));
     EXPECT_THAT(message, HasSubstr("use backend \"local\""));
   }
 }

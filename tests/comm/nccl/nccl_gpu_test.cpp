@@ -15,8 +15,8 @@
 namespace echelon {
 namespace nccl_gpu_test {
 
-using testing::HasSubstr;
 using std::chrono::seconds;
+using testing::HasSubstr;
 
 c10::intrusive_ptr<c10d::Backend> make_alone(int device_index) {
   return make_nccl_backend(

@@ -55,12 +55,14 @@ TEST(NcclLibrary, LoadsWhereAllCudaLibrariesAre) {
   std::string reason;
   // The loader names one missing library at a time.
   for (size_t i = 0; i < libraries.size() && library == nullptr; ++i) {
-    library = dlopen(program("../lib/libechelon_nccl.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+    library = dlopen(
+        program("../lib/libechelon_nccl.so").c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       reason = dlerror();
       const auto missing = libraries.find(reason.substr(0, reason.find(':')));
       ASSERT_NE(missing, libraries.end()) << reason;
-      ASSERT_NE(dlopen(missing->second.c_str(), RTLD_NOW | RTLD_GLOBAL), nullptr)
+      ASSERT_NE(
+          dlopen(missing->second.c_str(), RTLD_NOW | RTLD_GLOBAL), nullptr)
           << dlerror();
     }
   }

@@ -58,8 +58,7 @@ void run(int size, const std::function<void(std::shared_ptr<Host>)>& body) {
 }
 
 CommunicatorPtr group_of(
-    const std::shared_ptr<Host>& host,
-    const std::string& name,
+    const std::shared_ptr<Host>& host, const std::string& name,
     std::chrono::milliseconds timeout = 60s) {
   std::vector<int> ranks(host->size());
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -119,20 +118,14 @@ TEST_P(Core, Collectives) {
       mine.assign(n, rank == root ? 5 : 0);
       wait(group->broadcast(mine.data(), floats(n), root, {}));
       wait(group->scatter(
-          rank == root ? inputs : std::vector<const char*>{},
-          mine.data(),
-          floats(n),
-          root,
-          {}));
+          rank == root ? inputs : std::vector<const char*>{}, mine.data(),
+          floats(n), root, {}));
       for (const float v : mine) {
         require(v == root * 100 + rank, "scatter" + where);
       }
       wait(group->gather(
-          mine.data(),
-          rank == root ? outputs : std::vector<char*>{},
-          floats(n),
-          root,
-          {}));
+          mine.data(), rank == root ? outputs : std::vector<char*>{}, floats(n),
+          root, {}));
       wait(group->barrier({}));
     }
   });
@@ -415,7 +408,8 @@ Doorbell& bell_of(const std::shared_ptr<Host>& host) {
   return segment.rank(host->rank()).engine;
 }
 
-// How often rank 0's progress thread is woken while `exchange` is called 400 times.
+// How often rank 0's progress thread is woken while `exchange` is called 400
+// times.
 uint32_t rings_of(
     const std::function<void(Communicator&, int rank, int count)>& exchange) {
   uint32_t rings = 0;
@@ -430,8 +424,8 @@ uint32_t rings_of(
   return rings;
 }
 
-// Posted before they come, as in a pipeline: the rank that computes meanwhile is not
-// disturbed.
+// Posted before they come, as in a pipeline: the rank that computes meanwhile
+// is not disturbed.
 TEST(CoreWaiting, SmallReceivesWakeNoOtherThread) {
   const uint32_t rings = rings_of([](Communicator& group, int rank, int count) {
     float x = 0, y = static_cast<float>(count);
@@ -471,8 +465,8 @@ void wait_until(const std::function<bool()>& holds, const std::string& what) {
   }
 }
 
-// One can wait for its caller; the second of two begins when the first is done, and
-// others wait for that.
+// One can wait for its caller; the second of two begins when the first is done,
+// and others wait for that.
 TEST(CoreWaiting, CollectivesBehindOthersAreNotLeftToTheirCaller) {
   run(2, [](std::shared_ptr<Host> host) {
     auto group = group_of(host, "world");
@@ -514,7 +508,8 @@ TEST(CoreWaiting, OperationsThatHurryWakeIt) {
       int woken = 0;
       for (float& x : in) {
         receives.push_back(group->receive(&x, floats(1), 1, 5, {}));
-        wait_until([&] { return bell.sleepers != Doorbell::awake; }, "never sleeps");
+        wait_until(
+            [&] { return bell.sleepers != Doorbell::awake; }, "never sleeps");
         const uint32_t before = bell.rings.load();
         receives.back()->hurry();
         woken += bell.rings.load() > before;
@@ -541,7 +536,8 @@ TEST(CoreWaiting, SmallReceivesEndWithoutAWait) {
       std::vector<float> in(20), out(20, 1.0f);
       std::vector<OperationPtr> receives;
       if (host->rank() == 0) {
-        for (float& x : in) receives.push_back(group->receive(&x, floats(1), 1, 3, {}));
+        for (float& x : in)
+          receives.push_back(group->receive(&x, floats(1), 1, 3, {}));
       }
       wait(group->barrier({}));
       if (host->rank() == 1) {
@@ -560,8 +556,8 @@ TEST(CoreWaiting, SmallReceivesEndWithoutAWait) {
   });
 }
 
-// More than fit between the two: who sends them waits for one that computes. The
-// progress thread may look just then by itself.
+// More than fit between the two: who sends them waits for one that computes.
+// The progress thread may look just then by itself.
 TEST(CoreWaiting, SendersOfManySmallMessagesAreHeard) {
   int heard = 0;
   run(2, [&](std::shared_ptr<Host> host) {
@@ -575,7 +571,8 @@ TEST(CoreWaiting, SendersOfManySmallMessagesAreHeard) {
         for (float& x : in) {
           receives.push_back(group->receive(&x, floats(1), 1, 4, {}));
         }
-        wait_until([&] { return bell.sleepers == Doorbell::dozing; }, "never dozes");
+        wait_until(
+            [&] { return bell.sleepers == Doorbell::dozing; }, "never dozes");
         before = bell.rings.load();
       }
       wait(group->barrier({}));

@@ -78,9 +78,15 @@ TEST(Label, ScopesNest) {
 }
 
 TEST(HangReport, SaysWhatEachMissingRankDidLast) {
-  WaitingCall call{.sequence = 119, .operation = "all_reduce",
-                   .axis = "dp_replicate", .label = "bucket 0", .group = 3,
-                   .ranks = {0, 2, 4, 6}, .rank = 0, .waited_seconds = 31.2};
+  WaitingCall call{
+      .sequence = 119,
+      .operation = "all_reduce",
+      .axis = "dp_replicate",
+      .label = "bucket 0",
+      .group = 3,
+      .ranks = {0, 2, 4, 6},
+      .rank = 0,
+      .waited_seconds = 31.2};
   RankStatus behind;
   behind.num_finished = 118;
   behind.last_finished.set(118, "all_gather", "dp_replicate", "layer3");
@@ -101,14 +107,16 @@ TEST(HangReport, SaysWhatEachMissingRankDidLast) {
   EXPECT_THAT(report, Not(HasSubstr("rank 4 last")));
   EXPECT_THAT(report, HasSubstr("arrived: rank 0, 4"));
   EXPECT_EQ(hang_report(call, {here, here, here, here}), "");
-  EXPECT_THAT(hang_report(call, {here, std::nullopt, here, here}),
-              HasSubstr("rank 2 has finished no collective yet"));
+  EXPECT_THAT(
+      hang_report(call, {here, std::nullopt, here, here}),
+      HasSubstr("rank 2 has finished no collective yet"));
 }
 
 TEST(Status, SurvivesItsBytesAndLongNames) {
   RankStatus status;
   status.num_finished = 9;
-  status.last_finished.set(1, std::string(100, 'o'), "tp", std::string(99, 'l'));
+  status.last_finished.set(
+      1, std::string(100, 'o'), "tp", std::string(99, 'l'));
   const auto back = status_from_bytes(to_bytes(status));
   ASSERT_TRUE(back.has_value());
   EXPECT_EQ(back->last_finished.describe(), status.last_finished.describe());

@@ -109,8 +109,7 @@ TEST_F(ImageFile, DecodesJpegsSmallerWhenAsked) {
 TEST_F(ImageFile, EveryCutIsRefused) {
   for (const std::string& whole :
        {make_jpeg(200, 150),
-        make_jpeg(200, 150, TJSAMP_444, TJFLAG_PROGRESSIVE),
-        make_png(200, 150),
+        make_jpeg(200, 150, TJSAMP_444, TJFLAG_PROGRESSIVE), make_png(200, 150),
         make_png(200, 150, true)}) {
     for (size_t sixteenth = 0; sixteenth < 16; ++sixteenth) {
       const auto cut = whole.substr(0, whole.size() * sixteenth / 16);
@@ -179,10 +178,8 @@ TEST_F(ImageFile, PackedProfilesAndTextsAreNotUnpacked) {
   uLongf length = packed.size();
   ASSERT_EQ(
       ::compress(
-          reinterpret_cast<Bytef*>(packed.data()),
-          &length,
-          reinterpret_cast<const Bytef*>(zeros.data()),
-          zeros.size()),
+          reinterpret_cast<Bytef*>(packed.data()), &length,
+          reinterpret_cast<const Bytef*>(zeros.data()), zeros.size()),
       Z_OK);
   packed.resize(length);
   const std::string good = make_png(8, 8);

@@ -77,7 +77,8 @@ TEST(Inspect, Dummy) {
 TEST(Inspect, RefusesSettingsThatAreWrongByThemselves) {
   EXPECT_THAT(
       config_error({.name = "mnist"}),
-      HasSubstr("name=\"mnist\": must be digits, dummy, tensors, images or text"));
+      HasSubstr(
+          "name=\"mnist\": must be digits, dummy, tensors, images or text"));
   EXPECT_THAT(config_error({.holdout = 1.0}), HasSubstr("holdout=1"));
   EXPECT_THAT(config_error({.workers = 0}), HasSubstr("workers=0"));
   EXPECT_THAT(config_error({.prefetch = -1}), HasSubstr("prefetch=-1"));
@@ -102,8 +103,7 @@ class InspectTensors : public testing::Test {
   using Shape = std::vector<int64_t>;
 
   DataOptions save(
-      const Shape& inputs_shape,
-      const Shape& targets_shape,
+      const Shape& inputs_shape, const Shape& targets_shape,
       const std::vector<int32_t>& targets,
       const std::string& inputs_name = "inputs",
       const std::string& targets_dtype = "I32",
@@ -115,9 +115,7 @@ class InspectTensors : public testing::Test {
     safetensors::write(
         path,
         {{inputs_name, "F32", inputs_shape, std::as_bytes(std::span(data))},
-         {"targets",
-          targets_dtype,
-          targets_shape,
+         {"targets", targets_dtype, targets_shape,
           std::as_bytes(std::span(targets))}});
     return {.name = "tensors", .path = path};
   }
@@ -177,21 +175,16 @@ TEST_F(InspectTensors, HoldoutOfItsOwnMustMatch) {
 class InspectImages : public testing::Test {
  protected:
   DataOptions options() const {
-    return {.name = "images", .path = folder_.path("pictures"), .image_size = 32};
+    return {
+        .name = "images", .path = folder_.path("pictures"), .image_size = 32};
   }
   TempFolder folder_;
 };
 
 TEST_F(InspectImages, FindsClassesAndImages) {
   for (const char* name :
-       {"dog/b.JPG",
-        "dog/a.jpeg",
-        "cat/x.png",
-        "cat/deep/er/y.PNG",
-        "cat/notes.txt",
-        "cat/.hidden.jpg",
-        ".git/z.jpg",
-        "cat/jpg",
+       {"dog/b.JPG", "dog/a.jpeg", "cat/x.png", "cat/deep/er/y.PNG",
+        "cat/notes.txt", "cat/.hidden.jpg", ".git/z.jpg", "cat/jpg",
         "caf\xe9/\xff.jpg"}) {
     folder_.write(std::string("pictures/") + name, "x");
   }
@@ -201,13 +194,9 @@ TEST_F(InspectImages, FindsClassesAndImages) {
   std::vector<std::string> paths;
   for (const auto& image : found.images) paths.push_back(image.path);
   EXPECT_THAT(
-      paths,
-      ElementsAre(
-          "caf\xe9/\xff.jpg",
-          "cat/deep/er/y.PNG",
-          "cat/x.png",
-          "dog/a.jpeg",
-          "dog/b.JPG"));
+      paths, ElementsAre(
+                 "caf\xe9/\xff.jpg", "cat/deep/er/y.PNG", "cat/x.png",
+                 "dog/a.jpeg", "dog/b.JPG"));
   EXPECT_EQ(found.images[3].label, 2);
   const DataFacts facts = inspect_data(options());
   EXPECT_EQ(facts.num_samples, 5);
@@ -232,8 +221,9 @@ TEST_F(InspectImages, RefusesFoldersWithoutImages) {
   EXPECT_THAT(data_error(options()), HasSubstr("no class folders"));
   folder_.write("pictures/cat/a.txt", "x");
   EXPECT_THAT(
-      data_error(options()),
-      AllOf(HasSubstr("/pictures/cat"), HasSubstr("class folder without images")));
+      data_error(options()), AllOf(
+                                 HasSubstr("/pictures/cat"),
+                                 HasSubstr("class folder without images")));
   DataOptions file = options();
   file.path = folder_.path("pictures/a.jpg");
   EXPECT_THAT(data_error(file), HasSubstr("is a file"));
@@ -244,7 +234,8 @@ TEST_F(InspectImages, LinksAreFollowedButNotInCircles) {
   folder_.write("elsewhere/b.jpg", "x");
   fs::create_symlink(folder_.path("elsewhere"), folder_.path("pictures/dog"));
   EXPECT_EQ(inspect_data(options()).num_samples, 2);
-  fs::create_symlink(folder_.path("pictures/cat"), folder_.path("pictures/cat/self"));
+  fs::create_symlink(
+      folder_.path("pictures/cat"), folder_.path("pictures/cat/self"));
   EXPECT_THAT(
       data_error(options()),
       AllOf(HasSubstr("/cat/self"), HasSubstr("in a circle")));

@@ -15,8 +15,7 @@ std::string raw_bytes(const std::vector<T>& values) {
 
 /// An .idx, field by field; one pointer for each size.
 inline std::string make_index(
-    int type,
-    const std::vector<int32_t>& sizes,
+    int type, const std::vector<int32_t>& sizes,
     const std::vector<int64_t>& pointers,
     const std::vector<int64_t>& documents) {
   std::string index("MMIDIDX\0\0", 9);

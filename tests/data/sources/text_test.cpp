@@ -37,8 +37,7 @@ class Text : public testing::Test {
     return options;
   }
   DataOptions tokens(
-      const std::string& name,
-      const std::vector<uint16_t>& ids,
+      const std::string& name, const std::vector<uint16_t>& ids,
       int64_t sequence) const {
     return text(folder_.write(name, raw_bytes(ids)), sequence);
   }
@@ -65,13 +64,10 @@ struct Window {
 Window read(const TextCorpus& corpus, int64_t sample) {
   const auto n = static_cast<size_t>(corpus.sequence());
   Window window{
-      std::vector<int64_t>(n),
-      std::vector<int64_t>(n),
+      std::vector<int64_t>(n), std::vector<int64_t>(n),
       std::vector<int64_t>(n)};
   corpus.read(
-      sample,
-      window.inputs.data(),
-      window.targets.data(),
+      sample, window.inputs.data(), window.targets.data(),
       corpus.respects_documents() ? window.documents.data() : nullptr);
   return window;
 }
@@ -163,10 +159,9 @@ TEST_F(Text, TokensOutsideOfTheVocabularyAreFoundBeforeRanksStart) {
   auto options = tokens("a.bin", {1, 2, 3, 4, 500, 6, 7}, 2);
   options.vocab_size = 400;
   EXPECT_THAT(
-      data_error(options),
-      AllOf(
-          HasSubstr("a.bin: token 4 (byte 8) is 500"),
-          HasSubstr("the vocabulary has 400")));
+      data_error(options), AllOf(
+                               HasSubstr("a.bin: token 4 (byte 8) is 500"),
+                               HasSubstr("the vocabulary has 400")));
   options.vocab_size = 501;
   EXPECT_EQ(inspect_data(options).classes, 501);
   options.tokenizer = "bytes";
@@ -303,9 +298,8 @@ TEST_F(Text, HoldsOutThePartOfEachSource) {
   EXPECT_EQ(split.train.size(), 20);
   EXPECT_EQ(split.holdout.size(), 5);
   const auto of_second = std::count_if(
-      split.holdout.begin(), split.holdout.end(), [](int64_t sample) {
-        return sample >= 20;
-      });
+      split.holdout.begin(), split.holdout.end(),
+      [](int64_t sample) { return sample >= 20; });
   EXPECT_EQ(of_second, 1);
   const DataFacts facts = inspect_data(options);
   EXPECT_EQ(facts.num_train, 20);

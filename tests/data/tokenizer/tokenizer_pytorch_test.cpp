@@ -10,9 +10,9 @@
 #include <sstream>
 
 #include "echelon/data/tokenizer/tokenizer.h"
+#include "tests/support/places.h"
 #include "tests/support/python.h"
 #include "tests/support/temp_folder.h"
-#include "tests/support/places.h"
 
 namespace echelon {
 namespace tokenizer_pytorch_test {
@@ -53,7 +53,8 @@ class Reference : public testing::Test {
     if (pytorch_python().empty()) return;
     folder_ = new TempFolder;
     times_ = new std::string(run_python_script(
-        "data/tokenizer/tokenizer_reference.py", {folder_->path(), source_path()}));
+        "data/tokenizer/tokenizer_reference.py",
+        {folder_->path(), source_path()}));
   }
   static void TearDownTestSuite() {
     delete folder_;
@@ -108,16 +109,8 @@ class Reference : public testing::Test {
 TEST_F(Reference, Tokenizers) {
   ECHELON_NEED_PYTHON();
   for (const char* name :
-       {"gpt2",
-        "llama3",
-        "qwen2",
-        "o200k",
-        "llama2",
-        "llama2_metaspace",
-        "mixed",
-        "fused",
-        "spaced",
-        "prefixed"}) {
+       {"gpt2", "llama3", "qwen2", "o200k", "llama2", "llama2_metaspace",
+        "mixed", "fused", "spaced", "prefixed"}) {
     compare(name, ".json");
   }
 }
@@ -168,19 +161,15 @@ TEST_F(Reference, Speed) {
       tokens = 0;
       for (const auto& text : texts) tokens += tokenizer->encode(text).size();
       own = std::min(
-          own,
-          std::chrono::duration<double>(
-              std::chrono::steady_clock::now() - begin)
-              .count());
+          own, std::chrono::duration<double>(
+                   std::chrono::steady_clock::now() - begin)
+                   .count());
     }
     const double megabytes = static_cast<double>(bytes) * 1e-6;
     std::printf(
         "%s: %.1f MB/s, Python's tokenizers %.1f MB/s: %.1f times (%zu "
         "tokens)\n",
-        name.c_str(),
-        megabytes / own,
-        megabytes / python,
-        python / own,
+        name.c_str(), megabytes / own, megabytes / python, python / own,
         tokens);
   }
 }

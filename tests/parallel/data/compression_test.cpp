@@ -21,8 +21,8 @@ using training::Plan;
 using training::with_values;
 
 // Gradients of one backward of a Conv on this rank's part, by name.
-parity::Record one_step(
-    World& world, BucketHook hook, torch::Dtype dtype = torch::kFloat64) {
+parity::Record
+one_step(World& world, BucketHook hook, torch::Dtype dtype = torch::kFloat64) {
   auto net = with_values(Conv(), 3);
   net->to(dtype);
   auto options = Plan().options;
@@ -47,8 +47,8 @@ INSTANTIATE_TEST_SUITE_P(
     Ranks, Half, testing::ValuesIn(ranks_of({2, 3, 4})),
     testing::PrintToStringParamName());
 
-// Each of N inputs and N - 1 sums is rounded once, by half of a unit in the last
-// of 8 or 11 bits.
+// Each of N inputs and N - 1 sums is rounded once, by half of a unit in the
+// last of 8 or 11 bits.
 TEST_P(Half, Bf16IsWithinItsRounding) {
   GetParam().run([](World& world) {
     for (const auto dtype : {torch::kFloat64, torch::kFloat32}) {
@@ -56,8 +56,9 @@ TEST_P(Half, Bf16IsWithinItsRounding) {
       const auto actual = one_step(world, bf16_hook(), dtype);
       const double rounding = world.size() * std::pow(2.0, -8);
       parity::expect_parity(expected, actual, rounding);
-      EXPECT_FALSE(actual.gradients[0].at("fc.weight").equal(
-          expected.gradients[0].at("fc.weight")));
+      EXPECT_FALSE(actual.gradients[0]
+                       .at("fc.weight")
+                       .equal(expected.gradients[0].at("fc.weight")));
       expect_same_on_all_ranks(world, actual);
     }
   });
@@ -67,10 +68,10 @@ TEST_P(Half, Fp16IsWithinItsRounding) {
   GetParam().run([](World& world) {
     const auto expected = one_step(world, all_reduce_hook());
     const auto actual = one_step(world, fp16_hook());
-    parity::expect_parity(
-        expected, actual, world.size() * std::pow(2.0, -11));
-    EXPECT_FALSE(actual.gradients[0].at("fc.weight").equal(
-        expected.gradients[0].at("fc.weight")));
+    parity::expect_parity(expected, actual, world.size() * std::pow(2.0, -11));
+    EXPECT_FALSE(actual.gradients[0]
+                     .at("fc.weight")
+                     .equal(expected.gradients[0].at("fc.weight")));
     expect_same_on_all_ranks(world, actual);
   });
 }
@@ -110,8 +111,8 @@ TEST(Compression, Fp16SumDoesNotOverflow) {
   });
 }
 
-// A hook of the user: the largest absolute value wins. Its work is done when the
-// completion is called, in order.
+// A hook of the user: the largest absolute value wins. Its work is done when
+// the completion is called, in order.
 TEST(Compression, UsersHook) {
   run_ranks(3, [](World& world) {
     std::vector<int64_t> started, completed;
@@ -162,9 +163,8 @@ TEST_P(PowerSgd, IsExactAtFullRank) {
   GetParam().run([](World& world) {
     const auto expected = one_step(world, all_reduce_hook());
     const auto actual = one_step(
-        world,
-        powersgd_hook(
-            {.rank = 100, .start_iteration = 0, .min_compression = 0}));
+        world, powersgd_hook(
+                   {.rank = 100, .start_iteration = 0, .min_compression = 0}));
     parity::expect_parity(expected, actual, 1e-11);
     expect_same_on_all_ranks(world, actual);
   });
@@ -223,8 +223,8 @@ class Constant {
 TEST(Compression, PowerSgdErrorFeedbackLosesNothing) {
   run_ranks(2, [](World& world) {
     const auto mean_of_steps = [&](bool feedback) {
-      PowerSgdOptions options{.rank = 2, .start_iteration = 0,
-                              .min_compression = 0};
+      PowerSgdOptions options{
+          .rank = 2, .start_iteration = 0, .min_compression = 0};
       options.error_feedback = feedback;
       Constant constant(world, options);
       const Tensor first = constant.step();
@@ -243,16 +243,15 @@ TEST(Compression, PowerSgdErrorFeedbackLosesNothing) {
 TEST(Compression, PowerSgdWarmStartFindsTheBestApproximation) {
   run_ranks(2, [](World& world) {
     const auto distance_after = [&](bool warm) {
-      PowerSgdOptions options{.rank = 1, .start_iteration = 0,
-                              .min_compression = 0};
+      PowerSgdOptions options{
+          .rank = 1, .start_iteration = 0, .min_compression = 0};
       options.error_feedback = false;
       options.warm_start = warm;
       Constant constant(world, options);
       Tensor last;
       for (int i = 0; i < 200; ++i) last = constant.step();
       const Tensor s = std::get<1>(torch::linalg_svd(constant.mean()));
-      const double best =
-          (s.narrow(0, 1, 8).norm() / s.norm()).item<double>();
+      const double best = (s.narrow(0, 1, 8).norm() / s.norm()).item<double>();
       return constant.distance(last) - best;
     };
     EXPECT_LT(distance_after(true), 1e-6);

@@ -46,8 +46,9 @@ DataParallelOptions on_cpus(int replicas) {
 
 // Trains and compares every replica with one device.
 template <class M>
-void expect_parity(DataParallel<M>& parallel, const parity::Record& expected,
-                   const Plan& plan) {
+void expect_parity(
+    DataParallel<M>& parallel, const parity::Record& expected,
+    const Plan& plan) {
   const int size = parallel.size();
   std::vector<std::unique_ptr<torch::optim::SGD>> optimizers(size);
   std::vector<parity::Record> records(size);
@@ -66,9 +67,8 @@ void expect_parity(DataParallel<M>& parallel, const parity::Record& expected,
       optimizers[replica.index]->zero_grad();
     });
   }
-  parallel.run([&](auto& replica) {
-    records[replica.index].end(*replica.module);
-  });
+  parallel.run(
+      [&](auto& replica) { records[replica.index].end(*replica.module); });
   for (int i = 0; i < size; ++i) {
     SCOPED_TRACE("replica " + std::to_string(i));
     parity::expect_parity(expected, records[i], parity::kRounding);
@@ -102,8 +102,7 @@ TEST(DataParallel, SharesMayDiffer) {
       training::on_one_device(with_values(CloneableNet(), 3), plan);
   auto options = on_cpus(3);
   options.shares = {1.0, 0.0, 2.5};
-  DataParallel<CloneableNet> parallel(
-      with_values(CloneableNet(), 3), options);
+  DataParallel<CloneableNet> parallel(with_values(CloneableNet(), 3), options);
   std::vector<int64_t> sizes(3);
   const Tensor x = parity::random({13, 6}, 1);
   parallel.step({x}, [&](auto& net, auto& part) {
@@ -186,7 +185,8 @@ TEST(DataParallel, WrongOptionsAreErrors) {
       HasSubstr("device cuda:0 comes twice"));
   EXPECT_THAT(message({.shares = {1.0}}), HasSubstr("1 shares"));
   EXPECT_THAT(message({.shares = {0.0, 0.0}}), HasSubstr("not all of them 0"));
-  EXPECT_THAT(message({.shares = {1.0, -1.0}}), HasSubstr("shares are numbers"));
+  EXPECT_THAT(
+      message({.shares = {1.0, -1.0}}), HasSubstr("shares are numbers"));
   EXPECT_THAT(message({.threads = -1}), HasSubstr("threads=-1"));
   std::string error;
   try {

@@ -6,8 +6,8 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/support/process.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon {
 namespace ddp_procs_test {
@@ -16,20 +16,27 @@ using testing::HasSubstr;
 using testing_support::Command;
 
 std::vector<std::string> command(int ranks, const std::string& test) {
-  return {test_program("launch_run"), "-n", std::to_string(ranks), "--plain", "--",
-          test_program("ddp_rank"), "--gtest_filter=" + test};
+  return {
+      test_program("launch_run"),
+      "-n",
+      std::to_string(ranks),
+      "--plain",
+      "--",
+      test_program("ddp_rank"),
+      "--gtest_filter=" + test};
 }
 
-class Processes
-    : public testing::TestWithParam<std::tuple<std::string, int>> {};
+class Processes : public testing::TestWithParam<std::tuple<std::string, int>> {
+};
 INSTANTIATE_TEST_SUITE_P(
     Ranks, Processes,
     testing::Combine(testing::Values("local", "gloo"), testing::Values(2, 3)));
 
 TEST_P(Processes, TrainLikeOneDevice) {
   const auto& [backend, size] = GetParam();
-  Command run(command(size, "Rank.TrainsLikeOneDevice"),
-              {"ECHELON_TEST_BACKEND=" + backend});
+  Command run(
+      command(size, "Rank.TrainsLikeOneDevice"),
+      {"ECHELON_TEST_BACKEND=" + backend});
   EXPECT_EQ(run.wait(), 0) << run.out() << run.err();
   EXPECT_EQ(testing_support::count(run.out(), "[  PASSED  ] 1 test"), size);
 }

@@ -22,11 +22,10 @@ TEST(Rank, TrainsLikeOneDevice) {
   plan.batch = 13;
   plan.microbatches = 2;
   plan.options.find_unused_parameters = true;
-  const auto expected = training::on_one_device(
-      training::with_values(nets::Conv(), 3), plan);
+  const auto expected =
+      training::on_one_device(training::with_values(nets::Conv(), 3), plan);
   const auto actual = training::on_ranks(
-      training::with_values(nets::Conv(), 3 + world.rank()),
-      world.group(),
+      training::with_values(nets::Conv(), 3 + world.rank()), world.group(),
       plan);
   parity::expect_parity(expected, actual, parity::kRounding);
 }

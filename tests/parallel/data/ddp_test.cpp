@@ -47,8 +47,12 @@ INSTANTIATE_TEST_SUITE_P(
     Ranks, Parity, testing::ValuesIn(ranks_of({1, 2, 3, 4})),
     testing::PrintToStringParamName());
 
-TEST_P(Parity, Mlp) { training::expect_parity<Mlp>(GetParam(), {}); }
-TEST_P(Parity, Conv) { training::expect_parity<Conv>(GetParam(), {}); }
+TEST_P(Parity, Mlp) {
+  training::expect_parity<Mlp>(GetParam(), {});
+}
+TEST_P(Parity, Conv) {
+  training::expect_parity<Conv>(GetParam(), {});
+}
 TEST_P(Parity, SharedParameters) {
   training::expect_parity<Shared>(GetParam(), {});
 }
@@ -105,8 +109,8 @@ TEST(Ddp, TwoRanksGiveTheBitsOfTwoHalvesAddedOnOneDevice) {
       const auto [x, y] = batch_of(plan, step, 0);
       double loss = 0;
       for (int half = 0; half < 2; ++half) {
-        const auto part = loss_sum(
-            net(x.narrow(0, half * 6, 6)), y.narrow(0, half * 6, 6));
+        const auto part =
+            loss_sum(net(x.narrow(0, half * 6, 6)), y.narrow(0, half * 6, 6));
         // What global_mean does, and the division after the sum.
         (part * (2.0 / 12.0) / 2.0).backward();
         loss += (part * (2.0 / 12.0)).item<double>();
@@ -123,13 +127,14 @@ TEST(Ddp, TwoRanksGiveTheBitsOfTwoHalvesAddedOnOneDevice) {
   });
 }
 
-// ------------------------------------------------- parameters that are not used
+// ------------------------------------------------- parameters that are not
+// used
 
 // Which ranks take the left branch in a step; the others take the right one.
 bool takes_left(int step, int rank) {
-  if (step == 0) return true;   // right: on no rank
+  if (step == 0) return true;  // right: on no rank
   if (step == 1) return false;
-  return rank == step % 2;      // on some ranks only
+  return rank == step % 2;  // on some ranks only
 }
 
 TEST_P(Parity, UnusedParameters) {
@@ -149,8 +154,7 @@ TEST_P(Parity, UnusedParameters) {
       int64_t begin = 0;
       for (int rank = 0; rank < num_ranks; ++rank) {
         const int64_t size = even_split(plan.batch, num_ranks)[rank];
-        const auto out =
-            net(x.narrow(0, begin, size), takes_left(step, rank));
+        const auto out = net(x.narrow(0, begin, size), takes_left(step, rank));
         loss = loss + loss_sum(out, y.narrow(0, begin, size)) / 12.0;
         begin += size;
       }
@@ -163,9 +167,7 @@ TEST_P(Parity, UnusedParameters) {
   GetParam().run([&](World& world) {
     int step = 0;
     const auto actual = training::on_ranks<Branch>(
-        with_values(Branch(), 3 + world.rank()),
-        world.group(),
-        plan,
+        with_values(Branch(), 3 + world.rank()), world.group(), plan,
         [&](auto& ddp, const Tensor& x) {
           return ddp(x, takes_left(step++, world.rank()));
         });
@@ -207,10 +209,12 @@ TEST(Ddp, MissingGradientIsAnErrorThatNamesTheParametersInTheSameStep) {
       ddp(parity::random({2, 6}, 1), true).sum().backward();
     });
   });
-  EXPECT_THAT(error, AllOf(
-      HasSubstr("4 of 8 parameters got no gradient"),
-      HasSubstr("\"right.weight\", \"right.bias\", \"never.weight\""),
-      HasSubstr("find_unused_parameters")));
+  EXPECT_THAT(
+      error,
+      AllOf(
+          HasSubstr("4 of 8 parameters got no gradient"),
+          HasSubstr("\"right.weight\", \"right.bias\", \"never.weight\""),
+          HasSubstr("find_unused_parameters")));
 }
 
 // The same while other buckets are under way.
@@ -321,8 +325,8 @@ TEST(Ddp, BuffersAreThoseOfRankZero) {
     DistributedDataParallel<Norm> own(net, world.group(), keep);
     net->norm->num_batches_tracked.fill_(10 * world.rank());
     own(x).sum().backward();
-    EXPECT_EQ(net->norm->num_batches_tracked.item<int64_t>(),
-              10 * world.rank() + 1);
+    EXPECT_EQ(
+        net->norm->num_batches_tracked.item<int64_t>(), 10 * world.rank() + 1);
   });
 }
 
@@ -346,9 +350,11 @@ TEST(Ddp, DifferentModelsAreAnErrorThatNamesTheFirstDifference) {
       DistributedDataParallel<Mlp> ddp(net, world.group());
     });
   });
-  EXPECT_THAT(error, AllOf(
-      HasSubstr("ranks 0, 1 has parameter \"fc2.weight\" 16x16 Double"),
-      HasSubstr("rank 2 has parameter \"fc2.weight\" 17x16 Float")));
+  EXPECT_THAT(
+      error,
+      AllOf(
+          HasSubstr("ranks 0, 1 has parameter \"fc2.weight\" 16x16 Double"),
+          HasSubstr("rank 2 has parameter \"fc2.weight\" 17x16 Float")));
 }
 
 TEST(Ddp, MissingParametersAreAnError) {
@@ -384,13 +390,14 @@ TEST(Ddp, BucketsAreCutInTheOrderOfTheFirstBackward) {
         .bucket_bytes = 1, .first_bucket_bytes = 1};
     DistributedDataParallel<Mlp> ddp(net, world.group(), options);
     const std::vector<std::vector<std::string>> reverse = {
-        {"fc3.bias"}, {"fc3.weight"}, {"fc2.bias"},
-        {"fc2.weight"}, {"fc1.bias"}, {"fc1.weight"}};
+        {"fc3.bias"},   {"fc3.weight"}, {"fc2.bias"},
+        {"fc2.weight"}, {"fc1.bias"},   {"fc1.weight"}};
     EXPECT_EQ(ddp.buckets(), reverse);
     // fc1 after fc3 now: its gradients come first.
     const Tensor x = parity::random({2, 6}, 1);
     const auto run = [&] {
-      const Tensor h = net->fc3(net->fc2(torch::ones({2, 16}, torch::kFloat64)));
+      const Tensor h =
+          net->fc3(net->fc2(torch::ones({2, 16}, torch::kFloat64)));
       (net->fc1(x).narrow(1, 0, 4) * h.detach() + h).sum().backward();
     };
     run();
@@ -446,7 +453,8 @@ TEST(Ddp, AGradientThatIsKeptKeepsItsValues) {
   });
 }
 
-// Gradients that are set to zero stay where they are, and who holds one sees each mean.
+// Gradients that are set to zero stay where they are, and who holds one sees
+// each mean.
 TEST(Ddp, AGradientThatIsHeldSeesTheMeanOfEachStep) {
   run_ranks(2, [](World& world) {
     for (const bool by_module : {false, true}) {
@@ -460,7 +468,10 @@ TEST(Ddp, AGradientThatIsHeldSeesTheMeanOfEachStep) {
         } else {
           optimizer.zero_grad(/*set_to_none=*/false);
         }
-        ddp(parity::random({2, 6}, 10 * step + world.rank())).square().sum().backward();
+        ddp(parity::random({2, 6}, 10 * step + world.rank()))
+            .square()
+            .sum()
+            .backward();
         const Tensor gradient = net->fc1->weight.grad();
         Tensor first = gradient.clone();
         world.group().broadcast(first, 0).wait();
@@ -483,7 +494,10 @@ TEST(Ddp, AGradientOfTheUsersMemoryGetsTheMean) {
       net->zero_grad();
       memory.zero_();
       weight.mutable_grad() = memory.view(weight.sizes());
-      ddp(parity::random({2, 6}, 10 * step + world.rank())).square().sum().backward();
+      ddp(parity::random({2, 6}, 10 * step + world.rank()))
+          .square()
+          .sum()
+          .backward();
       Tensor first = memory.clone();
       world.group().broadcast(first, 0).wait();
       EXPECT_TRUE(memory.equal(first)) << step;
@@ -497,7 +511,8 @@ TEST(Ddp, AGradientThatHasAGraphKeepsIt) {
     auto net = with_values(Mlp(), 3);
     DistributedDataParallel<Mlp> ddp(net, world.group());
     const Tensor x = parity::random({2, 6}, world.rank());
-    ddp(x).square().sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    ddp(x).square().sum().backward(
+        {}, /*retain_graph=*/true, /*create_graph=*/true);
     for (const auto& parameter : net->parameters()) {
       EXPECT_TRUE(parameter.grad().requires_grad());
     }
@@ -619,8 +634,7 @@ TEST(Ddp, GradientPenalty) {
   const auto loss_of = [](auto& net, const Tensor& input) {
     Tensor x = input.detach().requires_grad_();
     Tensor y = net(x);
-    const Tensor gx =
-        torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
+    const Tensor gx = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
     return y.square().mean() + gx.square().sum(1).mean();
   };
   const Tensor x = parity::random({4, 6}, 1);

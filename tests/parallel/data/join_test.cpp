@@ -25,10 +25,10 @@ using training::with_values;
 constexpr int64_t kSamples = 3;  // of a rank's batch
 
 struct Loop {
-  std::vector<int> batches;   // of each rank
+  std::vector<int> batches;  // of each rank
   JoinOptions options;
-  bool global_mean = false;   // else the mean of the rank's batch
-  bool accumulate = false;    // two backwards a step, the first without sync
+  bool global_mean = false;  // else the mean of the rank's batch
+  bool accumulate = false;   // two backwards a step, the first without sync
   DistributedDataParallelOptions ddp = training::Plan().options;
 };
 
@@ -51,15 +51,16 @@ Mlp on_one_device(const Loop& loop) {
     for (int rank = 0; rank < size; ++rank) {
       if (loop.batches[rank] > i) active.push_back(rank);
     }
-    const double ranks = loop.options.divide_by_initial_size && !loop.global_mean
-        ? size
-        : active.size();
+    const double ranks =
+        loop.options.divide_by_initial_size && !loop.global_mean
+            ? size
+            : active.size();
     optimizer.zero_grad();
     for (const int rank : active) {
       const int backwards = loop.accumulate ? 2 : 1;
       for (int b = 0; b < backwards; ++b) {
-        (loss_sum(net(input(i, rank)), target(i, rank)) /
-         (kSamples * ranks)).backward();
+        (loss_sum(net(input(i, rank)), target(i, rank)) / (kSamples * ranks))
+            .backward();
       }
     }
     optimizer.step();
@@ -73,9 +74,8 @@ void run(const Loop& loop, World& world, Mlp net) {
   const auto backward = [&](int i) {
     const Tensor sum =
         loss_sum(ddp(input(i, world.rank())), target(i, world.rank()));
-    const Tensor loss = loop.global_mean
-        ? ddp.global_mean(sum, kSamples)
-        : sum / static_cast<double>(kSamples);
+    const Tensor loss = loop.global_mean ? ddp.global_mean(sum, kSamples)
+                                         : sum / static_cast<double>(kSamples);
     loss.backward();
   };
   ddp.join(
@@ -191,9 +191,11 @@ TEST_P(Join, CanThrowAtTheFirstEnd) {
     try {
       run(loop, world, net);
     } catch (const DataError& error) {
-      EXPECT_THAT(std::string(error.what()), AllOf(
-          HasSubstr("rank 1 of axis world ran out of data"),
-          HasSubstr("throw_on_early_termination")));
+      EXPECT_THAT(
+          std::string(error.what()),
+          AllOf(
+              HasSubstr("rank 1 of axis world ran out of data"),
+              HasSubstr("throw_on_early_termination")));
       ++thrown;
     }
   });

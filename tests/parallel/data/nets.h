@@ -92,11 +92,8 @@ struct NormImpl : torch::nn::Module {
     register_module("conv", conv);
     register_module("norm", norm);
     rest = torch::nn::Sequential(
-        torch::nn::Flatten(),
-        torch::nn::Linear(30, 8),
-        torch::nn::BatchNorm1d(8),
-        torch::nn::Tanh(),
-        torch::nn::Linear(8, 4));
+        torch::nn::Flatten(), torch::nn::Linear(30, 8),
+        torch::nn::BatchNorm1d(8), torch::nn::Tanh(), torch::nn::Linear(8, 4));
     register_module("rest", rest);
   }
   torch::Tensor forward(const torch::Tensor& x) {

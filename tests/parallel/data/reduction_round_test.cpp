@@ -58,7 +58,8 @@ TEST_P(Round, SeveralPassesEqualOneDevice) {
         loss += mean.detach();
       }
       ddp.finish_reduction();
-      if (world.size() > 1) world.group().all_reduce(loss, ReduceOp::avg).wait();
+      if (world.size() > 1)
+        world.group().all_reduce(loss, ReduceOp::avg).wait();
       record.step(*net, loss.item<double>());
       optimizer.step();
     }

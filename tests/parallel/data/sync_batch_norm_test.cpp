@@ -25,13 +25,15 @@ using torch::nn::BatchNormOptions;
 
 struct Case {
   std::string name;
-  std::vector<int64_t> rest;     // of the shape, behind batch and 3 channels
+  std::vector<int64_t> rest;  // of the shape, behind batch and 3 channels
   bool affine = true;
   std::optional<double> momentum = 0.1;
   torch::Dtype dtype = torch::kFloat64;
 };
 
-void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
+void PrintTo(const Case& test, std::ostream* out) {
+  *out << test.name;
+}
 
 BatchNormOptions options_of(const Case& test) {
   return BatchNormOptions(3).affine(test.affine).momentum(test.momentum);
@@ -49,7 +51,8 @@ template <class Norm>
 void expect_close(const Norm& expected, const Norm& actual, double tolerance) {
   for (const auto& item : expected->named_buffers()) {
     EXPECT_TRUE(torch::allclose(
-        item.value(), actual->named_buffers()[item.key()], tolerance, tolerance))
+        item.value(), actual->named_buffers()[item.key()], tolerance,
+        tolerance))
         << item.key();
   }
 }
@@ -61,7 +64,8 @@ TEST_P(Sync, IsBatchNormOverTheWholeBatch) {
   ranks.run([&test = test](World& world) {
     const Group& group = world.group();
     const auto sizes = batches(world.size());
-    const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    const int64_t total =
+        std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
     const int64_t begin = std::accumulate(
         sizes.begin(), sizes.begin() + world.rank(), int64_t{0});
     const int64_t own = sizes[world.rank()];
@@ -112,20 +116,17 @@ TEST_P(Sync, IsBatchNormOverTheWholeBatch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Shapes,
-    Sync,
+    Shapes, Sync,
     testing::Combine(
         testing::Values(
-            Case{"flat", {}},
-            Case{"image", {2, 3}},
-            Case{"volume", {2, 1, 2}},
+            Case{"flat", {}}, Case{"image", {2, 3}}, Case{"volume", {2, 1, 2}},
             Case{"not_affine", {4}, false},
             Case{"cumulative", {2}, true, std::nullopt},
             Case{"float32", {2, 3}, true, 0.1, torch::kFloat32}),
         testing::ValuesIn(ranks_of({1, 2, 3, 4}))),
     [](const auto& info) {
       return std::get<0>(info.param).name + "_" +
-          testing::PrintToString(std::get<1>(info.param));
+             testing::PrintToString(std::get<1>(info.param));
     });
 
 // A module of one rank's own, normal or converted, on its part of a batch.
@@ -205,14 +206,15 @@ TEST(SyncBatchNorm, ModuleFunctionForModelsThatCallIt) {
   });
 }
 
-// Sums of squares would lose all digits of a variance of 1 beside a mean of 1e4.
+// Sums of squares would lose all digits of a variance of 1 beside a mean of
+// 1e4.
 TEST(SyncBatchNorm, KeepsItsDigitsFarFromZero) {
   run_ranks(2, [](World& world) {
     SyncBatchNorm norm(BatchNormOptions(3).momentum(1.0), world.group());
     const Tensor x = parity::random({500, 3}, world.rank()) + 1e4;
     norm(x.to(torch::kFloat32));
-    Tensor both = torch::cat(
-        {parity::random({500, 3}, 0), parity::random({500, 3}, 1)});
+    Tensor both =
+        torch::cat({parity::random({500, 3}, 0), parity::random({500, 3}, 1)});
     EXPECT_TRUE(torch::allclose(
         norm->running_var.to(torch::kFloat64), both.var(0), 1e-3));
   });

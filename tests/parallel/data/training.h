@@ -19,12 +19,14 @@ namespace echelon::training {
 struct Plan {
   int steps = 4;
   int microbatches = 1;
-  int64_t batch = 12;            // of all ranks, of one microbatch
-  std::vector<int64_t> shares;   // of each microbatch, by rank; empty: even
-  bool clear = true;             // gradients to none (else to zero)
+  int64_t batch = 12;           // of all ranks, of one microbatch
+  std::vector<int64_t> shares;  // of each microbatch, by rank; empty: even
+  bool clear = true;            // gradients to none (else to zero)
   DistributedDataParallelOptions options{
       // Small, so that these networks have buckets of both kinds.
-      .bucket_bytes = 600, .first_bucket_bytes = 200, .in_place_bytes = 1000};
+      .bucket_bytes = 600,
+      .first_bucket_bytes = 200,
+      .in_place_bytes = 1000};
 };
 
 struct Batch {
@@ -33,12 +35,13 @@ struct Batch {
 
 inline Batch batch_of(const Plan& plan, int step, int microbatch) {
   const uint64_t seed = 1000 * step + 10 * microbatch;
-  return {parity::random({plan.batch, 6}, seed),
-          parity::random({plan.batch, 4}, seed + 1)};
+  return {
+      parity::random({plan.batch, 6}, seed),
+      parity::random({plan.batch, 4}, seed + 1)};
 }
 
-inline torch::Tensor loss_sum(
-    const torch::Tensor& out, const torch::Tensor& y) {
+inline torch::Tensor
+loss_sum(const torch::Tensor& out, const torch::Tensor& y) {
   return (out - y).square().sum();
 }
 
@@ -55,8 +58,7 @@ inline void zero(torch::optim::Optimizer& optimizer, const Plan& plan) {
 /// The mean over all samples of a step, on one device.
 template <class Net>
 parity::Record on_one_device(
-    Net net,
-    const Plan& plan,
+    Net net, const Plan& plan,
     const std::function<torch::Tensor(Net&, const torch::Tensor&)>& forward =
         [](Net& net, const torch::Tensor& x) { return net->forward(x); }) {
   parity::Record record;
@@ -67,7 +69,7 @@ parity::Record on_one_device(
     for (int m = 0; m < plan.microbatches; ++m) {
       const auto [x, y] = batch_of(plan, step, m);
       const auto mean = loss_sum(forward(net, x), y) /
-          static_cast<double>(plan.batch * plan.microbatches);
+                        static_cast<double>(plan.batch * plan.microbatches);
       mean.backward();
       loss += mean.template item<double>();
     }
@@ -82,20 +84,20 @@ inline std::vector<int64_t> shares_of(const Plan& plan, int size) {
   return plan.shares.empty() ? even_split(plan.batch, size) : plan.shares;
 }
 
-inline Batch own_part(const Batch& batch, const Plan& plan, const Group& group) {
+inline Batch
+own_part(const Batch& batch, const Plan& plan, const Group& group) {
   const auto shares = shares_of(plan, group.size());
   const int64_t begin = std::accumulate(
       shares.begin(), shares.begin() + group.rank(), int64_t{0});
-  return {batch.x.narrow(0, begin, shares[group.rank()]),
-          batch.y.narrow(0, begin, shares[group.rank()])};
+  return {
+      batch.x.narrow(0, begin, shares[group.rank()]),
+      batch.y.narrow(0, begin, shares[group.rank()])};
 }
 
 /// The same on the ranks of `group`, each with its part of every microbatch.
 template <class Net>
 parity::Record on_ranks(
-    Net net,
-    const Group& group,
-    const Plan& plan,
+    Net net, const Group& group, const Plan& plan,
     const std::function<torch::Tensor(
         DistributedDataParallel<Net>&, const torch::Tensor&)>& forward =
         [](auto& ddp, const torch::Tensor& x) { return ddp(x); }) {
@@ -135,15 +137,13 @@ Net with_values(Net net, uint64_t seed) {
 /// Trains `Net` both ways; ranks other than 0 start from other values.
 template <class Net>
 void expect_parity(
-    const Ranks& ranks,
-    const Plan& plan,
+    const Ranks& ranks, const Plan& plan,
     double tolerance = parity::kRounding) {
   const auto expected = on_one_device(with_values(Net(), 3), plan);
   ranks.run([&](World& world) {
     const auto actual = on_ranks(
         with_values(Net(), world.rank() == 0 ? 3 : 50 + world.rank()),
-        world.group(),
-        plan);
+        world.group(), plan);
     SCOPED_TRACE("rank " + std::to_string(world.rank()));
     parity::expect_parity(expected, actual, tolerance);
   });

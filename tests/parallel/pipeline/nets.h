@@ -29,10 +29,7 @@ Holder with_values(const std::string& name, Holder holder) {
 }
 
 inline void add_linear(
-    LayerList& list,
-    const std::string& name,
-    int in,
-    int out,
+    LayerList& list, const std::string& name, int in, int out,
     bool bias = true) {
   list.add(name, [=] {
     return with_values(

@@ -49,8 +49,7 @@ struct Alive {
     add(stage, 1);
     auto* value = new double(1.0);
     return torch::from_blob(
-        value,
-        {1},
+        value, {1},
         [this, stage, value](void*) {
           delete value;
           add(stage, -1);
@@ -83,9 +82,7 @@ LayerList counted_layers(Alive& alive, int32_t num_stages) {
 
 class Memory : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(
-    Pipeline,
-    Memory,
-    testing::ValuesIn(schedule_kinds()),
+    Pipeline, Memory, testing::ValuesIn(schedule_kinds()),
     [](const auto& info) {
       std::string name = info.param;
       std::replace(name.begin(), name.end(), '-', '_');
@@ -103,13 +100,10 @@ TEST_P(Memory, StoresWhatTheScheduleClaims) {
       4,
       [&](World& world) {
         Pipeline pipeline(
-            world.group(),
-            schedule,
+            world.group(), schedule,
             build_stages(
-                list,
-                cut_evenly(list, schedule.num_stages()),
-                schedule.rank_of_stage,
-                world.rank()));
+                list, cut_evenly(list, schedule.num_stages()),
+                schedule.rank_of_stage, world.rank()));
         for (int step = 0; step < plan.steps; ++step) {
           const auto result = pipeline.step(
               pipeline.has_first_stage() ? training::batch_of(plan, step)
@@ -176,8 +170,7 @@ TEST(Pipeline, ReceivesArePostedAhead) {
         Recorder recorder(world.rank(), 0, 1);
         int64_t before_step = 0;
         Pipeline pipeline(
-            world.group(),
-            schedule,
+            world.group(), schedule,
             build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()),
             {.recorder = &recorder});
         for (int step = 0; step < plan.steps; ++step) {
@@ -228,10 +221,7 @@ TEST(Pipeline, CallsBackAroundTheLastBackward) {
           std::map<int32_t, int32_t> all_calls;
           size_t after = 0;
           training::on_ranks(
-              list,
-              plan,
-              schedule,
-              world.group(),
+              list, plan, schedule, world.group(),
               {.recorder = &recorder,
                .before_gradients =
                    [&](int32_t stage, bool last) {
@@ -274,9 +264,8 @@ TEST(Pipeline, ReducesOnceOverReplicas) {
               "pp",
               replica == 0 ? std::vector<int>{0, 1} : std::vector<int>{2, 3});
           const Group dp = world.new_group(
-              "dp",
-              world.rank() % 2 == 0 ? std::vector<int>{0, 2}
-                                    : std::vector<int>{1, 3});
+              "dp", world.rank() % 2 == 0 ? std::vector<int>{0, 2}
+                                          : std::vector<int>{1, 3});
           auto stages = build_stages(
               list, cut_evenly(list, 2), schedule.rank_of_stage, pp.rank());
           training::Parameters parameters;
@@ -304,9 +293,9 @@ TEST(Pipeline, ReducesOnceOverReplicas) {
             const auto whole = [&](const Tensors& outputs, int64_t m) {
               const Tensor target =
                   parity::random(
-                      {plan.rows, 4},
-                      5000 + 1000 * static_cast<uint64_t>(step) +
-                          static_cast<uint64_t>(m))
+                      {plan.rows, 4}, 5000 +
+                                          1000 * static_cast<uint64_t>(step) +
+                                          static_cast<uint64_t>(m))
                       .narrow(0, begin, rows);
               return (outputs[0] - target).square().sum() /
                      static_cast<double>(plan.rows * plan.microbatches);
@@ -336,8 +325,7 @@ TEST(Pipeline, FrozenLayersMayChangeBetweenSteps) {
       3,
       [&](World& world) {
         Pipeline pipeline(
-            world.group(),
-            schedule,
+            world.group(), schedule,
             build_stages(list, cut_evenly(list, 3), {0, 1, 2}, world.rank()));
         const auto parameters = pipeline.stages()[0].named_parameters();
         const auto step = [&] {
@@ -386,8 +374,7 @@ TEST(Pipeline, ScheduleMayChangeBetweenSteps) {
       2,
       [&](World& world) {
         Pipeline pipeline(
-            world.group(),
-            schedules::named("gpipe", 2, 2),
+            world.group(), schedules::named("gpipe", 2, 2),
             build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()));
         pipeline.set_schedule(schedules::named("zb-h2", 2, 4));
         EXPECT_EQ(pipeline.schedule().name, "zb-h2");
@@ -432,7 +419,8 @@ LayerList images(Orders& orders) {
     const Tensor y = orders.give(x.view({-1, 2, 3, 4}), call);
     orders.note(orders.given, y);
     if (y.requires_grad()) {
-      y.register_hook([&orders](const Tensor& g) { orders.note(orders.gradients, g); });
+      y.register_hook(
+          [&orders](const Tensor& g) { orders.note(orders.gradients, g); });
     }
     return y;
   });
@@ -455,7 +443,8 @@ TEST(Pipeline, TensorsArriveInTheOrderOfMemoryTheyWereGivenIn) {
   const auto every_other = [](const Tensor& x, int) {
     return torch::stack({x, x}, -1).select(-1, 0);
   };
-  // A step and its evaluation are nine calls: the next begins with the other order.
+  // A step and its evaluation are nine calls: the next begins with the other
+  // order.
   const auto changing = [&](const Tensor& x, int call) {
     return call % 2 == 0 ? x : channels_last(x, call);
   };
@@ -469,7 +458,10 @@ TEST(Pipeline, TensorsArriveInTheOrderOfMemoryTheyWereGivenIn) {
   const std::vector<Case> cases = {
       {"as they are", plain, rows, rows},
       {"channels last", channels_last, last, last},
-      {"channels outermost", channels_outermost, {12, 36, 4, 1}, {12, 36, 4, 1}},
+      {"channels outermost",
+       channels_outermost,
+       {12, 36, 4, 1},
+       {12, 36, 4, 1}},
       {"every other element", every_other, rows, rows},
       {"changing", changing, rows, last}};
   const Plan plan{.steps = 3, .microbatches = 4, .evaluate = true};
@@ -495,8 +487,8 @@ TEST(Pipeline, TensorsArriveInTheOrderOfMemoryTheyWereGivenIn) {
                     expected, actual, world.rank() == 1, parity::kRounding);
               },
               quick());
-          // The order is that of the call, or of the first step's call where the
-          // next stage knows what comes.
+          // The order is that of the call, or of the first step's call where
+          // the next stage knows what comes.
           std::vector<Orders::Strides> arrived, gradients;
           for (int step = 0; step < plan.steps; ++step) {
             for (int at = 0; at < plan.microbatches + evaluated; ++at) {
@@ -522,16 +514,11 @@ std::string first_error(int ranks, const std::function<void(World&)>& body) {
 }
 
 std::string error_of(
-    const LayerList& list,
-    const Plan& plan,
-    const std::string& kind = "1f1b",
+    const LayerList& list, const Plan& plan, const std::string& kind = "1f1b",
     const PipelineOptions& options = {}) {
   return first_error(2, [&](World& world) {
     training::on_ranks(
-        list,
-        plan,
-        schedules::named(kind, 2, plan.microbatches),
-        world.group(),
+        list, plan, schedules::named(kind, 2, plan.microbatches), world.group(),
         options);
   });
 }
@@ -543,9 +530,7 @@ TEST(PipelineErrors, OutputIsNotWhatTheNextLayerTakes) {
   EXPECT_THAT(
       error_of(list, {}),
       AllOf(
-          HasSubstr("rank 1"),
-          HasSubstr("\"head\""),
-          HasSubstr("\"encoder\""),
+          HasSubstr("rank 1"), HasSubstr("\"head\""), HasSubstr("\"encoder\""),
           HasSubstr("float64 [3, 10]")));
 }
 
@@ -568,10 +553,8 @@ TEST(PipelineErrors, ShapeChangesOnOneRankOnly) {
       error_of(moody(3), plan),
       AllOf(
           HasSubstr("\"moody\", the end of stage 0"),
-          HasSubstr("float64 [2, 8]"),
-          HasSubstr("float64 [3, 8]"),
-          HasSubstr("microbatch 1"),
-          HasSubstr("shapes_vary")));
+          HasSubstr("float64 [2, 8]"), HasSubstr("float64 [3, 8]"),
+          HasSubstr("microbatch 1"), HasSubstr("shapes_vary")));
 }
 
 TEST(Pipeline, ShapesMayVaryWhenToldSo) {
@@ -585,8 +568,7 @@ TEST(PipelineErrors, RanksCallDifferentThings) {
   const auto run = [&](const std::function<void(Pipeline&, int)>& body) {
     return first_error(2, [&](World& world) {
       Pipeline pipeline(
-          world.group(),
-          schedules::named("gpipe", 2, 5),
+          world.group(), schedules::named("gpipe", 2, 5),
           build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()));
       body(pipeline, world.rank());
     });
@@ -640,8 +622,7 @@ TEST(PipelineErrors, AfterAFailedCall) {
   const LayerList list = nets::mlp();
   run_ranks(1, [&](World& world) {
     Pipeline pipeline(
-        world.group(),
-        schedules::named("gpipe", 1, 5),
+        world.group(), schedules::named("gpipe", 1, 5),
         build_stages(list, cut_evenly(list, 1), {0}, 0));
     const Plan plan;
     EXPECT_ANY_THROW(pipeline.step({}, training::loss_of(plan, 0)));
@@ -658,13 +639,10 @@ TEST(PipelineErrors, StagesThatDoNotFitTheSchedule) {
   const LayerList list = nets::mlp();
   const auto build = [&](World& world, const Schedule& schedule, int32_t rank) {
     Pipeline pipeline(
-        world.group(),
-        schedule,
+        world.group(), schedule,
         build_stages(
-            list,
-            cut_evenly(list, schedule.num_stages()),
-            schedule.rank_of_stage,
-            rank));
+            list, cut_evenly(list, schedule.num_stages()),
+            schedule.rank_of_stage, rank));
   };
   run_ranks(1, [&](World& world) {
     EXPECT_THAT(
@@ -705,9 +683,7 @@ TEST(PipelineErrors, StageThatFailsMidStep) {
           [&](World& world) {
             try {
               training::on_ranks(
-                  list,
-                  plan,
-                  schedules::named("zb-h1", 3, plan.microbatches),
+                  list, plan, schedules::named("zb-h1", 3, plan.microbatches),
                   world.group());
             } catch (const CommError& error) {
               std::lock_guard lock(mutex);
@@ -725,8 +701,7 @@ TEST(PipelineErrors, TiesThatDoNotFit) {
   const auto build = [](const LayerList& list, const std::vector<Tie>& ties) {
     return first_error(2, [&](World& world) {
       Pipeline pipeline(
-          world.group(),
-          schedules::named("gpipe", 2, 2),
+          world.group(), schedules::named("gpipe", 2, 2),
           build_stages(list, cut_evenly(list, 2), {0, 1}, world.rank()),
           {.ties = ties});
     });

@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "tests/support/process.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon {
 namespace pipeline_procs_test {

@@ -19,9 +19,7 @@ void train(World& world, const char* kind) {
   const auto expected = training::on_one_device(list, plan);
   const auto actual = training::on_ranks(list, plan, schedule, world.group());
   training::expect_part(
-      expected,
-      actual,
-      schedule.rank_of_stage.back() == world.rank(),
+      expected, actual, schedule.rank_of_stage.back() == world.rank(),
       parity::kRounding);
 }
 
@@ -52,9 +50,7 @@ TEST(Rank, IsKilledMidStep) {
   nets::add_linear(list, "head", 8, 4);
   EXPECT_THROW(
       training::on_ranks(
-          list,
-          plan,
-          schedules::named("1f1b", 3, plan.microbatches),
+          list, plan, schedules::named("1f1b", 3, plan.microbatches),
           world.group()),
       CommError);
 }

@@ -113,17 +113,12 @@ TEST_P(Parity, EqualsOneDevice) {
       c.ranks,
       [&](World& world) {
         const auto actual = training::on_ranks(
-            list,
-            c.plan,
-            schedule,
-            world.group(),
+            list, c.plan, schedule, world.group(),
             {.receives_ahead = c.ahead, .messages_in_order = c.in_order});
         std::lock_guard lock(mutex);
         for (const auto& [name, _] : actual.parameters) seen.insert(name);
         training::expect_part(
-            expected,
-            actual,
-            schedule.rank_of_stage.back() == world.rank(),
+            expected, actual, schedule.rank_of_stage.back() == world.rank(),
             parity::kRounding);
       },
       backend(c.backend));

@@ -13,11 +13,8 @@
 namespace echelon::schedules {
 
 inline Schedule make_random(
-    const std::vector<int32_t>& rank_of_stage,
-    int32_t num_ranks,
-    int32_t num_microbatches,
-    bool split,
-    uint32_t seed) {
+    const std::vector<int32_t>& rank_of_stage, int32_t num_ranks,
+    int32_t num_microbatches, bool split, uint32_t seed) {
   Schedule schedule{"random", num_microbatches, rank_of_stage, {}};
   schedule.ranks.resize(static_cast<size_t>(num_ranks));
   const int32_t num_stages = schedule.num_stages();

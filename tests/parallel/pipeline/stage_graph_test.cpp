@@ -297,8 +297,7 @@ Tensor counted(int& alive) {
   std::fill(values, values + 20, 0.5);
   ++alive;
   return torch::from_blob(
-      values,
-      {5, 4},
+      values, {5, 4},
       [&alive, values](void*) {
         delete[] values;
         --alive;

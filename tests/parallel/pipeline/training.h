@@ -47,9 +47,8 @@ inline Pipeline::Loss loss_of(const Plan& plan, int step) {
   }
   return [=](const Tensors& outputs, int64_t microbatch) {
     const Tensor target = parity::random(
-        outputs[0].sizes(),
-        5000 + 1000 * static_cast<uint64_t>(step) +
-            static_cast<uint64_t>(microbatch));
+        outputs[0].sizes(), 5000 + 1000 * static_cast<uint64_t>(step) +
+                                static_cast<uint64_t>(microbatch));
     return (outputs[0] - target).square().sum() / static_cast<double>(samples);
   };
 }
@@ -157,20 +156,14 @@ inline parity::Record on_one_device(const LayerList& list, const Plan& plan) {
 /// What this rank has of the same; the loss on the rank of the last stage, else
 /// 0.
 inline parity::Record on_ranks(
-    const LayerList& list,
-    const Plan& plan,
-    const Schedule& schedule,
-    const Group& group,
-    PipelineOptions options = {}) {
+    const LayerList& list, const Plan& plan, const Schedule& schedule,
+    const Group& group, PipelineOptions options = {}) {
   options.ties = list.ties();
   options.copy_tied_values = true;
   Pipeline pipeline(
-      group,
-      schedule,
+      group, schedule,
       build_stages(
-          list,
-          cut_evenly(list, schedule.num_stages()),
-          schedule.rank_of_stage,
+          list, cut_evenly(list, schedule.num_stages()), schedule.rank_of_stage,
           group.rank()),
       options);
   Parameters parameters;
@@ -186,8 +179,7 @@ inline parity::Record on_ranks(
     record_step(record, parameters, sum_of(result.losses));
     if (plan.evaluate) {
       record_evaluation(
-          record,
-          step,
+          record, step,
           pipeline.evaluate(
               first ? batch_of(evaluation_of(plan), step)
                     : std::vector<Tensors>{}));
@@ -200,9 +192,7 @@ inline parity::Record on_ranks(
 
 /// The part of `all` that `part` has; `last`: and what the last stage knows.
 inline void expect_part(
-    const parity::Record& all,
-    const parity::Record& part,
-    bool last,
+    const parity::Record& all, const parity::Record& part, bool last,
     double tolerance) {
   parity::Record expected;
   const auto pick = [](const parity::NamedTensors& from,

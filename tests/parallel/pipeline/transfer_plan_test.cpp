@@ -111,13 +111,8 @@ TEST(TransferPlan, LastBackwards) {
 
 TEST(TransferPlan, EvaluationOfAnyPlacement) {
   const std::vector<std::vector<int32_t>> placements = {
-      {0},
-      {0, 1, 2},
-      {0, 1, 0, 1},
-      {0, 1, 1, 0},
-      {0, 0, 1},
-      {2, 0, 1, 0, 0, 2},
-      {1, 0, 0, 1, 1, 0}};
+      {0},       {0, 1, 2},          {0, 1, 0, 1},      {0, 1, 1, 0},
+      {0, 0, 1}, {2, 0, 1, 0, 0, 2}, {1, 0, 0, 1, 1, 0}};
   for (const auto& placement : placements) {
     const int32_t ranks =
         1 + *std::max_element(placement.begin(), placement.end());

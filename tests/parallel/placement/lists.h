@@ -45,9 +45,8 @@ inline Case model_case(const char* name) {
 inline Case skip_case() {
   LayerList layers;
   layers.add("in", [] { return linear(12, 8); });
-  layers.add_function("split", [](torch::Tensor x) {
-    return std::make_tuple(x.tanh(), x);
-  });
+  layers.add_function(
+      "split", [](torch::Tensor x) { return std::make_tuple(x.tanh(), x); });
   for (int i = 0; i < 2; ++i) {
     layers.add_definition(
         {"block." + std::to_string(i), [] {
@@ -59,20 +58,18 @@ inline Case skip_case() {
                }};
          }});
   }
-  layers.add_function("add", [](torch::Tensor x, torch::Tensor skip) {
-    return x.add_(skip);
-  });
+  layers.add_function(
+      "add", [](torch::Tensor x, torch::Tensor skip) { return x.add_(skip); });
   layers.add("out", [] { return linear(8, 10); });
-  return {"skip", layers,
-          torch::cos(torch::arange(60, torch::kFloat64)).view({5, 12})};
+  return {
+      "skip", layers,
+      torch::cos(torch::arange(60, torch::kFloat64)).view({5, 12})};
 }
 
 // The first and the last layer are one matrix, as in language models.
 inline Case tied_case() {
   LayerList layers;
-  layers.add("words", [] {
-    return in_float64(torch::nn::Embedding(10, 8));
-  });
+  layers.add("words", [] { return in_float64(torch::nn::Embedding(10, 8)); });
   layers.add("fc1", [] { return linear(8, 8); });
   layers.add_function("relu", [](torch::Tensor x) { return x.relu(); });
   layers.add("fc2", [] { return linear(8, 8); });

@@ -48,11 +48,16 @@ class PlacedParity : public testing::TestWithParam<int> {
  protected:
   static Case make() {
     switch (GetParam()) {
-      case 0: return model_case("simple_cnn");
-      case 1: return model_case("mlp");
-      case 2: return model_case("resnet18");
-      case 3: return skip_case();
-      default: return tied_case();
+      case 0:
+        return model_case("simple_cnn");
+      case 1:
+        return model_case("mlp");
+      case 2:
+        return model_case("resnet18");
+      case 3:
+        return skip_case();
+      default:
+        return tied_case();
     }
   }
 };
@@ -88,8 +93,7 @@ TEST(PlacedNetwork, IsAModuleLikeAnyOther) {
   const auto c = model_case("resnet18");
   PlacedNetwork placed(c.layers, placement_of(c, 3), kSeed);
   const auto whole = build_network(c.layers, 0, c.layers.size(), kSeed);
-  EXPECT_EQ(
-      placed.named_parameters().keys(), whole->named_parameters().keys());
+  EXPECT_EQ(placed.named_parameters().keys(), whole->named_parameters().keys());
   EXPECT_EQ(placed.named_buffers().keys(), whole->named_buffers().keys());
   placed.eval();
   whole->eval();
@@ -207,9 +211,10 @@ TEST(PlacedNetwork, AnEvaluationIsNoPartOfAStep) {
   std::vector<SpanKind> kinds;
   for (const auto& span : recorder.take()) kinds.push_back(span.kind);
   EXPECT_THAT(
-      kinds, testing::ElementsAre(
-                 SpanKind::forward, SpanKind::forward, SpanKind::backward,
-                 SpanKind::backward, SpanKind::evaluation, SpanKind::evaluation));
+      kinds,
+      testing::ElementsAre(
+          SpanKind::forward, SpanKind::forward, SpanKind::backward,
+          SpanKind::backward, SpanKind::evaluation, SpanKind::evaluation));
 }
 
 TEST(PlacedNetwork, AFrozenSliceHasNoBackward) {
@@ -244,8 +249,7 @@ TEST(PlacedNetwork, FindsTheFirstNonFiniteLayer) {
   ASSERT_TRUE(found);
   EXPECT_EQ(found->layer, "fc");
   EXPECT_EQ(found->what, "parameter fc.bias");
-  EXPECT_TRUE(
-      placed.named_buffers()["bn1.running_mean"].equal(before));
+  EXPECT_TRUE(placed.named_buffers()["bn1.running_mean"].equal(before));
 }
 
 TEST(PlacedNetwork, RefusesAnotherListsPlacement) {
@@ -254,7 +258,8 @@ TEST(PlacedNetwork, RefusesAnotherListsPlacement) {
       error_text<ConfigError>([&] {
         PlacedNetwork(c.layers, placement_of(skip_case(), 2), kSeed);
       }),
-      HasSubstr("a placement of 6 layers on 2 devices is used for a list of 5"));
+      HasSubstr(
+          "a placement of 6 layers on 2 devices is used for a list of 5"));
 }
 
 }  // namespace placed_network_test

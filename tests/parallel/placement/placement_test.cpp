@@ -64,9 +64,8 @@ TEST(Placement, BalancesByTimeOrByMemory) {
   LayerList layers;
   layers.add("words", [] { return torch::nn::Embedding(100'000, 8); });
   for (int i = 0; i < 4; ++i) {
-    layers.add("fc" + std::to_string(i), [] {
-      return torch::nn::Linear(8, 8);
-    });
+    layers.add(
+        "fc" + std::to_string(i), [] { return torch::nn::Linear(8, 8); });
   }
   PlacementOptions options{
       .devices = {kCpu, kCpu}, .inputs = {{{64}, torch::kInt64}}};
@@ -143,8 +142,7 @@ TEST(Placement, SaysWhatIsWrong) {
   const auto layers = linear_layers({10, 20, 30});
   const auto error = [&](PlacementOptions options) {
     options.inputs = {{{4, 10}}};
-    return error_text<ConfigError>(
-        [&] { plan_placement(layers, options); });
+    return error_text<ConfigError>([&] { plan_placement(layers, options); });
   };
   EXPECT_THAT(error({}), HasSubstr("on 0 devices"));
   EXPECT_THAT(

@@ -38,8 +38,7 @@ std::string message_of(const std::function<void()>& call) {
 // A function of a user, which saves a parameter itself.
 struct Scale : torch::autograd::Function<Scale> {
   static Tensor forward(
-      torch::autograd::AutogradContext* context,
-      const Tensor& x,
+      torch::autograd::AutogradContext* context, const Tensor& x,
       const Tensor& by) {
     context->save_for_backward({x, by});
     return x * by;
@@ -55,10 +54,8 @@ struct Scale : torch::autograd::Function<Scale> {
 // One that saves parameters of two units.
 struct ScaleTwice : torch::autograd::Function<ScaleTwice> {
   static Tensor forward(
-      torch::autograd::AutogradContext* context,
-      const Tensor& x,
-      const Tensor& a,
-      const Tensor& b) {
+      torch::autograd::AutogradContext* context, const Tensor& x,
+      const Tensor& a, const Tensor& b) {
     context->save_for_backward({x, a, b});
     return x * a * b;
   }
@@ -96,10 +93,9 @@ struct UserNetImpl : torch::nn::Module {
     blocks = register_module(
         "blocks", torch::nn::ModuleList(Block(), Block(), Block()));
     head = register_module(
-        "head",
-        torch::nn::Sequential(
-            torch::nn::Linear(6, 5), torch::nn::Tanh(),
-            torch::nn::Linear(5, 4)));
+        "head", torch::nn::Sequential(
+                    torch::nn::Linear(6, 5), torch::nn::Tanh(),
+                    torch::nn::Linear(5, 4)));
     register_buffer("calls", torch::zeros({1}));
   }
   std::tuple<Tensor, Tensor> forward(const Tensor& x, bool twice) {
@@ -170,7 +166,7 @@ parity::Record on_one_device(const Case& one) {
     double loss = 0;
     for (int m = 0; m < one.microbatches; ++m) {
       const Tensor mean = loss_sum(net->forward(rows_of(step, m), step != 1)) /
-          static_cast<double>(kRows * one.microbatches);
+                          static_cast<double>(kRows * one.microbatches);
       mean.backward();
       loss += mean.item<double>();
     }
@@ -243,7 +239,8 @@ TEST_P(FullySharded, TrainsAnyModule) {
 TEST_P(FullySharded, AnyChoiceOfUnits) {
   expect_parity({2}, {.stage = GetParam(), .units = {}});
   expect_parity({2}, {.stage = GetParam(), .units = {"*"}});
-  expect_parity({3}, {.stage = GetParam(), .units = {"blocks.1.fc1", "head.0"}});
+  expect_parity(
+      {3}, {.stage = GetParam(), .units = {"blocks.1.fc1", "head.0"}});
 }
 
 TEST_P(FullySharded, Accumulates) {
@@ -287,12 +284,12 @@ TEST(FullySharded, BuffersAreThoseOfTheFirstRank) {
       const Tensor calls = net->named_buffers()["calls"];
       calls.fill_(1 + world.rank());
       const FullyShardedModule sharded(
-          *net, {.shard = world.new_group("dp_shard", {base, base + 1}),
-                 .replicate = world.new_group(
-                     "dp_replicate",
-                     first ? std::vector{0, 2} : std::vector{1, 3}),
-                 .units = {"*"},
-                 .broadcast_values = broadcast});
+          *net,
+          {.shard = world.new_group("dp_shard", {base, base + 1}),
+           .replicate = world.new_group(
+               "dp_replicate", first ? std::vector{0, 2} : std::vector{1, 3}),
+           .units = {"*"},
+           .broadcast_values = broadcast});
       EXPECT_EQ(
           calls.item<float>(),
           broadcast ? 1 : static_cast<float>(1 + world.rank()));
@@ -328,8 +325,7 @@ TEST(FullySharded, Sequential) {
         Which::gradients, 1e-10);
     // Buffers are as without.
     for (const auto& item : plain->named_buffers()) {
-      EXPECT_TRUE(torch::equal(
-          item.value(), net->named_buffers()[item.key()]))
+      EXPECT_TRUE(torch::equal(item.value(), net->named_buffers()[item.key()]))
           << item.key();
     }
   });
@@ -378,8 +374,7 @@ TEST(FullySharded, MistakesAreNamed) {
   EXPECT_THAT(message({"heads.*"}), HasSubstr("did you mean \"head\""));
   EXPECT_THAT(
       message({"blocks.1.fc1", "blocks.1"}),
-      AllOf(
-          HasSubstr("\"blocks.1.fc1\" lies inside unit \"blocks.1\"")));
+      AllOf(HasSubstr("\"blocks.1.fc1\" lies inside unit \"blocks.1\"")));
   EXPECT_THAT(message({"head", "head"}), HasSubstr("twice"));
   EXPECT_THAT(message({"head.1"}), HasSubstr("no parameters"));
   EXPECT_THAT(

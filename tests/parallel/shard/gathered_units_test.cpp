@@ -26,8 +26,8 @@ Units make_units(Surroundings& surroundings, int number) {
   return units;
 }
 
-// Ranks must gather in one order, but where autograd puts its nodes is each rank's
-// own affair.
+// Ranks must gather in one order, but where autograd puts its nodes is each
+// rank's own affair.
 TEST(GatheredUnits, ANodeKeepsNothingForOneThatWasWhereItIs) {
   Ranks{2}.run([](World& world) {
     const torch::NoGradGuard no_grad;

@@ -17,12 +17,8 @@ namespace echelon::sharding_test {
 using torch::Tensor;
 
 inline void expect_part(
-    const std::string& what,
-    const Tensor& whole,
-    const Tensor& part,
-    const IndexRange& range,
-    double floor,
-    double tolerance) {
+    const std::string& what, const Tensor& whole, const Tensor& part,
+    const IndexRange& range, double floor, double tolerance) {
   if (!whole.defined()) {
     if (part.defined() && part.numel() > 0) {
       EXPECT_EQ(part.abs().max().item<double>(), 0) << what;
@@ -34,8 +30,8 @@ inline void expect_part(
   const Tensor expected = whole.flatten().slice(0, range.begin, range.end);
   const double scale = std::max(parity::detail::largest(whole), floor);
   EXPECT_LE(
-      parity::detail::largest(expected.to(torch::kFloat64) -
-                              part.to(torch::kCPU, torch::kFloat64)),
+      parity::detail::largest(
+          expected.to(torch::kFloat64) - part.to(torch::kCPU, torch::kFloat64)),
       tolerance * scale)
       << what;
 }
@@ -45,11 +41,8 @@ enum class Which { gradients, values };
 /// All parts of this rank against the whole, and that the ranks of the shard
 /// group have all of each parameter between them.
 inline void expect_parts(
-    const std::string& place,
-    const parity::NamedTensors& whole,
-    const ShardedUnits& units,
-    const Group& shard,
-    Which which,
+    const std::string& place, const parity::NamedTensors& whole,
+    const ShardedUnits& units, const Group& shard, Which which,
     double tolerance) {
   const double floor = parity::detail::floor_of(whole);
   const auto parts = units.parts();

@@ -1,5 +1,6 @@
-// Sharded data parallelism with ranks, as processes, that share one GPU, against
-// one rank on the CPU, in float64: every stage, hybrid, offload, accumulation.
+// Sharded data parallelism with ranks, as processes, that share one GPU,
+// against one rank on the CPU, in float64: every stage, hybrid, offload,
+// accumulation.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -10,9 +11,9 @@
 #include <vector>
 
 #include "echelon/parallel/shard/fully_sharded.h"
-#include "tests/support/process_ranks.h"
 #include "tests/parallel/shard/training.h"
 #include "tests/support/gpu.h"
+#include "tests/support/process_ranks.h"
 
 namespace echelon {
 namespace shard_gpu_test {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "echelon/error.h"
-#include "echelon/profiling/memory_meter.h"
 #include "echelon/models/make_network.h"
+#include "echelon/profiling/memory_meter.h"
 #include "tests/parallel/shard/training.h"
 
 namespace echelon {
@@ -26,9 +26,9 @@ using Counts = std::map<std::string, int>;
 
 std::vector<CollectiveRecord> records_since(const World& world, uint64_t from) {
   const auto all = world.history().snapshot();
-  return {all.end() - static_cast<std::ptrdiff_t>(
-                          world.history().count() - from),
-          all.end()};
+  return {
+      all.end() - static_cast<std::ptrdiff_t>(world.history().count() - from),
+      all.end()};
 }
 
 Counts labels_since(const World& world, uint64_t from) {
@@ -177,7 +177,7 @@ TEST(Models, GptWithTiedEmbeddings) {
     plan.input = [&](int step, int microbatch) {
       return (torch::arange(plan.rows * 5).view({plan.rows, 5}) * 7 + step +
               3 * microbatch) %
-          19;
+             19;
     };
     for (const int ranks : {1, 2, 3}) expect_parity({ranks}, plan);
   }
@@ -188,8 +188,7 @@ TEST(Models, GptWithTiedEmbeddings) {
 // [rows, 6] -> [rows, 6]; what is used depends on the rows.
 struct SometimesImpl : torch::nn::Module {
   SometimesImpl() {
-    weight = register_parameter(
-        "weight", parity::random({6, 6}, 3) * 0.4);
+    weight = register_parameter("weight", parity::random({6, 6}, 3) * 0.4);
     rare = register_parameter("rare", parity::random({6}, 4));
     never = register_parameter("never", parity::random({5, 2}, 5));
   }
@@ -385,8 +384,8 @@ TEST(Collectives, GatheredAheadUpToALimit) {
   });
 }
 
-// Layers in another order than they were added, some twice: from the second step
-// on nothing is gathered in vain.
+// Layers in another order than they were added, some twice: from the second
+// step on nothing is gathered in vain.
 TEST(Collectives, OrderIsLearned) {
   Plan plan = with_stage(3);
   plan.list = LayerList();
@@ -417,8 +416,8 @@ TEST(Collectives, OrderIsLearned) {
     });
     return count;
   };
-  // Forward: all. Backward: all but the last, and the first, whose weight nobody
-  // reads.
+  // Forward: all. Backward: all but the last, and the first, whose weight
+  // nobody reads.
   EXPECT_EQ(gathers(0), 6 + 4);
   // One is still there when backward comes to it; 0 stays while 4 is used.
   EXPECT_LE(gathers(1), 6 + 4);
@@ -495,9 +494,8 @@ TEST(LowPrecision, FollowsFloat64) {
   for (const int stage : {1, 2, 3}) {
     plan.options.shard.stage = stage;
     for (const int ranks : {1, 2, 3}) {
-      Ranks{ranks}.run([&](World& world) {
-        expect_parity_on(world, plan, expected, 0.2);
-      });
+      Ranks{ranks}.run(
+          [&](World& world) { expect_parity_on(world, plan, expected, 0.2); });
     }
   }
 }
@@ -577,8 +575,8 @@ TEST(Values, OfTheFirstRankAreEveryones) {
     const auto expected = build(plan);
     const auto gathered = cut.units.gather();
     for (const auto& item : expected->named_parameters()) {
-      EXPECT_TRUE(torch::equal(
-          item.value(), network->named_parameters()[item.key()]))
+      EXPECT_TRUE(
+          torch::equal(item.value(), network->named_parameters()[item.key()]))
           << item.key();
     }
   });
@@ -818,7 +816,9 @@ TEST(Mistakes, AreNamed) {
   const Tensor first = weights({4, 4});
   units.add("one", {{"one.weight", first}});
   EXPECT_THAT(
-      message_of([&] { units.add("two", {{"two.weight", first}}); }),
+      message_of([&] {
+        units.add("two", {{"two.weight", first}});
+      }),
       AllOf(HasSubstr("two.weight"), HasSubstr("unit \"one\"")));
   EXPECT_THAT(
       message_of([&] {
@@ -832,7 +832,9 @@ TEST(Mistakes, AreNamed) {
       }),
       AllOf(HasSubstr("two.b"), HasSubstr("two.a")));
   EXPECT_THAT(
-      message_of([&] { units.add("two", {{"two.view", base.narrow(0, 1, 2)}}); }),
+      message_of([&] {
+        units.add("two", {{"two.view", base.narrow(0, 1, 2)}});
+      }),
       AllOf(HasSubstr("two.view"), HasSubstr("view")));
   EXPECT_THAT(
       message_of([&] {
@@ -852,8 +854,9 @@ TEST(Mistakes, TooLittleHostMemory) {
       {.offload_optimizer = true});
   const Tensor big = weights({200, 200});
   meter.limit(meter.now().total() + 200 * 200 * 8 + 1000);
-  const std::string message =
-      message_of<Error>([&] { units.add("big", {{"big.weight", big}}); });
+  const std::string message = message_of<Error>([&] {
+    units.add("big", {{"big.weight", big}});
+  });
   meter.limit(0);
   EXPECT_THAT(
       message,
@@ -868,8 +871,7 @@ TEST(Mistakes, TwoBackwardsInOneRound) {
     cut.forward({x})[0].sum().backward();
     const std::string message =
         message_of([&] { cut.forward({x})[0].sum().backward(); });
-    EXPECT_THAT(
-        message, AllOf(HasSubstr("fc5"), HasSubstr("begin_backward")));
+    EXPECT_THAT(message, AllOf(HasSubstr("fc5"), HasSubstr("begin_backward")));
   });
 }
 

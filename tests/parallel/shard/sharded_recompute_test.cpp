@@ -24,8 +24,9 @@ LayerList plain_list() {
   for (const int i : {1, 2, 3, 4}) {
     const std::string name = "fc" + std::to_string(i);
     nets::add_linear(list, name, i == 1 ? 6 : 4 + i, 5 + i);
-    list.add_function(
-        "act" + std::to_string(i), [](const Tensor& x) { return torch::tanh(x); });
+    list.add_function("act" + std::to_string(i), [](const Tensor& x) {
+      return torch::tanh(x);
+    });
   }
   return list;
 }
@@ -145,8 +146,8 @@ TEST(Recompute, InsideAnyModule) {
   }
 }
 
-// Two stages of a pipeline on one rank, each of whose backwards comes in halves;
-// both microbatches' first halves before the second ones.
+// Two stages of a pipeline on one rank, each of whose backwards comes in
+// halves; both microbatches' first halves before the second ones.
 class Halves : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Stage, Halves, testing::Values(1, 2, 3));
 

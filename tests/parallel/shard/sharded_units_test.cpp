@@ -33,14 +33,16 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(
         testing::Values(1, 2, 3),
         testing::Values(
-            Ranks{1}, Ranks{2}, Ranks{3}, Ranks{4},
-            Ranks{2, BackendKind::gloo}, Ranks{3, BackendKind::gloo})),
+            Ranks{1}, Ranks{2}, Ranks{3}, Ranks{4}, Ranks{2, BackendKind::gloo},
+            Ranks{3, BackendKind::gloo})),
     [](const auto& one) {
       return "stage_" + std::to_string(std::get<0>(one.param)) + "_" +
-          testing::PrintToString(std::get<1>(one.param));
+             testing::PrintToString(std::get<1>(one.param));
     });
 
-TEST_P(Stages, Mlp) { expect_parity(plan()); }
+TEST_P(Stages, Mlp) {
+  expect_parity(plan());
+}
 
 TEST_P(Stages, Convolutions) {
   Plan plan = this->plan();

@@ -30,12 +30,12 @@ using Parameters = std::vector<std::pair<std::string, Tensor>>;
 struct Plan {
   LayerList list = nets::mlp();
   ShardedUnitsOptions options;
-  int replicate = 1;       // groups of ranks with the same shards
+  int replicate = 1;  // groups of ranks with the same shards
   int steps = 3;
   int microbatches = 1;
   bool keep_whole = false;
-  int64_t rows = 7;        // of a microbatch, over all ranks
-  bool evaluate = false;   // between the steps
+  int64_t rows = 7;       // of a microbatch, over all ranks
+  bool evaluate = false;  // between the steps
   std::string optimizer = "sgd";
   torch::Device device = torch::kCPU;  // of the network and its inputs
   /// Of the network, before it is cut.
@@ -70,7 +70,7 @@ inline Tensor loss_sum(const Tensors& outputs, const Tensor& x) {
   return (out.flatten(1).to(torch::kFloat64) - target.view({-1, 1}))
              .square()
              .sum() /
-      static_cast<double>(out[0].numel());
+         static_cast<double>(out[0].numel());
 }
 
 inline OptimizerOptions optimizer_options(const Plan& plan) {
@@ -110,7 +110,7 @@ inline parity::Record on_one_device(const Plan& plan) {
     for (int m = 0; m < plan.microbatches; ++m) {
       const Tensor x = rows_of(plan, step, m);
       const Tensor mean = loss_sum(network->forward(Tensors{x}), x) /
-          static_cast<double>(plan.rows * plan.microbatches);
+                          static_cast<double>(plan.rows * plan.microbatches);
       mean.backward();
       loss += mean.item<double>();
     }
@@ -123,11 +123,8 @@ inline parity::Record on_one_device(const Plan& plan) {
 
 /// A network whose layers are units.
 struct Cut {
-  Cut(std::shared_ptr<Network> built,
-      Group shard,
-      Group replicate,
-      const Plan& plan,
-      bool equal = true)
+  Cut(std::shared_ptr<Network> built, Group shard, Group replicate,
+      const Plan& plan, bool equal = true)
       : network(std::move(built)),
         units(std::move(shard), std::move(replicate), plan.options) {
     std::map<size_t, size_t> unit_of_layer;
@@ -187,18 +184,18 @@ struct Groups {
 };
 
 /// One step's microbatches on this rank's samples; returns the loss of all.
-inline double forward_backward(
-    Cut& cut, const Plan& plan, World& world, int step) {
+inline double
+forward_backward(Cut& cut, const Plan& plan, World& world, int step) {
   const auto split = even_split(plan.rows, world.size());
-  const int64_t begin = std::accumulate(
-      split.begin(), split.begin() + world.rank(), int64_t{0});
+  const int64_t begin =
+      std::accumulate(split.begin(), split.begin() + world.rank(), int64_t{0});
   Tensor loss = torch::zeros({1}, torch::kFloat64);
   for (int m = 0; m < plan.microbatches; ++m) {
-    const Tensor x = rows_of(plan, step, m)
-                         .narrow(0, begin, split[world.rank()]);
+    const Tensor x =
+        rows_of(plan, step, m).narrow(0, begin, split[world.rank()]);
     const Tensor mean = loss_sum(cut.forward({x}), x) *
-        (static_cast<double>(world.size()) /
-         static_cast<double>(plan.rows * plan.microbatches));
+                        (static_cast<double>(world.size()) /
+                         static_cast<double>(plan.rows * plan.microbatches));
     cut.units.begin_backward(
         {.last = m + 1 == plan.microbatches, .keep_whole = plan.keep_whole});
     mean.backward();
@@ -210,9 +207,7 @@ inline double forward_backward(
 }
 
 inline void expect_parity_on(
-    World& world,
-    const Plan& plan,
-    const parity::Record& expected,
+    World& world, const Plan& plan, const parity::Record& expected,
     double tolerance) {
   SCOPED_TRACE("rank " + std::to_string(world.rank()));
   const Groups groups(world, plan.replicate);
@@ -221,7 +216,8 @@ inline void expect_parity_on(
   for (int step = 0; step < plan.steps; ++step) {
     const double loss = forward_backward(cut, plan, world, step);
     EXPECT_NEAR(
-        loss, expected.losses[step], tolerance * std::abs(expected.losses[step]));
+        loss, expected.losses[step],
+        tolerance * std::abs(expected.losses[step]));
     expect_parts(
         "step " + std::to_string(step) + " gradient of",
         expected.gradients[step], cut.units, groups.shard, Which::gradients,

@@ -87,10 +87,8 @@ struct Whole {
 };
 
 void expect_one_device(
-    const AttentionOptions& options,
-    const Whole& whole,
-    const Tensor& documents,
-    const TensorParallel& parallel) {
+    const AttentionOptions& options, const Whole& whole,
+    const Tensor& documents, const TensorParallel& parallel) {
   ParallelAttention layer(options, parallel, "attn");
   parity::give_parts(layer, kSeed);
   const auto x = parity::part_of_tokens(whole.x.detach(), parallel)
@@ -102,8 +100,8 @@ void expect_one_device(
   parity::expect_tensor(
       "output", parity::part_of_tokens(whole.output, parallel), y);
   parity::expect_tensor(
-      "gradient of the input",
-      parity::part_of_tokens(whole.x.grad(), parallel), x.grad());
+      "gradient of the input", parity::part_of_tokens(whole.x.grad(), parallel),
+      x.grad());
   parity::expect_parts(layer, whole.parameters);
 }
 
@@ -127,9 +125,8 @@ weights_of(const AttentionOptions& options, const parity::NamedTensors& all) {
   }
   const auto in = all.at("c_attn.weight").t().split_with_sizes({q, kv, kv});
   const auto bias = all.at("c_attn.bias").split_with_sizes({q, kv, kv});
-  return {
-      in[0], in[1], in[2], all.at("c_proj.weight").t(),
-      bias[0], bias[1], bias[2], all.at("c_proj.bias")};
+  return {in[0],   in[1],   in[2],   all.at("c_proj.weight").t(),
+          bias[0], bias[1], bias[2], all.at("c_proj.bias")};
 }
 
 // One head's [sequence, size], turned position by position as complex numbers.
@@ -149,9 +146,7 @@ Tensor turned(const Tensor& x, double theta) {
 }
 
 Tensor by_formula(
-    const AttentionOptions& options,
-    const Weights& w,
-    const Tensor& x,
+    const AttentionOptions& options, const Weights& w, const Tensor& x,
     const Tensor& documents) {
   const auto& shape = options.shape;
   const int64_t size = shape.size_of_head();
@@ -174,9 +169,9 @@ Tensor by_formula(
       }
       const auto scores =
           (query.mm(key.t()) / std::sqrt(static_cast<double>(size)))
-              .masked_fill(
-                  ~allowed, -std::numeric_limits<double>::infinity());
-      all[b].narrow(1, h * size, size)
+              .masked_fill(~allowed, -std::numeric_limits<double>::infinity());
+      all[b]
+          .narrow(1, h * size, size)
           .copy_(scores.softmax(1).mm(v[b].narrow(1, kv * size, size)));
     }
   }
@@ -256,8 +251,7 @@ const std::vector<Case>& cases() {
         .rotary = RotaryOptions{}}},
       {"gpt, dropout", with_dropout(gpt(20, 5))},
       {"llama, dropout", with_dropout(llama(24, 6, 2))},
-      {"fused, grouped",
-       {.shape = {.hidden = 20, .heads = 10, .kv_heads = 2}}},
+      {"fused, grouped", {.shape = {.hidden = 20, .heads = 10, .kv_heads = 2}}},
   };
   return all;
 }

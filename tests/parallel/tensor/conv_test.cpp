@@ -28,17 +28,15 @@ INSTANTIATE_TEST_SUITE_P(
     testing::PrintToStringParamName());
 
 // This rank's channels.
-Tensor
-part_of(const Tensor& whole, Channels channels, const TensorParallel& parallel) {
+Tensor part_of(
+    const Tensor& whole, Channels channels, const TensorParallel& parallel) {
   if (channels == Channels::replicated) return whole;
   const auto mine = parallel.part_of(whole.size(1));
   return whole.narrow(1, mine.begin, mine.size());
 }
 
 void expect_plain(
-    const ConvShape& shape,
-    Channels from,
-    Channels to,
+    const ConvShape& shape, Channels from, Channels to,
     const TensorParallel& parallel) {
   ParallelConv2d layer(shape, parallel, "conv", from, to);
   const auto whole = parity::give_parts(layer, kSeed);
@@ -49,9 +47,8 @@ void expect_plain(
   const auto weights = parity::random(y_whole.sizes(), 2);
   (y_whole * weights).sum().backward();
 
-  const auto x = part_of(x_whole.detach(), from, parallel)
-                     .clone()
-                     .requires_grad_();
+  const auto x =
+      part_of(x_whole.detach(), from, parallel).clone().requires_grad_();
   const auto y = layer.forward(x);
   (y * part_of(weights, to, parallel)).sum().backward();
   parity::expect_tensor("output", part_of(y_whole, to, parallel), y);
@@ -64,9 +61,9 @@ void expect_plain(
 TEST_P(ConvParity, EveryCut) {
   const std::vector<ConvShape> shapes = {
       {.in = 8, .out = 8},
-      {.in = 5, .out = 7},                                 // by outputs
-      {.in = 7, .out = 5, .bias = false},                  // by inputs
-      {.in = 5, .out = 9, .kernel = 1, .stride = 2},       // by inputs
+      {.in = 5, .out = 7},                            // by outputs
+      {.in = 7, .out = 5, .bias = false},             // by inputs
+      {.in = 5, .out = 9, .kernel = 1, .stride = 2},  // by inputs
       {.in = 4, .out = 6, .kernel = 5, .stride = 3, .bias = false},
   };
   parity::on_ranks(GetParam(), [&](const TensorParallel& parallel) {
@@ -125,8 +122,7 @@ TEST_P(ConvParity, BatchNormOfCutChannels) {
     EXPECT_EQ(shards.size(), 4u);
     for (const char* name : {"running_mean", "running_var"}) {
       parity::expect_tensor(
-          name,
-          slice_of(plain->named_buffers()[name], shards.at(name).shard),
+          name, slice_of(plain->named_buffers()[name], shards.at(name).shard),
           layer.named_buffers()[name]);
     }
   });
@@ -163,10 +159,9 @@ TEST(ParallelConv, MoreRanksThanChannelsAreNamed) {
     });
   });
   EXPECT_THAT(
-      error,
-      AllOf(
-          HasSubstr("tp=3"), HasSubstr("layer1.0.conv1"),
-          HasSubstr("2 channels"), HasSubstr("1 to 2")));
+      error, AllOf(
+                 HasSubstr("tp=3"), HasSubstr("layer1.0.conv1"),
+                 HasSubstr("2 channels"), HasSubstr("1 to 2")));
 }
 
 }  // namespace conv_test

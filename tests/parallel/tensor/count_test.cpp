@@ -58,14 +58,14 @@ count(const Options& options, const TensorParallel& parallel) {
           return dropped(layer.forward(x, tokens), keys);
         });
   }
-  const auto x = parallel.cuts_tokens()
-      ? std::vector<int64_t>{parallel.part_of(tokens).size(), kHidden}
-      : std::vector<int64_t>{kBatch, kSequence, kHidden};
+  const auto x =
+      parallel.cuts_tokens()
+          ? std::vector<int64_t>{parallel.part_of(tokens).size(), kHidden}
+          : std::vector<int64_t>{kBatch, kSequence, kHidden};
   return count_layers(
-      layers,
-      {{x, torch::kFloat32},
-       {{kBatch, kSequence}, torch::kInt64},
-       {{kBatch}, torch::kInt64}});
+      layers, {{x, torch::kFloat32},
+               {{kBatch, kSequence}, torch::kInt64},
+               {{kBatch}, torch::kInt64}});
 }
 
 class Count : public testing::TestWithParam<double> {};

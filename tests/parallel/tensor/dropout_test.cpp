@@ -59,7 +59,8 @@ TEST(Dropout, LeavesOutAsManyAsAskedFor) {
     EXPECT_NEAR((mask[0] * other[0]).mean().item<double>(), both, spread);
     EXPECT_NEAR(
         (mask[0].narrow(0, 0, count - 1) * mask[0].narrow(0, 1, count - 1))
-            .mean().item<double>(),
+            .mean()
+            .item<double>(),
         both, spread);
   }
 }

@@ -62,8 +62,8 @@ TEST(FirstValues, OfCutLayersAreSlicesOfTheWholeOnes) {
       const auto shards = shards_of(*network);
       EXPECT_EQ(shards.size(), whole.size());
       for (const auto& item : network->named_parameters()) {
-        EXPECT_TRUE(item.value().equal(slice_of(
-            whole[item.key()], shards.at(item.key()).shard)))
+        EXPECT_TRUE(item.value().equal(
+            slice_of(whole[item.key()], shards.at(item.key()).shard)))
             << item.key() << " on rank " << parallel.rank();
       }
     });

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "echelon/error.h"
 #include "echelon/counting/meta_mode.h"
+#include "echelon/error.h"
 #include "echelon/parallel/pipeline/stage_graph.h"
 #include "echelon/parallel/tensor/linear.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
@@ -35,19 +35,14 @@ class Region : public torch::nn::Module {
     second = register_module(
         "second", std::make_shared<ColumnParallelLinear>(in, tp, "second"));
     last = register_module(
-        "last",
-        std::make_shared<RowParallelLinear>(
-            LinearShape{.in = inner, .out = 6}, tp, "last"));
+        "last", std::make_shared<RowParallelLinear>(
+                    LinearShape{.in = inner, .out = 6}, tp, "last"));
   }
 
   Tensor forward(const Tensor& x) {
     const auto inner = column_linear(
-        x,
-        {first->weights(), second->weights()},
-        WeightLayout::out_in,
-        tp_,
-        kTokens,
-        "both");
+        x, {first->weights(), second->weights()}, WeightLayout::out_in, tp_,
+        kTokens, "both");
     const auto y = last->forward(torch::tanh(inner[0]) * inner[1]);
     return y + last->forward(first->forward(y, kTokens));
   }
@@ -156,11 +151,7 @@ TEST_P(LinearBackward, OfOneOutputAlone) {
     auto x = random({2, 5, 6}, 2).requires_grad_();
     auto mine = parity::part_of_tokens(x, tp).detach().requires_grad_();
     const auto outputs = column_linear(
-        mine,
-        {b.weights(), a.weights()},
-        WeightLayout::out_in,
-        tp,
-        kTokens,
+        mine, {b.weights(), a.weights()}, WeightLayout::out_in, tp, kTokens,
         "both");
     outputs[1].sum().backward();
     at::linear(x, whole_a.at("weight"), whole_a.at("bias")).sum().backward();
@@ -188,9 +179,7 @@ TEST_P(LinearBackward, MetaTensors) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Ways,
-    LinearBackward,
-    testing::ValuesIn(parity::ways()),
+    Ways, LinearBackward, testing::ValuesIn(parity::ways()),
     testing::PrintToStringParamName());
 
 // The labels of what `body` communicates on a rank of two.
@@ -215,11 +204,8 @@ void region_step(const TensorParallel& tp) {
   parity::give_parts(region, 1);
   const auto inner = column_linear(
       parity::part_of_tokens(random({2, 5, 6}, 1), tp).requires_grad_(),
-      {region.first->weights(), region.second->weights()},
-      WeightLayout::out_in,
-      tp,
-      kTokens,
-      "both");
+      {region.first->weights(), region.second->weights()}, WeightLayout::out_in,
+      tp, kTokens, "both");
   region.last->forward(inner[0] * inner[1]).sum().backward();
 }
 
@@ -233,10 +219,8 @@ TEST(LinearCalls, WithCutTokens) {
   EXPECT_THAT(
       calls_of({.sequence_parallel = true}, region_step),
       ElementsAre(
-          "all_gather both gather",
-          "reduce_scatter last scatter",
-          "all_gather last gather",
-          "all_gather both gather",
+          "all_gather both gather", "reduce_scatter last scatter",
+          "all_gather last gather", "all_gather both gather",
           "reduce_scatter both input gradient"));
 }
 
@@ -244,14 +228,10 @@ TEST(LinearCalls, InChunks) {
   EXPECT_THAT(
       calls_of({.sequence_parallel = true, .overlap_chunks = 2}, region_step),
       ElementsAre(
-          "all_gather both gather",
-          "all_gather both gather",
-          "reduce_scatter last scatter",
-          "reduce_scatter last scatter",
-          "all_gather last gather",
-          "all_gather last gather",
-          "all_gather both gather",
-          "reduce_scatter both input gradient",
+          "all_gather both gather", "all_gather both gather",
+          "reduce_scatter last scatter", "reduce_scatter last scatter",
+          "all_gather last gather", "all_gather last gather",
+          "all_gather both gather", "reduce_scatter both input gradient",
           "reduce_scatter both input gradient"));
 }
 

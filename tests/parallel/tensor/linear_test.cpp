@@ -28,8 +28,7 @@ Tensor whole_product(
   const auto weight = whole.at("weight");
   const auto bias = whole.find("bias");
   return at::linear(
-      x,
-      layout == WeightLayout::out_in ? weight : weight.t(),
+      x, layout == WeightLayout::out_in ? weight : weight.t(),
       bias == whole.end() ? Tensor() : bias->second);
 }
 
@@ -49,9 +48,7 @@ struct Whole {
 };
 
 Whole on_one_device(
-    const parity::NamedTensors& parameters,
-    int64_t in,
-    const Tensor& cotangent,
+    const parity::NamedTensors& parameters, int64_t in, const Tensor& cotangent,
     WeightLayout layout) {
   auto x = random({kBatch, kSequence, in}, 11).requires_grad_();
   auto y = whole_product(x, parameters, layout);
@@ -178,11 +175,9 @@ name_of(const testing::TestParamInfo<LinearParity::ParamType>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Ways,
-    LinearParity,
+    Ways, LinearParity,
     testing::Combine(
-        testing::ValuesIn(parity::ways()),
-        testing::Bool(),
+        testing::ValuesIn(parity::ways()), testing::Bool(),
         testing::Values(WeightLayout::out_in, WeightLayout::in_out)),
     name_of);
 

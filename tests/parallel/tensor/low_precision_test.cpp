@@ -1,6 +1,6 @@
-// Layers in bf16 and fp16: sums are taken in float32, whatever their length, and
-// results are rounded once. Expected values are those of the same numbers in
-// float64.
+// Layers in bf16 and fp16: sums are taken in float32, whatever their length,
+// and results are rounded once. Expected values are those of the same numbers
+// in float64.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -42,9 +42,7 @@ class LowPrecision : public testing::TestWithParam<torch::Dtype> {
 
   // Within `roundings` of the largest value.
   static void expect_near(
-      const std::string& what,
-      const Tensor& expected,
-      const Tensor& actual,
+      const std::string& what, const Tensor& expected, const Tensor& actual,
       double roundings) {
     EXPECT_EQ(actual.scalar_type(), dtype()) << what;
     const auto value = actual.detach().to(torch::kFloat64);
@@ -58,9 +56,7 @@ class LowPrecision : public testing::TestWithParam<torch::Dtype> {
 };
 
 INSTANTIATE_TEST_SUITE_P(
-    Dtypes,
-    LowPrecision,
-    testing::Values(torch::kBFloat16, torch::kHalf),
+    Dtypes, LowPrecision, testing::Values(torch::kBFloat16, torch::kHalf),
     [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 // 4096 features around a mean whose square, and whose sum, fp16 does not reach.
@@ -88,9 +84,9 @@ TEST_P(LowPrecision, NormsOfManyFeaturesWithALargeMean) {
     const auto b = exact(a);
     const auto v = exact(w);
     const auto c = centred ? exact(layer_norm.bias) : Tensor();
-    const auto z = centred
-        ? at::layer_norm(b, {kFeatures}, v, c, 1e-5)
-        : b * torch::rsqrt(b.square().mean({-1}, true) + 1e-5) * v;
+    const auto z =
+        centred ? at::layer_norm(b, {kFeatures}, v, c, 1e-5)
+                : b * torch::rsqrt(b.square().mean({-1}, true) + 1e-5) * v;
     z.backward(exact(low(cotangent)));
     expect_near("y", z, y, 2);
     expect_near("gradient of x", b.grad(), a.grad(), 2);
@@ -117,16 +113,15 @@ TEST_P(LowPrecision, LossOverManyWords) {
       const auto a = low(logits.narrow(-1, mine.begin, mine.size()));
       const auto loss = vocab_cross_entropy(a, targets, kWords, tp);
       EXPECT_EQ(loss.scalar_type(), torch::kFloat32);
-      EXPECT_LT(
-          (loss.flatten() - expected).abs().max().item<double>(), 1e-5);
+      EXPECT_LT((loss.flatten() - expected).abs().max().item<double>(), 1e-5);
       loss.sum().backward();
       // Each gradient to its own rounding, the smallest as well as the largest.
       const auto wanted = b.grad().narrow(-1, mine.begin, mine.size());
       const auto error = (a.grad().to(torch::kFloat64) - wanted).abs();
       const double smallest = dtype() == torch::kHalf ? 0x1p-24 : 1e-38;
-      EXPECT_TRUE(
-          (error <= wanted.abs() * rounding() * 1.01 + smallest)
-              .all().item<bool>());
+      EXPECT_TRUE((error <= wanted.abs() * rounding() * 1.01 + smallest)
+                      .all()
+                      .item<bool>());
     });
   }
 }
@@ -154,10 +149,9 @@ TEST_P(LowPrecision, AttentionOverManyPositions) {
           attention.train(drops);
           auto input = low(x).detach().to(dtype).requires_grad_();
           const auto y = attention.forward(
-              input,
-              {.batch = 1,
-               .sequence = kSequence,
-               .keys = torch::full({1}, 5, torch::kInt64)});
+              input, {.batch = 1,
+                      .sequence = kSequence,
+                      .keys = torch::full({1}, 5, torch::kInt64)});
           y.backward(low(cotangent).detach().to(dtype));
           std::vector<Tensor> all = {y, input.grad()};
           for (const auto& item : attention.named_parameters()) {
@@ -191,8 +185,7 @@ TEST_P(LowPrecision, GradientsOfEmbeddingsOfFrequentWords) {
       for (auto* weight : {&words.weight, &positions.weight}) {
         weight->set_data(torch::ones_like(*weight, dtype()));
       }
-      const auto ids =
-          torch::full({kTokens / 2, 2}, 1, torch::kInt64);
+      const auto ids = torch::full({kTokens / 2, 2}, 1, torch::kInt64);
       const auto x = words.forward(ids);
       const auto y = positions.forward(x, ids);
       EXPECT_EQ(y.scalar_type(), dtype());
@@ -278,13 +271,15 @@ TEST_P(LowPrecision, RotationsAtLatePositions) {
   y.backward(low(x).detach());
   const auto b = exact(a);
   const auto z = rotate(
-      b, rotary_table({}, 64, kFirst, 50, torch::TensorOptions(torch::kFloat64)));
+      b,
+      rotary_table({}, 64, kFirst, 50, torch::TensorOptions(torch::kFloat64)));
   z.backward(exact(low(x)));
   expect_near("y", z, y, 1.01);
   expect_near("gradient", b.grad(), a.grad(), 1.01);
 }
 
-// 1 / (1 - p) is no number of the dtype: each element would be off the same way.
+// 1 / (1 - p) is no number of the dtype: each element would be off the same
+// way.
 TEST_P(LowPrecision, DropoutKeepsTheMean) {
   const auto x = low(random({4, 999}, 1));
   const DropoutSource source{.probability = 0.1, .stream = 7};
@@ -299,9 +294,7 @@ TEST_P(LowPrecision, DropoutKeepsTheMean) {
 
 class LowBatchNorm : public LowPrecision {};
 INSTANTIATE_TEST_SUITE_P(
-    Dtypes,
-    LowBatchNorm,
-    testing::Values(torch::kBFloat16, torch::kHalf),
+    Dtypes, LowBatchNorm, testing::Values(torch::kBFloat16, torch::kHalf),
     [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 // Statistics of 20,000 values a channel, of a mean that is large beside the

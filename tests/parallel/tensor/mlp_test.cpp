@@ -21,18 +21,17 @@ Tensor tanh_gelu(const Tensor& x) {
          (1 + at::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
 
-Tensor by_formula(
-    const GeluMlp&, const Tensor& x, const parity::NamedTensors& p) {
+Tensor
+by_formula(const GeluMlp&, const Tensor& x, const parity::NamedTensors& p) {
   const auto inner = x.matmul(p.at("c_fc.weight")) + p.at("c_fc.bias");
   return tanh_gelu(inner).matmul(p.at("c_proj.weight")) + p.at("c_proj.bias");
 }
 
-Tensor by_formula(
-    const GatedMlp&, const Tensor& x, const parity::NamedTensors& p) {
+Tensor
+by_formula(const GatedMlp&, const Tensor& x, const parity::NamedTensors& p) {
   const auto gate = at::linear(x, p.at("gate_proj.weight"));
   const auto up = at::linear(x, p.at("up_proj.weight"));
-  return at::linear(
-      gate * at::sigmoid(gate) * up, p.at("down_proj.weight"));
+  return at::linear(gate * at::sigmoid(gate) * up, p.at("down_proj.weight"));
 }
 
 class MlpParity : public testing::TestWithParam<parity::Way> {};
@@ -55,11 +54,10 @@ void expect_formula(const MlpShape& shape, const TensorParallel& parallel) {
   const auto y = layer.forward(x, 3 * 5);
   (y * parity::part_of_tokens(weights, parallel)).sum().backward();
   SharedGradients(layer, parallel).finish();
+  parity::expect_tensor("output", parity::part_of_tokens(y_whole, parallel), y);
   parity::expect_tensor(
-      "output", parity::part_of_tokens(y_whole, parallel), y);
-  parity::expect_tensor(
-      "gradient of the input",
-      parity::part_of_tokens(x_whole.grad(), parallel), x.grad());
+      "gradient of the input", parity::part_of_tokens(x_whole.grad(), parallel),
+      x.grad());
   parity::expect_parts(layer, whole);
 }
 
@@ -86,7 +84,8 @@ TEST(SiluTimes, IsItsFormulaAtEverySize) {
     const auto up = parity::random({size}, 2).requires_grad_();
     const auto weights = parity::random({size}, 3);
     const auto y = silu_times(gate, up);
-    const auto actual = torch::autograd::grad({(y * weights).sum()}, {gate, up});
+    const auto actual =
+        torch::autograd::grad({(y * weights).sum()}, {gate, up});
     const auto formula = gate * at::sigmoid(gate) * up;
     const auto expected =
         torch::autograd::grad({(formula * weights).sum()}, {gate, up});

@@ -61,9 +61,7 @@ TEST_P(NormParity, RMSNorm) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Ways,
-    NormParity,
-    testing::ValuesIn(parity::ways()),
+    Ways, NormParity, testing::ValuesIn(parity::ways()),
     testing::PrintToStringParamName());
 
 class RmsNormDtype : public testing::TestWithParam<torch::Dtype> {};
@@ -93,8 +91,7 @@ TEST_P(RmsNormDtype, IsThatOfTheModelItCameFrom) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Dtypes,
-    RmsNormDtype,
+    Dtypes, RmsNormDtype,
     testing::Values(torch::kFloat32, torch::kBFloat16, torch::kHalf));
 
 TEST(RmsNorm, OneGradientAlone) {

@@ -119,8 +119,7 @@ inline NamedTensors give_parts(torch::nn::Module& module, uint64_t seed) {
 
 /// What is here of each of `whole`'s gradients is the gradient here.
 inline void expect_parts(
-    const torch::nn::Module& module,
-    const NamedTensors& whole,
+    const torch::nn::Module& module, const NamedTensors& whole,
     double tolerance = kRounding) {
   NamedTensors expected;
   NamedTensors actual;
@@ -137,10 +136,8 @@ inline void expect_parts(
 
 /// One tensor; relative to its largest value.
 inline void expect_tensor(
-    const std::string& what,
-    const torch::Tensor& expected,
-    const torch::Tensor& actual,
-    double tolerance = kRounding) {
+    const std::string& what, const torch::Tensor& expected,
+    const torch::Tensor& actual, double tolerance = kRounding) {
   detail::expect_close(what, expected, actual, 1e-2, tolerance);
 }
 

@@ -47,9 +47,9 @@ TEST(Rotary, GradientsOfAllOrders) {
   const auto first = torch::autograd::grad(
       {(y * y * w).sum()}, {x}, {}, std::nullopt, /*create_graph=*/true)[0];
   const auto turned_w = rotate(x, table) * w;
-  EXPECT_TRUE(torch::allclose(
-      rotate(first, table), 2 * turned_w, 1e-5, 1e-6));
-  const auto second = torch::autograd::grad({(first * first).sum() / 2}, {x})[0];
+  EXPECT_TRUE(torch::allclose(rotate(first, table), 2 * turned_w, 1e-5, 1e-6));
+  const auto second =
+      torch::autograd::grad({(first * first).sum() / 2}, {x})[0];
   EXPECT_TRUE(torch::allclose(
       rotate(second, table), 4 * w * w * rotate(x, table), 1e-5, 1e-6));
 }

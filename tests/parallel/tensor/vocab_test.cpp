@@ -6,8 +6,8 @@
 #include <limits>
 #include <optional>
 
-#include "echelon/error.h"
 #include "echelon/counting/meta_mode.h"
+#include "echelon/error.h"
 #include "echelon/parallel/tensor/shared_gradients.h"
 #include "echelon/parallel/tensor/vocab_cross_entropy.h"
 #include "echelon/parallel/tensor/vocab_embedding.h"
@@ -162,9 +162,7 @@ TEST_P(VocabParity, MetaTensors) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Ways,
-    VocabParity,
-    testing::ValuesIn(parity::ways()),
+    Ways, VocabParity, testing::ValuesIn(parity::ways()),
     testing::PrintToStringParamName());
 
 TEST(VocabCrossEntropy, LowPrecisionIsSummedInFloat32) {
@@ -182,9 +180,7 @@ TEST(VocabCrossEntropy, LowPrecisionIsSummedInFloat32) {
     losses.sum().backward();
     EXPECT_EQ(logits.grad().scalar_type(), dtype);
     parity::expect_tensor(
-        "gradient",
-        whole.grad(),
-        logits.grad(),
+        "gradient", whole.grad(), logits.grad(),
         dtype == torch::kFloat32 ? 1e-5 : 0.004);
   }
 }

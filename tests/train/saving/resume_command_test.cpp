@@ -1,4 +1,5 @@
-// Saving and taking up again by the command line, as users and schedulers do it.
+// Saving and taking up again by the command line, as users and schedulers do
+// it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,8 +14,8 @@
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/files/reader.h"
 #include "echelon/timeline/metrics.h"
-#include "tests/support/process.h"
 #include "tests/support/places.h"
+#include "tests/support/process.h"
 
 namespace echelon {
 namespace resume_command_test {
@@ -34,12 +35,22 @@ class ResumeCommand : public testing::Test {
   std::string run() const { return folder_.path() + "/run"; }
 
   Words train(int64_t steps, const Words& more = {}) const {
-    Words words = {kEchelon, "train", kDigits, "-n", "2",
-                   "--set", "train.run=" + run(),
-                   "--set", "train.epochs=0",
-                   "--set", "train.steps=" + std::to_string(steps),
-                   "--set", "optimizer.warmup_steps=0",
-                   "--set", "optimizer.schedule=constant"};
+    Words words = {
+        kEchelon,
+        "train",
+        kDigits,
+        "-n",
+        "2",
+        "--set",
+        "train.run=" + run(),
+        "--set",
+        "train.epochs=0",
+        "--set",
+        "train.steps=" + std::to_string(steps),
+        "--set",
+        "optimizer.warmup_steps=0",
+        "--set",
+        "optimizer.schedule=constant"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
@@ -63,10 +74,12 @@ TEST_F(ResumeCommand, TheSameCommandGoesOn) {
   Command second(train(7, {"--layout", "fsdp=2"}));
   ASSERT_EQ(second.wait(), 0) << second.err();
   EXPECT_THAT(
-      second.out(),
-      AllOf(HasSubstr("goes on from step 4 of " + run() + "/checkpoints/step-00000004, "
-                      "saved with dp=2 on 2 ranks"),
-            HasSubstr("layout: fsdp=2, then dp=2")));
+      second.out(), AllOf(
+                        HasSubstr(
+                            "goes on from step 4 of " + run() +
+                            "/checkpoints/step-00000004, "
+                            "saved with dp=2 on 2 ranks"),
+                        HasSubstr("layout: fsdp=2, then dp=2")));
   const auto all = steps();
   ASSERT_EQ(all.size(), 7u);
   for (int64_t i = 0; i < 7; ++i) {
@@ -86,8 +99,9 @@ TEST_F(ResumeCommand, ARunThatBeganWithAnothersCanBeQueuedAgain) {
     Command again(train(steps, {"--resume", other}));
     ASSERT_EQ(again.wait(), 0) << again.err();
     EXPECT_THAT(
-        again.out(), HasSubstr("goes on from step " + std::to_string(steps - 2) +
-                               " of " + (steps == 5 ? other : run())));
+        again.out(), HasSubstr(
+                         "goes on from step " + std::to_string(steps - 2) +
+                         " of " + (steps == 5 ? other : run())));
   }
   EXPECT_EQ(steps().front().step, 4);
   EXPECT_EQ(steps().back().step, 7);
@@ -175,8 +189,8 @@ TEST_F(ResumeCommand, OneThatWasKilledBeforeItsFirstCheckpointBeginsAgain) {
 std::vector<pid_t> ranks_of(const Command& job) {
   std::vector<pid_t> ranks;
   for (const pid_t pid : job.living()) {
-    const std::string command = testing_support::read_file(
-        "/proc/" + std::to_string(pid) + "/cmdline");
+    const std::string command =
+        testing_support::read_file("/proc/" + std::to_string(pid) + "/cmdline");
     if (command.rfind(program("echelon-train"), 0) == 0) {
       ranks.push_back(pid);
     }
@@ -185,11 +199,11 @@ std::vector<pid_t> ranks_of(const Command& job) {
   return ranks;
 }
 
-// One rank or both, while files are written all the time: what is there afterwards
-// is whole, and training goes on from it.
+// One rank or both, while files are written all the time: what is there
+// afterwards is whole, and training goes on from it.
 TEST_F(ResumeCommand, RanksThatDieLeaveWholeCheckpoints) {
-  const Words always = {"--set", "checkpoint.every_steps=1",
-                        "--set", "checkpoint.keep=3"};
+  const Words always = {
+      "--set", "checkpoint.every_steps=1", "--set", "checkpoint.keep=3"};
   int64_t last = 0;
   for (size_t round = 0; round < 6; ++round) {
     SCOPED_TRACE(round);
@@ -234,18 +248,20 @@ TEST_F(ResumeCommand, RanksThatDieLeaveWholeCheckpoints) {
 // A limit on files' sizes stands for a full disk.
 TEST_F(ResumeCommand, AFullDiskIsWarnedOfAndThenAnError) {
   Words words = train(
-      40, {"--set", "checkpoint.every_steps=10", "--set",
-           "checkpoint.attempts=3", "--set", "train.timeline_steps=0", "--set",
-           "model.name=mlp", "--set", "comm.backend=gloo", "--set", "model.hidden=[1024,1024]"});
-  Words limited = {"bash", "-c", "trap '' XFSZ; ulimit -f 1500; exec \"$@\"", "bash"};
+      40,
+      {"--set", "checkpoint.every_steps=10", "--set", "checkpoint.attempts=3",
+       "--set", "train.timeline_steps=0", "--set", "model.name=mlp", "--set",
+       "comm.backend=gloo", "--set", "model.hidden=[1024,1024]"});
+  Words limited = {
+      "bash", "-c", "trap '' XFSZ; ulimit -f 1500; exec \"$@\"", "bash"};
   limited.insert(limited.end(), words.begin(), words.end());
   Command job(limited);
   EXPECT_EQ(job.wait(), 3) << job.err();
   EXPECT_THAT(
-      job.err(),
-      AllOf(HasSubstr("the checkpoint of step 10 failed: "),
-            HasSubstr("(1 of 3)"), HasSubstr("(2 of 3)"),
-            HasSubstr("; the 3. that failed in a row")));
+      job.err(), AllOf(
+                     HasSubstr("the checkpoint of step 10 failed: "),
+                     HasSubstr("(1 of 3)"), HasSubstr("(2 of 3)"),
+                     HasSubstr("; the 3. that failed in a row")));
   // What failed beside training is known when a later step ends.
   EXPECT_GE(steps().size(), 30u);
   EXPECT_TRUE(checkpoints().empty());
@@ -283,8 +299,9 @@ TEST_F(ResumeCommand, WhatIsNoCheckpointIsRefused) {
   EXPECT_EQ(foreign.wait(), 3);
   EXPECT_THAT(
       foreign.err(),
-      AllOf(HasSubstr("torch.distributed.checkpoint (DCP)"),
-            HasSubstr("dcp_to_torch"), HasSubstr("[model] weights")));
+      AllOf(
+          HasSubstr("torch.distributed.checkpoint (DCP)"),
+          HasSubstr("dcp_to_torch"), HasSubstr("[model] weights")));
   EXPECT_FALSE(fs::exists(run()));
 }
 
@@ -295,8 +312,9 @@ TEST_F(ResumeCommand, VerifyProvesACheckpoint) {
   EXPECT_EQ(verify.wait(), 0) << verify.err();
   EXPECT_THAT(
       verify.out(),
-      AllOf(HasSubstr("random state is that of 2 ranks, here are 4"),
-            HasSubstr("equal: ")));
+      AllOf(
+          HasSubstr("random state is that of 2 ranks, here are 4"),
+          HasSubstr("equal: ")));
   Command json(
       {kEchelon, "verify", kDigits, "--resume", "--layout", "dp=2", "--then",
        "fsdp=4", "--steps", "2", "--json"});

@@ -42,15 +42,13 @@ class Resumed : public testing::Test {
     return job;
   }
 
-  fs::path path(const std::string& name) const {
-    return folder_.path(name);
-  }
+  fs::path path(const std::string& name) const { return folder_.path(name); }
 
   void run(const Job& job, const std::string& name) {
     fs::create_directories(path(name));
-    run_ranks(
-        static_cast<int>(job.layout.num_ranks()),
-        [&](World& world) { train(job, world, path(name)); });
+    run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
+      train(job, world, path(name));
+    });
   }
 
   MetricsFile metrics(const std::string& name) const {
@@ -58,8 +56,8 @@ class Resumed : public testing::Test {
   }
 
   // A run as it is after a crash between step `step` and the next checkpoint.
-  void leave_only(
-      const std::string& from, int64_t step, const std::string& to) {
+  void
+  leave_only(const std::string& from, int64_t step, const std::string& to) {
     fs::create_directories(path(to));
     fs::copy(path(from), path(to), fs::copy_options::recursive);
     for (const auto& place : list_checkpoints(path(to) / "checkpoints")) {
@@ -89,8 +87,8 @@ class Resumed : public testing::Test {
     }
     const auto tensors =
         load_tensors((path(actual) / "checkpoints/last.safetensors").string());
-    const auto others =
-        load_tensors((path(expected) / "checkpoints/last.safetensors").string());
+    const auto others = load_tensors(
+        (path(expected) / "checkpoints/last.safetensors").string());
     ASSERT_EQ(tensors.size(), others.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       EXPECT_EQ(tensors[i].first, others[i].first);
@@ -209,8 +207,8 @@ TEST_F(Resumed, ARunsOwnCheckpointsCountMoreThanThoseItBeganWith) {
       testing::internal::GetCapturedStdout(),
       testing::AllOf(
           HasSubstr("goes on from step 6 of " + path("second").string()),
-          HasSubstr("of its own, and no longer needs " +
-                    path("first").string())));
+          HasSubstr(
+              "of its own, and no longer needs " + path("first").string())));
   const auto steps = metrics("second").steps;
   ASSERT_EQ(steps.size(), 4u);
   EXPECT_EQ(steps.front().step, 5);
@@ -304,9 +302,11 @@ TEST_F(Resumed, ADamagedOneIsLeftOutForTheOneBefore) {
   const auto newest = list_checkpoints(path("damaged") / "checkpoints").front();
   ASSERT_EQ(newest.step, 8);
   // Of one rank's file alone.
-  flip(newest.path / "rank-00001.safetensors",
-       static_cast<int64_t>(
-           fs::file_size(newest.path / "rank-00001.safetensors")) - 5);
+  flip(
+      newest.path / "rank-00001.safetensors",
+      static_cast<int64_t>(
+          fs::file_size(newest.path / "rank-00001.safetensors")) -
+          5);
   testing::internal::CaptureStderr();
   run(job, "damaged");
   const std::string warnings = testing::internal::GetCapturedStderr();
@@ -320,8 +320,8 @@ TEST_F(Resumed, ADamagedOneIsLeftOutForTheOneBefore) {
     EXPECT_THAT(verify_checkpoint(place.path.string()), testing::IsEmpty());
   }
   EXPECT_EQ(left, (std::vector<int64_t>{12, 8, 4}));
-  EXPECT_TRUE(fs::exists(
-      path("damaged") / "checkpoints/damaged-step-00000008"));
+  EXPECT_TRUE(
+      fs::exists(path("damaged") / "checkpoints/damaged-step-00000008"));
 }
 
 TEST_F(Resumed, NoneThatIsWholeIsAnError) {
@@ -379,8 +379,8 @@ TEST_F(Resumed, TwoRunsDoNotShareAFolder) {
       HasSubstr("process " + std::to_string(::getpid())));
 }
 
-// Steps of less than a millisecond: their metrics are written together, but not later
-// than what a killed run goes on from.
+// Steps of less than a millisecond: their metrics are written together, but not
+// later than what a killed run goes on from.
 TEST_F(Resumed, MetricsAreWrittenBeforeTheirCheckpoint) {
   for (const bool async : {false, true}) {
     Job job = digits("dp=1", 60);

@@ -8,8 +8,8 @@
 #include <set>
 
 #include "echelon/layout/layout.h"
-#include "tests/train/saving/saved_run.h"
 #include "tests/support/places.h"
+#include "tests/train/saving/saved_run.h"
 
 namespace echelon {
 namespace saved_layouts_test {
@@ -28,8 +28,8 @@ std::vector<std::string> split(const std::string& text, const char* between) {
   return parts;
 }
 
-// What the table's third column says of how the model is cut and where it lies; the
-// rest, as recompute, leaves what is saved as it is.
+// What the table's third column says of how the model is cut and where it lies;
+// the rest, as recompute, leaves what is saved as it is.
 void apply(const std::string& also, Job& job) {
   for (const auto& part : split(also, ", ")) {
     const auto after = [&](const std::string& start) {
@@ -46,15 +46,17 @@ void apply(const std::string& also, Job& job) {
       job.shard.gather = use;
     }
     if (part == "optimizer offloaded") job.memory.offload = "optimizer";
-    if (part.ends_with("parameters offloaded")) job.memory.offload = "parameters";
+    if (part.ends_with("parameters offloaded"))
+      job.memory.offload = "parameters";
   }
 }
 
 std::string axes_of(const Layout& layout) {
   std::string axes;
   for (const auto& [name, degree] :
-       {std::pair("dp ", layout.dp_replicate), std::pair("fsdp ", layout.dp_shard),
-        std::pair("tp ", layout.tp), std::pair("pp ", layout.pp)}) {
+       {std::pair("dp ", layout.dp_replicate),
+        std::pair("fsdp ", layout.dp_shard), std::pair("tp ", layout.tp),
+        std::pair("pp ", layout.pp)}) {
     if (degree > 1) axes += name;
   }
   return axes.empty() ? "one device" : axes;
@@ -75,14 +77,16 @@ std::string name_of(const Job& job) {
 }
 
 // The layouts of the table's rows of that model, each once; one device first.
-std::vector<SmallCase> layouts_of_table(const std::string& model, const Job& base) {
+std::vector<SmallCase>
+layouts_of_table(const std::string& model, const Job& base) {
   std::vector<SmallCase> cases;
   std::set<std::string> seen;
   std::ifstream table(source_path("doc/composition.md"));
   for (std::string line; std::getline(table, line);) {
     const auto columns = split(line, " | ");
     if (columns.size() != 6 || columns[0] != "| " + model) continue;
-    if (columns[2] == "tied embeddings") continue;  // another model: gpt has that
+    if (columns[2] == "tied embeddings")
+      continue;  // another model: gpt has that
     SmallCase one{"", base};
     one.job.layout = parse_layout(columns[1]);
     apply(columns[2], one.job);
@@ -132,8 +136,8 @@ class EveryLayout {
     }
   }
 
-  // In layout `to`: what each of them saved, to the last bit; its own last, from
-  // which step 1 is the same to the last bit.
+  // In layout `to`: what each of them saved, to the last bit; its own last,
+  // from which step 1 is the same to the last bit.
   void take_up(size_t to) {
     SCOPED_TRACE("taken up by " + cases_[to].name);
     on_ranks(with_seed(cases_[to].job, 99), [&](SmallRun& run) {

@@ -1,4 +1,5 @@
-// What the ranks of a layout write: each element of the model once, shared evenly.
+// What the ranks of a layout write: each element of the model once, shared
+// evenly.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -15,8 +16,8 @@ namespace saved_parts_test {
 
 using torch::Tensor;
 
-// The whole tensors that slices of all ranks make up, and how often each element
-// was among them.
+// The whole tensors that slices of all ranks make up, and how often each
+// element was among them.
 struct Whole {
   std::map<std::string, Tensor> values;
   std::map<std::string, Tensor> counts;
@@ -44,7 +45,8 @@ void add(Whole& whole, const SliceBytes& slice) {
   number += 1;
 }
 
-// After `steps` steps in the job's layout. Each rank finds what it has in the whole.
+// After `steps` steps in the job's layout. Each rank finds what it has in the
+// whole.
 Whole saved(const Job& job, int64_t steps, const LayerFactory& layers = {}) {
   Whole whole;
   whole.rank_bytes.resize(static_cast<size_t>(job.layout.num_ranks()));
@@ -56,8 +58,8 @@ Whole saved(const Job& job, int64_t steps, const LayerFactory& layers = {}) {
         StateSnapshot snapshot;
         // The second one finds memory that was used.
         for (int i = 0; i < 2; ++i) {
-          snapshot.take(parts_to_save(
-              run.state, run.source, run.world, run.groups));
+          snapshot.take(
+              parts_to_save(run.state, run.source, run.world, run.groups));
         }
         int64_t bytes = 0;
         {
@@ -98,8 +100,7 @@ void expect_each_once(const Whole& whole) {
 void expect_close(const Whole& one, const Whole& other) {
   EXPECT_EQ(names_of(one), names_of(other));
   for (const auto& [name, value] : one.values) {
-    EXPECT_TRUE(
-        torch::allclose(value, other.values.at(name), 1e-9, 1e-11))
+    EXPECT_TRUE(torch::allclose(value, other.values.at(name), 1e-9, 1e-11))
         << name;
   }
 }
@@ -133,8 +134,8 @@ TEST(SavedParts, NamesAreThoseOfOneDevice) {
 
 // Bytes of the largest and the smallest share.
 std::pair<int64_t, int64_t> shares(const Whole& whole) {
-  const auto [least, most] = std::minmax_element(
-      whole.rank_bytes.begin(), whole.rank_bytes.end());
+  const auto [least, most] =
+      std::minmax_element(whole.rank_bytes.begin(), whole.rank_bytes.end());
   return {*least, *most};
 }
 
@@ -161,14 +162,13 @@ TEST(SavedParts, RandomStateIsEachRanks) {
   job.layout = {.dp_replicate = 2};
   on_ranks(job, [&](SmallRun& run) {
     std::vector<std::string> names;
-    for (const auto& part : parts_to_save(
-             run.state, run.source, run.world, run.groups)) {
+    for (const auto& part :
+         parts_to_save(run.state, run.source, run.world, run.groups)) {
       if (part.kind == SavedKind::random) names.push_back(part.name);
     }
     EXPECT_THAT(
         names,
-        testing::ElementsAre(
-            "random/cpu/" + std::to_string(run.world.rank())));
+        testing::ElementsAre("random/cpu/" + std::to_string(run.world.rank())));
   });
 }
 
@@ -182,8 +182,8 @@ TEST(SavedParts, RandomStateIsOfPlacesInTheMesh) {
         2 * groups.along(Axis::dp_replicate).rank() +
         groups.along(Axis::tp).rank());
     std::vector<std::string> names;
-    for (const auto& part : parts_to_save(
-             run.state, run.source, run.world, run.groups)) {
+    for (const auto& part :
+         parts_to_save(run.state, run.source, run.world, run.groups)) {
       if (part.kind == SavedKind::random) names.push_back(part.name);
     }
     EXPECT_THAT(names, testing::ElementsAre("random/cpu/" + place));
@@ -209,8 +209,8 @@ TEST(SavedParts, BuffersAreTheFirstRanks) {
             part.value.fill_(static_cast<double>(run.groups.data_index()));
           }
           StateSnapshot snapshot;
-          snapshot.take(parts_to_save(
-              run.state, run.source, run.world, run.groups));
+          snapshot.take(
+              parts_to_save(run.state, run.source, run.world, run.groups));
           const std::lock_guard lock(mutex);
           for (const auto& slice : snapshot.slices()) {
             if (slice.kind != SavedKind::random) add(whole, slice);
@@ -229,7 +229,8 @@ TEST(SavedParts, BuffersAreTheFirstRanks) {
   }
 }
 
-// Layers that tensor-parallel ranks have whole, in flat shards of two ranks or not.
+// Layers that tensor-parallel ranks have whole, in flat shards of two ranks or
+// not.
 TEST(SavedParts, TensorParallelRanksShareWhatAllHave) {
   Job job = small_mlp();
   const LayerFactory layers = [](const TensorParallel&) {
@@ -243,8 +244,8 @@ TEST(SavedParts, TensorParallelRanksShareWhatAllHave) {
     const Whole whole = saved(job, 0, layers);
     expect_each_once(whole);
     const auto [least, most] = shares(whole);
-    // Elements are counted, whether there is state of them or not; buffers are the
-    // first rank's. One rank alone would write all.
+    // Elements are counted, whether there is state of them or not; buffers are
+    // the first rank's. One rank alone would write all.
     EXPECT_LT(most - least, layout.dp_shard > 1 ? 9000 : 1000);
     EXPECT_GT(least, 0);
   }

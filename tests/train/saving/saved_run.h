@@ -18,10 +18,10 @@ namespace echelon {
 using SavedValues = std::map<std::string, torch::Tensor>;
 
 // Every rank calls it. FOLDER/step-…
-inline void save(SmallRun& run, const std::filesystem::path& folder, int64_t step) {
+inline void
+save(SmallRun& run, const std::filesystem::path& folder, int64_t step) {
   StateSnapshot snapshot;
-  snapshot.take(
-      parts_to_save(run.state, run.source, run.world, run.groups));
+  snapshot.take(parts_to_save(run.state, run.source, run.world, run.groups));
   if (run.world.rank() == 0) begin_checkpoint(folder, step, 0);
   run.world.group().barrier();
   write_rank_file(
@@ -56,20 +56,21 @@ inline SavedValues read_all(const std::filesystem::path& checkpoint) {
   return values;
 }
 
-inline std::vector<std::string> load(SmallRun& run, const std::filesystem::path& checkpoint) {
+inline std::vector<std::string>
+load(SmallRun& run, const std::filesystem::path& checkpoint) {
   CheckpointReader reader(checkpoint);
   return load_state(run.state, reader, run.source, run.world, run.groups);
 }
 
 // Of the parts that a rank has; 0: to the last bit.
-inline void expect_equal(
-    const SmallRun& run, const SavedValues& whole, double tolerance) {
+inline void
+expect_equal(const SmallRun& run, const SavedValues& whole, double tolerance) {
   for (const auto& [name, part] : parts_by_name(run)) {
     const torch::Tensor expected = part_of(whole.at(name), part);
     const torch::Tensor value = part.value.detach();
-    const bool equal = tolerance == 0
-        ? torch::equal(expected, value)
-        : torch::allclose(expected, value, tolerance, tolerance);
+    const bool equal =
+        tolerance == 0 ? torch::equal(expected, value)
+                       : torch::allclose(expected, value, tolerance, tolerance);
     EXPECT_TRUE(equal) << name << " of rank " << run.world.rank();
   }
 }

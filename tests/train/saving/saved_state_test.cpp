@@ -1,5 +1,5 @@
-// What one layout saved, taken up by every other: the same values to the last bit,
-// and the same steps from there.
+// What one layout saved, taken up by every other: the same values to the last
+// bit, and the same steps from there.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -13,8 +13,8 @@
 #include "echelon/checkpoint/files/folder.h"
 #include "echelon/checkpoint/tensors/tensor_file.h"
 #include "echelon/error.h"
-#include "echelon/train/strategies/count_memory.h"
 #include "echelon/memory_plan/memory_plan.h"
+#include "echelon/train/strategies/count_memory.h"
 #include "tests/support/error_text.h"
 #include "tests/train/saving/saved_run.h"
 
@@ -55,15 +55,12 @@ Trained train_and_save(
 
 // All pairs; the first case is one device.
 void check_all_pairs(
-    const std::vector<SmallCase>& cases,
-    const fs::path& folder,
-    double tolerance,
-    const LayerFactory& layers = {}) {
+    const std::vector<SmallCase>& cases, const fs::path& folder,
+    double tolerance, const LayerFactory& layers = {}) {
   std::vector<Trained> trained;
   for (const auto& one : cases) {
     SCOPED_TRACE("saved by " + one.name);
-    trained.push_back(
-        train_and_save(one.job, folder / one.name, layers));
+    trained.push_back(train_and_save(one.job, folder / one.name, layers));
   }
   for (size_t from = 0; from < cases.size(); ++from) {
     for (size_t to = 0; to < cases.size(); ++to) {
@@ -114,8 +111,8 @@ TEST(SavedState, ClassifiersGoOnFromEveryOtherLayout) {
   check_all_pairs(cases, folder.path("mlp"), 1e-10);
 }
 
-// Statistics, parameters that are not trained, and layers that tensor-parallel ranks
-// have whole.
+// Statistics, parameters that are not trained, and layers that tensor-parallel
+// ranks have whole.
 TEST(SavedState, LayersOfOnesOwnGoOn) {
   TempFolder folder;
   Job base = small_mlp();
@@ -132,9 +129,9 @@ TEST(SavedState, LayersOfOnesOwnGoOn) {
     cases.back().job.layout = {.dp_shard = 2};
     cases.back().job.memory.offload = offload;
   }
-  check_all_pairs(
-      cases, folder.path("own"), 1e-10,
-      [](const TensorParallel&) { return own_layers(); });
+  check_all_pairs(cases, folder.path("own"), 1e-10, [](const TensorParallel&) {
+    return own_layers();
+  });
 }
 
 // Masters in float32 of what is computed in bf16.
@@ -327,11 +324,10 @@ TEST(SavedState, WhatIsReferredToIsNotCopied) {
         const auto& copy = copied.slices()[at].bytes;
         EXPECT_GE(one.bytes.data(), begin) << one.name;
         EXPECT_LE(
-            one.bytes.data() + one.bytes.size(),
-            begin + part.tensor.nbytes()) << one.name;
+            one.bytes.data() + one.bytes.size(), begin + part.tensor.nbytes())
+            << one.name;
         ASSERT_EQ(one.bytes.size(), copy.size());
-        EXPECT_EQ(
-            std::memcmp(one.bytes.data(), copy.data(), copy.size()), 0)
+        EXPECT_EQ(std::memcmp(one.bytes.data(), copy.data(), copy.size()), 0)
             << one.name;
       }
     }
@@ -353,8 +349,7 @@ TEST(SavedState, ThePlanKnowsWhatIsCopied) {
       snapshot.take(
           parts_to_save(run.state, run.source, run.world, run.groups));
       const auto plan = plan_memory(count_memory(job, run.source), job);
-      const auto stage =
-          static_cast<size_t>(run.groups.along(Axis::pp).rank());
+      const auto stage = static_cast<size_t>(run.groups.along(Axis::pp).rank());
       copied += snapshot.bytes();
       planned += plan.ranks[stage].snapshot_bytes;
     });
@@ -412,9 +407,8 @@ TEST(SavedState, KindsAndDtypesAreCompared) {
            .shape = part.shape});
     }
     const auto check = [&] {
-      return error_text<CheckpointError>([&] {
-        check_state(manifest, run.source, run.state.optimizer());
-      });
+      return error_text<CheckpointError>(
+          [&] { check_state(manifest, run.source, run.state.optimizer()); });
     };
     EXPECT_EQ(check(), "no error");
     auto& first = manifest.tensors.front();
@@ -422,7 +416,8 @@ TEST(SavedState, KindsAndDtypesAreCompared) {
     EXPECT_THAT(check(), HasSubstr(first.name + ": has dtype I64"));
     first.dtype = "BF16";
     first.kind = SavedKind::buffer;
-    EXPECT_THAT(check(), HasSubstr(first.name + ": is a tensor of kind buffer"));
+    EXPECT_THAT(
+        check(), HasSubstr(first.name + ": is a tensor of kind buffer"));
   });
 }
 

@@ -38,9 +38,7 @@ class SaverTest : public testing::Test {
       body(run, saver);
     });
   }
-  fs::path checkpoints() const {
-    return folder_.path("run") + "/checkpoints";
-  }
+  fs::path checkpoints() const { return folder_.path("run") + "/checkpoints"; }
   std::vector<int64_t> steps() const {
     std::vector<int64_t> all;
     for (const auto& place : list_checkpoints(checkpoints())) {
@@ -102,9 +100,10 @@ TEST_F(SaverTest, ARankWithoutMemoryForItsCopyFailsTheCheckpointAlone) {
   });
   EXPECT_THAT(
       testing::internal::GetCapturedStderr(),
-      AllOf(HasSubstr("the checkpoint of step 1 failed: rank 1: [checkpoint] a "
-                      "copy of this rank's state takes "),
-            HasSubstr("(1 of 3)")));
+      AllOf(
+          HasSubstr("the checkpoint of step 1 failed: rank 1: [checkpoint] a "
+                    "copy of this rank's state takes "),
+          HasSubstr("(1 of 3)")));
   EXPECT_EQ(steps(), (std::vector<int64_t>{2}));
 }
 
@@ -125,8 +124,9 @@ TEST_F(SaverTest, TheLastOneIsTriedThoughTheOneBeforeFails) {
   });
   EXPECT_THAT(
       testing::internal::GetCapturedStderr(),
-      AllOf(HasSubstr("warning: the checkpoint of step 1 failed: rank 0: "),
-            HasSubstr("; a last one is tried now")));
+      AllOf(
+          HasSubstr("warning: the checkpoint of step 1 failed: rank 0: "),
+          HasSubstr("; a last one is tried now")));
   EXPECT_EQ(steps(), (std::vector<int64_t>{2}));
 }
 

@@ -15,10 +15,13 @@
 namespace echelon {
 namespace counted_shape_test {
 
-Job job_of(const std::string& model, const std::string& data, const std::string& layout = "") {
+Job job_of(
+    const std::string& model, const std::string& data,
+    const std::string& layout = "") {
   const std::string text = "[model]\n" + model + "\n[data]\n" + data +
-      "\n[optimizer]\nname = \"adamw\"\n[train]\nbatch = 8\nsteps = 1\nrun = \"none\"\n" +
-      layout;
+                           "\n[optimizer]\nname = \"adamw\"\n[train]\nbatch = "
+                           "8\nsteps = 1\nrun = \"none\"\n" +
+                           layout;
   return parse_job(text, "test.toml");
 }
 
@@ -65,8 +68,7 @@ TEST(CountedShape, FormulasOfImageNetworksAreWhatRuns) {
 }
 
 TEST(CountedShape, FormulaOfThePerceptronIsWhatRuns) {
-  expect_formula_counts(
-      job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
+  expect_formula_counts(job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
 }
 
 // A gradient in the other order, from a flat layer or another stage, is turned
@@ -94,8 +96,8 @@ TEST(CountedShape, PoolingGetsItsGradientsInTheOrderOfItsImages) {
   }
 }
 
-double sum(
-    const std::vector<CountedOperator>& operators, bool weights,
+double
+sum(const std::vector<CountedOperator>& operators, bool weights,
     double (*value)(const CountedOperator&)) {
   double all = 0;
   for (const auto& one : operators) {
@@ -108,10 +110,11 @@ double flops(const CountedOperator& one) {
   return 2.0 * static_cast<double>(one.count * one.m * one.n * one.k);
 }
 
-// Each operator's work adds up to the layer's, and half of backward is weights'.
+// Each operator's work adds up to the layer's, and half of backward is
+// weights'.
 TEST(CountedShape, OperatorsAddUp) {
-  const ModelShape model = counted_shape(
-      job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
+  const ModelShape model =
+      counted_shape(job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
   for (size_t i = 0; i + 1 < model.layers.size(); ++i) {
     const CountedLayer& layer = model.layers[i];
     SCOPED_TRACE(layer.name);
@@ -126,8 +129,8 @@ TEST(CountedShape, OperatorsAddUp) {
 
 // A tensor of gradients each, of 32-bit elements: two are read, one is written.
 TEST(CountedShape, GradientsAreAddedUp) {
-  const ModelShape model = counted_shape(
-      job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
+  const ModelShape model =
+      counted_shape(job_of("name = \"mlp\"\nhidden = [32, 16]", kImages));
   for (size_t i = 0; i + 1 < model.layers.size(); ++i) {
     const CountedLayer& layer = model.layers[i];
     SCOPED_TRACE(layer.name);
@@ -191,7 +194,7 @@ TEST(CountedShape, ImagesWhoseChannelsLieTogetherAreNamedSo) {
     bool found = false;
     for (const auto& one : model.layers[0].forward) {
       found |= one.name.starts_with("max_pool2d_with_indices") &&
-          one.name.ends_with(ending);
+               one.name.ends_with(ending);
     }
     EXPECT_TRUE(found) << ending;
   }
@@ -205,9 +208,9 @@ TEST(CountedShape, MovedBytesAreThoseOfTheTensors) {
       [](auto&, const torch::Tensor& x) { return at::gelu(x); });
   const ModelShape model = counted_shape(layers, {{{4, 100}}}, 4, "ours");
   const auto& forward = model.layers[0].forward;
-  const auto gelu = std::find_if(forward.begin(), forward.end(), [](const auto& one) {
-    return one.name == "gelu";
-  });
+  const auto gelu = std::find_if(
+      forward.begin(), forward.end(),
+      [](const auto& one) { return one.name == "gelu"; });
   ASSERT_NE(gelu, forward.end());
   EXPECT_EQ(gelu->bytes, 2 * 400 * 4);
   EXPECT_EQ(model.layers[0].moved_elements, 200);
@@ -218,13 +221,15 @@ TEST(CountedShape, TiedParametersCountOnce) {
       std::filesystem::path(testing::TempDir()) / "counted_shape_test.txt";
   std::ofstream(path) << std::string(4096, 'x');
   const Job job = job_of(
-      "name = \"gpt\"\nlayers = 2\nhidden_size = 32\nheads = 2\nmax_positions = 16",
+      "name = \"gpt\"\nlayers = 2\nhidden_size = 32\nheads = 2\nmax_positions "
+      "= 16",
       "name = \"text\"\nsources = [\"" + path.string() +
           "\"]\ntokenizer = \"bytes\"\nsequence = 16\nholdout = 0.0\n");
   const TrainingData data = open_data(job.data, job.train.seed);
   const ModelSource source = model_source(job, data.train->spec());
   double sum = 0;
-  for (const auto& layer : counted_shape(job, source).layers) sum += layer.parameters;
+  for (const auto& layer : counted_shape(job, source).layers)
+    sum += layer.parameters;
   EXPECT_EQ(sum, static_cast<double>(source.num_parameters()));
 }
 

@@ -62,7 +62,8 @@ TEST(Classification, CountsSamples) {
       HasSubstr("returns float32 [2, 3] and int64 [2]"));
 }
 
-// A sum of many losses, which stagnates at 256 in bf16 and ends at 65504 in fp16.
+// A sum of many losses, which stagnates at 256 in bf16 and ends at 65504 in
+// fp16.
 TEST(Classification, LossesOfLowPrecisionAreSummedInFloat32) {
   constexpr int64_t kSamples = 60000;
   const auto targets = torch::arange(kSamples).remainder(10);
@@ -73,8 +74,7 @@ TEST(Classification, LossesOfLowPrecisionAreSummedInFloat32) {
     const auto loss = classification()->loss_sum({scores}, targets);
     const auto expected = classification()->loss_sum({exact}, targets);
     EXPECT_EQ(loss.scalar_type(), torch::kFloat32);
-    EXPECT_NEAR(
-        loss.item<double>() / expected.item<double>(), 1.0, 1e-6);
+    EXPECT_NEAR(loss.item<double>() / expected.item<double>(), 1.0, 1e-6);
     loss.backward();
     expected.backward();
     EXPECT_EQ(scores.grad().scalar_type(), dtype);
@@ -145,9 +145,8 @@ TEST(LossScale, ABatchWithoutTargetsIsAnError) {
   batch.targets.fill_(-100);
   const Group alone = Group::alone("dp");
   EXPECT_THAT(
-      error_text<DataError>([&] {
-        loss_scale(*next_token(kWords, {}), batch, alone, true);
-      }),
+      error_text<DataError>(
+          [&] { loss_scale(*next_token(kWords, {}), batch, alone, true); }),
       HasSubstr("no token with a target"));
 }
 
@@ -176,7 +175,7 @@ Result gradients_of(Job job) {
   std::mutex mutex;
   run_ranks(static_cast<int>(job.layout.num_ranks()), [&](World& world) {
     const MeshGroups groups(world, job.layout);
-    const ModelSource source = 
+    const ModelSource source =
         model_source(job, whole_layers(bigrams()), text_spec());
     const auto model = make_parallel_model(job, {source, world, groups});
     const int64_t share = 6 / groups.data().size();

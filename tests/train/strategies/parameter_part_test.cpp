@@ -11,18 +11,14 @@ namespace parameter_part_test {
 
 // What rank (tp, shard) has of a tensor, its tensor-parallel part cut evenly.
 ParameterPart part_of_rank(
-    const torch::Tensor& whole,
-    const std::vector<Shard>& shards,
-    int tensor_rank,
-    int shard_rank,
-    int shard_ranks) {
+    const torch::Tensor& whole, const std::vector<Shard>& shards,
+    int tensor_rank, int shard_rank, int shard_ranks) {
   ParameterPart part{.name = "weight"};
   if (!shards.empty()) {
     part.shard =
         ParameterShard{.shard = shards[static_cast<size_t>(tensor_rank)]};
   }
-  const auto local =
-      part.shard ? slice_of(whole, part.shard->shard) : whole;
+  const auto local = part.shard ? slice_of(whole, part.shard->shard) : whole;
   if (shard_ranks > 0) {
     part.range = even_range(local.numel(), shard_rank, shard_ranks);
   }
@@ -30,7 +26,8 @@ ParameterPart part_of_rank(
   return part;
 }
 
-// Two matrices beside each other, of which rank 1 has a row that rank 0 has too.
+// Two matrices beside each other, of which rank 1 has a row that rank 0 has
+// too.
 std::vector<Shard> overlapping(int64_t dim, std::vector<int64_t> shape) {
   Shard first{.shape = shape, .dim = dim, .pieces = {{0, 3}, {5, 7}}};
   first.owned = first.pieces;
